@@ -1,0 +1,188 @@
+"""What was seen: every fact that the brain takes in, in the past tense.
+
+A fact that answers a query carries ``started_s``, the monotonic moment at which the query began: whatever
+happened after it may be missing from the answer, so newer local knowledge wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, ProviderId, UnreadableJob
+
+
+class FailureKind(StrEnum):
+    """Why a cloud call failed, by what there is to do about it."""
+
+    CAPACITY = "capacity"  # none of this type here now: another type, zone or market, this one again later
+    QUOTA = "quota"  # our account may not have more
+    THROTTLED = "throttled"  # slower
+    CREDENTIALS = "credentials"  # refused until somebody acts
+    CONFIG = "config"  # this request can never work: image, network, type
+    GONE = "gone"  # what was named is not there
+    TRANSIENT = "transient"  # nothing happened; again later
+    AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time, as data."""
+
+    now_s: float
+    wall_at: float
+
+
+# --- from Flux --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSeen:
+    """Jobs that are new or changed, and those no longer active. ``complete``: these are all there are."""
+
+    started_s: float
+    jobs: tuple[Job, ...] = ()
+    unreadable: tuple[UnreadableJob, ...] = ()
+    ended: tuple[JobId, ...] = ()
+    complete: bool = False
+    # None: not asked. Pending jobs of a stopped queue are not demand.
+    queues_stopped: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProbed:
+    """Nothing new, and the source was alive when asked."""
+
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStirred:
+    """Something happened to a rank (online, offline, drain, a job began or ended): a look is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSeen:
+    """All ranks but the leader, from one look."""
+
+    started_s: float
+    ranks: tuple[FluxRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FluxUnreachable:
+    """The instance does not answer. It is tried again; meanwhile nothing is decided."""
+
+    started_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHeld:
+    """We are the one that acts, and these are the launches on record."""
+
+    started_s: float
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRefused:
+    """Another manager holds the name ``node-manager`` on this instance, or ours was lost."""
+
+    started_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchesRecorded:
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """The drain was answered; ``rank`` is the second look, asked after the answer."""
+
+    launch: LaunchId
+    started_s: float
+    rank: FluxRank
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUndrained:
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStopped:
+    """The broker was told to stop, or was not there."""
+
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class FluxCallFailed:
+    """An order to Flux was not carried out, or not surely so."""
+
+    launches: tuple[LaunchId, ...]
+    order: str
+    why: str
+
+
+# --- from the cloud ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CloudListed:
+    """Every instance that the provider shows us, whole: ours, and those that are not."""
+
+    started_s: float
+    nodes: tuple[CloudNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCreated:
+    launch: LaunchId
+    node: CloudNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDestroyed:
+    """The destroy was accepted. The node is gone only when the list says so."""
+
+    launch: LaunchId | None
+    provider_id: ProviderId
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCallFailed:
+    """``launch`` is None for a list, or for an instance that no launch owns."""
+
+    operation: str  # "create", "list", "destroy"
+    launch: LaunchId | None
+    kind: FailureKind
+    detail: str
+    retry_after_s: float = 0.0
+
+
+FluxFact = (
+    QueueSeen
+    | QueueProbed
+    | RanksStirred
+    | RanksSeen
+    | FluxUnreachable
+    | ClaimHeld
+    | ClaimRefused
+    | LaunchesRecorded
+    | NodeDrained
+    | NodeUndrained
+    | BrokerStopped
+    | LeaseEnded
+    | FluxCallFailed
+)
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | CloudCallFailed
+Fact = FluxFact | CloudFact

@@ -1,0 +1,317 @@
+"""What the fleet is made of: frozen values, with units in their names.
+
+Two clocks are kept apart. A field that ends in ``_s`` and names a moment (``since_s``, ``started_s``) is a
+reading of the monotonic clock; one that ends in ``_at`` is wall-clock time, in seconds since the epoch, and
+comes from outside (the provider, Flux, a launch record). Durations end in ``_s`` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NewType
+
+JobId = NewType("JobId", int)
+Rank = NewType("Rank", int)
+SlotName = NewType("SlotName", str)
+LaunchId = NewType("LaunchId", str)
+ProviderId = NewType("ProviderId", str)
+TypeName = NewType("TypeName", str)
+
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+# --- what is on offer -------------------------------------------------------------------------------------
+
+
+class Market(StrEnum):
+    """How a node is bought."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """How a provider charges for a node that is up.
+
+    ``window_s``: what is begun is paid, in steps of this length; 0 for a node that costs nothing more by
+    staying (one's own hardware). ``minimum_s``: what is paid at the least, however short the node's life.
+    """
+
+    window_s: float
+    minimum_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One thing on offer, and the slots it may fill."""
+
+    name: TypeName
+    size: str  # the provider's own name for it
+    cores: int
+    gpus: int
+    memory_bytes: int
+    price_per_hour: Decimal  # in the site's currency; an estimate: no disks, no addresses, no egress
+    billing: Billing
+    slots: tuple[SlotName, ...]
+    properties: frozenset[str] = frozenset()
+    market: Market = Market.ON_DEMAND
+    image: str = ""
+    zones: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A placeholder rank of the instance, as R (RFC 20) declares it."""
+
+    name: SlotName
+    rank: Rank
+    type_name: TypeName
+
+
+# --- what jobs ask for ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HasProperty:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnHosts:
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OnRanks:
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every part holds; the empty one holds everywhere."""
+
+    parts: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One part holds; the empty one holds everywhere, as in Flux (RFC 31)."""
+
+    parts: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    part: Constraint
+
+
+Constraint = HasProperty | OnHosts | OnRanks | All | AnyOf | Not
+ANYWHERE = All(())
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one job asks of nodes (RFC 14, RFC 25), reduced to what decides where it fits.
+
+    ``nodes`` is None where the job asks for slots wherever they are; then ``slots`` is their whole number, else
+    the number on each node. A range counts by its least value. Equal shapes are interchangeable.
+    """
+
+    slots: int
+    cores_per_slot: int
+    gpus_per_slot: int = 0
+    nodes: int | None = None
+    exclusive: bool = False
+    constraint: Constraint = ANYWHERE
+
+
+class JobState(StrEnum):
+    """The states of an active job (RFC 21). A job that became inactive leaves the snapshot."""
+
+    NEW = "new"
+    DEPEND = "depend"
+    PRIORITY = "priority"
+    SCHED = "sched"
+    RUN = "run"
+    CLEANUP = "cleanup"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An active job."""
+
+    id: JobId
+    state: JobState
+    shape: Shape
+    submitted_at: float
+    urgency: int = 16  # 0 is held
+    priority: int = 16
+    duration_s: float = 0.0  # 0 is unlimited
+    queue: str = ""  # "" is the anonymous queue
+    userid: int = 0
+    # What the jobspec asks for and no scheduler we know honours ("memory"), so that it can be said.
+    unheeded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableJob:
+    """A job whose jobspec could not be read: said, never bought for, and harmless to the others."""
+
+    id: JobId
+    why: str
+
+
+# --- what stands at the provider and in Flux --------------------------------------------------------------
+
+
+class CloudState(StrEnum):
+    """How the provider sees a node. It costs until ``TERMINATED`` (or ``FAILED``, once destroyed)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    TERMINATED = "terminated"
+    FAILED = "failed"  # never ran, and must be destroyed to leave the list
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The tags that every node of ours carries from its creation on."""
+
+    cluster: str
+    cluster_uuid: str
+    launch: LaunchId
+    slot: SlotName
+    type_name: TypeName
+
+
+@dataclass(frozen=True, slots=True)
+class CloudNode:
+    """One instance at the provider. ``identity`` is None for one that carries no tags of a node manager."""
+
+    provider_id: ProviderId
+    state: CloudState
+    identity: Identity | None
+    created_at: float | None = None
+    addresses: tuple[str, ...] = ()
+    died_because: str = ""  # the provider's words, "" while it lives
+
+
+class Overlay(StrEnum):
+    """A rank's state in the overlay network (``overlay.health``)."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class FluxRank:
+    """A rank of the instance, as one look at it showed.
+
+    ``allocated`` covers jobs and housekeeping: a rank is idle only when no allocated R names it.
+    ``drain_reason`` is None when the rank is not drained.
+    """
+
+    rank: Rank
+    host: SlotName
+    online: bool
+    cores: int
+    gpus: int = 0
+    cores_free: int = 0  # of an online rank that takes jobs; 0 otherwise
+    gpus_free: int = 0
+    allocated: bool = False
+    drain_reason: str | None = None
+    torpid: bool = False
+    excluded: bool = False
+    overlay: Overlay = Overlay.OFFLINE
+    # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
+    last_job_ended_at: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.online and not self.allocated
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One create call, recorded before it is made: the lease of its slot."""
+
+    id: LaunchId
+    slot: SlotName
+    rank: Rank
+    type_name: TypeName
+    client_token: str
+    requested_at: float
+
+
+class NodeState(StrEnum):
+    """Where a node stands between its lease and the end of it. The moves are in ``fleet/lifecycle.py``."""
+
+    REQUESTED = "requested"  # leased; the provider has not shown it yet
+    BOOTING = "booting"  # the provider shows it; its rank has not come online
+    IDLE = "idle"
+    BUSY = "busy"
+    LOST = "lost"  # its rank was online and is no more; the provider still shows it
+    DRAINING = "draining"  # takes no more jobs; looked at once more before anything is stopped
+    STOPPING = "stopping"  # destroyed, again and again until the provider shows it gone
+    GONE = "gone"  # the provider shows it gone, or never made it; the lease is being ended
+
+
+class CallKind(StrEnum):
+    """What may be under way for a node. One at a time."""
+
+    RECORD = "record"
+    CREATE = "create"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    STOP_BROKER = "stop-broker"
+    DESTROY = "destroy"
+    END_LEASE = "end-lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call under way. Past its deadline it is observed again, never assumed."""
+
+    kind: CallKind
+    started_s: float
+    deadline_s: float
+
+
+# --- what was decided and why -----------------------------------------------------------------------------
+
+Figure = str | int | float | Decimal | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code and the figures behind it. Sentences are made of it at the edge (``explain``), never stored."""
+
+    code: str
+    figures: Mapping[str, Figure] = field(default_factory=_nothing)
+
+    def __str__(self) -> str:
+        return " ".join([self.code, *(f"{name}={_shown(value)}" for name, value in self.figures.items())])
+
+
+def because(code: str, **figures: Figure) -> Reason:
+    """Make a reason: ``because("paid_time_left", window_left_s=280)``."""
+    return Reason(code, MappingProxyType(figures))
+
+
+def _shown(value: Figure) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)

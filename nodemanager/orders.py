@@ -1,0 +1,104 @@
+"""What is to be done: every order that the brain gives, as imperatives.
+
+An order says all that its worker needs; nobody looks anything up. Those that a plan holds carry the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason
+
+
+# --- to Flux ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimInstance:
+    """Hold the name that lets one manager act, and read the launches on record."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtRanks:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLaunches:
+    """Put the leases on record, and clear what drains of ours their slots still carry."""
+
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode:
+    """Let the rank take no more jobs, then look at it once more."""
+
+    launch: LaunchId
+    rank: Rank
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainNode:
+    launch: LaunchId
+    rank: Rank
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StopBroker:
+    """Let the broker leave the overlay in good order before its machine goes."""
+
+    launch: LaunchId
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """The node is proven gone: undrain the slot's rank and forget the launch."""
+
+    launch: LaunchId
+    rank: Rank
+    reason: Reason
+
+
+# --- to the cloud -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ListCloud:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNode:
+    """Make the node of a launch that is on record."""
+
+    launch: Launch
+    node_type: NodeType
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyNode:
+    """``launch`` is None for an instance of ours that no launch owns."""
+
+    launch: LaunchId | None
+    provider_id: ProviderId
+    reason: Reason
+
+
+# --- in a plan --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BootNode:
+    """Lease a slot and have its node made. ``serves``: the jobs it is bought for, at most ten of them."""
+
+    launch: Launch
+    serves: tuple[JobId, ...]
+    reason: Reason
+
+
+FluxOrder = ClaimInstance | LookAtRanks | RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease
+CloudOrder = CreateNode | DestroyNode

@@ -1,0 +1,126 @@
+"""The outside, in our words: a clock, a cloud, a Flux instance.
+
+Each method's docstring is the contract that ``tests/contract/`` holds every adapter to, real and simulated.
+Whatever may go wrong outside is raised as :class:`CloudError` or :class:`FluxError`; anything else that an
+adapter raises is a bug and ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nodemanager.facts import FailureKind, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.model import CloudNode, FluxRank, Launch, NodeType, ProviderId, Rank
+
+
+class CloudError(Exception):
+    """A cloud call that failed in a way that was foreseen."""
+
+    def __init__(self, kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class FluxError(Exception):
+    """The instance refused, or did not answer in time."""
+
+
+class NotTheActor(FluxError):
+    """Another manager holds the name, or ours is no longer held: nothing may be changed."""
+
+
+class Clock(Protocol):
+    def monotonic_s(self) -> float:
+        """Seconds that never jump: for timers."""
+        ...
+
+    def wall_at(self) -> float:
+        """Seconds since the epoch: for bills and records."""
+        ...
+
+
+class CloudPort(Protocol):
+    """One account, region and cluster at a provider. An object belongs to one thread."""
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Make one node that carries the launch's identity from its first moment.
+
+        Repeated with the same launch it makes no second node where the provider has idempotency tokens.
+        Raises ``CloudError``; of kind ``AMBIGUOUS`` whenever the node may exist all the same.
+        """
+        ...
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Every instance in our scope, whole, those lately terminated included where the provider shows them.
+
+        Never empty by mistake: a reply that is foreign, cut or unreadable raises.
+        """
+        ...
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        """Ask for the node's end. One that is gone already is no error. Accepted is not gone: list again."""
+        ...
+
+
+class FluxPort(Protocol):
+    """One Flux instance, by calls that are answered. An object belongs to one thread.
+
+    Those that change something (record, forget, drain, undrain, stop_broker) first make sure that the name is
+    still held, and raise ``NotTheActor`` if it is not.
+    """
+
+    def claim(self) -> None:
+        """Hold the name ``node-manager`` on rank 0 until the process ends. Held already, it is no error.
+
+        Raises ``NotTheActor`` when another one holds it.
+        """
+        ...
+
+    def launches(self) -> tuple[Launch, ...]:
+        """The launches on record."""
+        ...
+
+    def record(self, launches: Sequence[Launch]) -> None:
+        """Put launches on record, all or none, and return only when that survives a crash of the instance.
+
+        A slot that another launch holds raises ``FluxError`` and nothing is recorded.
+        """
+        ...
+
+    def forget(self, launch: Launch) -> None:
+        """Take a launch off the record. One that is not there is no error."""
+        ...
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        """One look at every rank but the leader."""
+        ...
+
+    def drain(self, rank: Rank, reason: str) -> None:
+        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason."""
+        ...
+
+    def undrain(self, rank: Rank) -> None:
+        """Let it take jobs again. One that is not drained is no error."""
+        ...
+
+    def stop_broker(self, rank: Rank) -> None:
+        """Tell the rank's broker to end in good order. One that is offline is no error."""
+        ...
+
+
+QueueListener = Callable[[QueueSeen | QueueProbed | RanksStirred], None]
+
+
+class FluxWatch(Protocol):
+    """The instance's journals, pushed. It runs in a thread of its own and calls the listener from there.
+
+    First the complete queue, then every change; a probe when nothing happens; the complete queue again at
+    every relist and after every reconnection. ``RanksStirred`` for whatever concerns ranks.
+    """
+
+    def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None: ...
+
+    def stop(self) -> None: ...
