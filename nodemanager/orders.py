@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason
 
-
 # --- to Flux ----------------------------------------------------------------------------------------------
 
 
