@@ -230,6 +230,7 @@ class FluxRank:
     cores_free: int = 0  # of an online rank that takes jobs; 0 otherwise
     gpus_free: int = 0
     allocated: bool = False
+    schedulable: bool = False  # not in the ``down`` set of the scheduler itself, which may lag behind a drain
     drain_reason: str | None = None
     torpid: bool = False
     excluded: bool = False

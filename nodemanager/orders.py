@@ -57,8 +57,7 @@ class StopBroker:
 class EndLease:
     """The node is proven gone: undrain the slot's rank and forget the launch."""
 
-    launch: LaunchId
-    rank: Rank
+    launch: Launch
     reason: Reason
 
 

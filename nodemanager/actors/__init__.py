@@ -1,0 +1,1 @@
+"""Acting: the threads and the effects. No policy stands here."""

@@ -1,0 +1,126 @@
+"""The actor that calls Flux. It owns its port, for a Flux handle belongs to one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.facts import (
+    BrokerStopped,
+    ClaimHeld,
+    ClaimRefused,
+    FluxCallFailed,
+    FluxFact,
+    FluxUnreachable,
+    LaunchesRecorded,
+    LeaseEnded,
+    NodeDrained,
+    NodeUndrained,
+    RanksSeen,
+)
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.messages import Mailbox
+from nodemanager.model import LaunchId
+from nodemanager.orders import (
+    ClaimInstance,
+    DrainNode,
+    EndLease,
+    FluxOrder,
+    LookAtRanks,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor
+
+
+class FluxWorker(CrashOnlyActor):
+    """Carries out orders to Flux one after the other. ``acts`` is false for a manager that only observes."""
+
+    def __init__(self, port: FluxPort, clock: Clock, manager: Mailbox[FluxFact], acts: bool, fate: Fate) -> None:
+        super().__init__(fate)
+        self._port = port
+        self._clock = clock
+        self._manager = manager
+        self._acts = acts
+
+    def on_receive(self, message: FluxOrder) -> None:
+        match message:
+            case ClaimInstance():
+                self._claim()
+            case LookAtRanks():
+                self._look()
+            case RecordLaunches(launches=launches):
+                self._carry_out(message, (launch.id for launch in launches))
+            case EndLease(launch=launch):
+                self._carry_out(message, [launch.id])
+            case DrainNode() | UndrainNode() | StopBroker():
+                self._carry_out(message, [message.launch])
+            case _:
+                assert_never(message)
+
+    def _claim(self) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            if self._acts:
+                self._port.claim()
+            launches = self._port.launches()
+        except NotTheActor as error:
+            self._manager.tell(ClaimRefused(started_s, str(error)))
+        except FluxError as error:
+            self._manager.tell(FluxUnreachable(started_s, str(error)))
+        else:
+            self._manager.tell(ClaimHeld(started_s, launches))
+
+    def _look(self) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            ranks = self._port.ranks()
+        except FluxError as error:
+            self._manager.tell(FluxUnreachable(started_s, str(error)))
+        else:
+            self._manager.tell(RanksSeen(started_s, ranks))
+
+    def _carry_out(
+        self,
+        order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease,
+        launches: Iterable[LaunchId],
+    ) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._manager.tell(self._effect(order))
+        except FluxError as error:
+            self._manager.tell(FluxCallFailed(tuple(launches), type(order).__name__, str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+
+    def _effect(self, order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease) -> FluxFact:
+        match order:
+            case RecordLaunches(launches=launches):
+                self._port.record(launches)
+                return LaunchesRecorded(launches)
+            case DrainNode():
+                return self._drain(order)
+            case UndrainNode(launch=launch, rank=rank):
+                self._port.undrain(rank)
+                return NodeUndrained(launch)
+            case StopBroker(launch=launch, rank=rank):
+                self._port.stop_broker(rank)
+                return BrokerStopped(launch)
+            case EndLease(launch=launch):
+                # In this order: a crash in between leaves the lease, and the next start does both again.
+                self._port.undrain(launch.rank)
+                self._port.forget(launch)
+                return LeaseEnded(launch.id)
+            case _:
+                assert_never(order)
+
+    def _drain(self, order: DrainNode) -> NodeDrained:
+        """Drain, and look again after the answer: between idle and drained a job may have begun."""
+        self._port.drain(order.rank, drain_text(order.launch))
+        started_s = self._clock.monotonic_s()
+        looked = {rank.rank: rank for rank in self._port.ranks()}
+        if order.rank not in looked:
+            raise FluxError(f"rank {order.rank} is not in the instance's resources")
+        return NodeDrained(order.launch, started_s, looked[order.rank])

@@ -1,0 +1,184 @@
+"""The brain's shell: it holds the snapshot, lets ``fleet`` decide, and gives the orders.
+
+A fact makes the next snapshot at once. A plan is made at a tick, when something is new or a second has passed: so
+facts that come together are planned for together, and time alone moves things too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import structlog
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.crew import Crew
+from nodemanager.facts import CloudCallFailed, Fact, NodeCreated, NodeDestroyed, Tick
+from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.observe import at, observe
+from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.messages import Begin, ManagerMessage
+from nodemanager.model import Launch
+from nodemanager.orders import (
+    BootNode,
+    ClaimInstance,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    ListCloud,
+    LookAtRanks,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+
+PLAN_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What status, metrics and the demo read: never changed, only replaced."""
+
+    snapshot: Snapshot
+    plan: Plan
+
+
+class Manager(CrashOnlyActor):
+    """The one actor that knows everything. ``acts`` is false where decisions are only said."""
+
+    def __init__(self, policy: Policy, acts: bool, publish: Callable[[Published], None], fate: Fate) -> None:
+        super().__init__(fate)
+        self._policy = policy
+        self._acts = acts
+        self._publish = publish
+        self._log: Any = structlog.get_logger()
+        self._snapshot = Snapshot()
+        self._addresses: Begin | None = None
+        self._crew = Crew(())
+        self._dirty = True
+        self._plan_by_s = 0.0
+        self._said: frozenset[str] = frozenset()
+
+    def on_receive(self, message: ManagerMessage) -> None:
+        match message:
+            case Begin():
+                self._addresses = message
+                self._crew = Crew(message.cloud)
+            case Tick():
+                self._snapshot = at(self._snapshot, message)
+                if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
+                    self._decide(self._addresses)
+            case _:
+                self._take_in(message)
+
+    # -- taking in
+
+    def _take_in(self, fact: Fact) -> None:
+        if isinstance(fact, CloudCallFailed):
+            self._log.warning("cloud_call_failed", operation=fact.operation, kind=str(fact.kind), why=fact.detail)
+        if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
+            provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
+            self._crew.done(str(fact.launch or provider_id))
+        before = self._snapshot
+        self._snapshot = observe(before, fact, self._policy)
+        self._dirty = True
+        self._tell_of_moves(before)
+
+    def _tell_of_moves(self, before: Snapshot) -> None:
+        after = self._snapshot
+        if after.nodes is not before.nodes:
+            for id_, node in after.nodes.items():
+                old = before.nodes.get(id_)
+                if old is None or (old is not node and old.state is not node.state):
+                    was = str(old.state) if old is not None else "unknown"
+                    self._log.info("node", node=id_, was=was, now=str(node.state), why=node.story[-1:])
+            for id_ in before.nodes.keys() - after.nodes.keys():
+                self._log.info("lease_ended", node=id_)
+        for intruder in after.intruders:
+            if intruder not in before.intruders:
+                self._log.error("foreign_cluster_uuid", provider_id=intruder.provider_id)
+
+    # -- deciding
+
+    def _decide(self, addresses: Begin) -> None:
+        made = plan(self._snapshot, self._policy)
+        self._dirty = False
+        for ask in made.asks:
+            match ask:
+                case ClaimInstance() | LookAtRanks():
+                    addresses.flux.tell(ask)
+                case ListCloud():
+                    addresses.lister.tell(ask)
+                case _:
+                    assert_never(ask)
+        self._snapshot = asked(self._snapshot, made, self._policy)
+        self._say(made)
+        if self._acts:
+            before = self._snapshot
+            self._snapshot = committed(before, made, self._policy)
+            self._give(made, addresses)
+            self._tell_of_moves(before)
+        self._publish(Published(self._snapshot, made))
+        self._plan_by_s = self._next_plan_s(made)
+
+    def _next_plan_s(self, made: Plan) -> float:
+        now_s = self._snapshot.now_s
+        if self._snapshot.unsettled_s is None or made.settled:
+            return now_s + PLAN_EVERY_S
+        return min(now_s + PLAN_EVERY_S, settles_at_s(self._snapshot, self._policy))
+
+    def _give(self, made: Plan, addresses: Begin) -> None:
+        leases: list[Launch] = []
+        for action in made.actions:
+            match action:
+                case BootNode(launch=launch):
+                    leases.append(launch)
+                case RecordLaunches(launches=launches):
+                    leases += launches
+                case CreateNode(launch=launch):
+                    self._crew.give(launch.id, action)
+                case DestroyNode(launch=launch_id, provider_id=provider_id):
+                    self._crew.give(launch_id or provider_id, action)
+                case DrainNode() | UndrainNode() | StopBroker() | EndLease():
+                    addresses.flux.tell(action)
+                case _:
+                    assert_never(action)
+        if leases:
+            # One commit for all of them: a burst of jobs costs one flush, not one a node.
+            addresses.flux.tell(RecordLaunches(tuple(leases)))
+
+    # -- saying
+
+    def _say(self, made: Plan) -> None:
+        """Log each decision once, in observe mode too, where the same one comes up again and again."""
+        verb = "decided" if self._acts else "would"
+        lines = frozenset(_line(action) for action in made.actions)
+        if made.stands_still is not None:
+            lines |= {f"stand still: {made.stands_still.code}"}
+        for action in made.actions:
+            if self._acts or _line(action) not in self._said:
+                self._log.info(verb, order=_line(action), because=str(_why(action)))
+        if made.stands_still is not None and not lines <= self._said:
+            self._log.warning("stands_still", because=str(made.stands_still))
+        self._said = lines
+
+
+def _line(action: Action) -> str:
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            subject: str = launch.slot
+        case RecordLaunches(launches=launches):
+            subject = ",".join(launch.slot for launch in launches)
+        case DestroyNode(provider_id=provider_id):
+            subject = provider_id
+        case _:
+            subject = action.launch
+    return f"{type(action).__name__} {subject}"
+
+
+def _why(action: Action) -> object:
+    return getattr(action, "reason", "")

@@ -1,0 +1,37 @@
+"""Where a node stands in its billing window, and what it costs. Every figure is an estimate."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+from nodemanager.fleet.snapshot import Node
+from nodemanager.model import Billing, NodeType
+
+SECONDS_PER_HOUR = 3600
+
+
+def paid_s(billing: Billing, age_s: float) -> float:
+    """How much of its life a node has been billed for at an age: whole windows, the minimum at the least."""
+    if billing.window_s <= 0:
+        return 0.0
+    # A window is paid from the moment it begins: at its very end nothing more is owed yet.
+    windows = max(1, math.ceil(max(age_s, billing.minimum_s) / billing.window_s))
+    return windows * billing.window_s
+
+
+def window_left_s(billing: Billing, age_s: float) -> float:
+    """Time that is paid for and not yet used; 0 where staying costs nothing in advance."""
+    return max(0.0, paid_s(billing, age_s) - age_s)
+
+
+def age_s(node: Node, now_s: float) -> float:
+    """Since when the provider bills for it: from its creation, by the provider's word where there is one."""
+    from_s = node.billed_from_s if node.billed_from_s is not None else node.requested_s
+    return max(0.0, now_s - from_s)
+
+
+def cost(node_type: NodeType, lived_s: float) -> Decimal:
+    """What a node of this type has cost after so long, in the site's currency."""
+    billed_s = paid_s(node_type.billing, lived_s)
+    return node_type.price_per_hour * Decimal(billed_s) / SECONDS_PER_HOUR

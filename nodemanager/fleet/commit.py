@@ -1,0 +1,134 @@
+"""The snapshot once a plan's orders are given: every call under way stands in it, with its deadline.
+
+So what is ordered counts at once, a node ordered today is not ordered again tomorrow, and an answer that never
+comes is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from nodemanager.fleet.lifecycle import Event, move
+from nodemanager.fleet.plan import Plan
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.fleet.supply import create_credit
+from nodemanager.model import Call, CallKind, Launch, NodeState
+from nodemanager.orders import (
+    BootNode,
+    ClaimInstance,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    ListCloud,
+    LookAtRanks,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+
+NodeOrder = DrainNode | UndrainNode | StopBroker | DestroyNode
+
+# What an order to a node is while it is under way, and the move that giving it makes.
+UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
+    DrainNode: (CallKind.DRAIN, Event.RETIRED),
+    UndrainNode: (CallKind.UNDRAIN, None),
+    StopBroker: (CallKind.STOP_BROKER, Event.CONDEMNED),
+    DestroyNode: (CallKind.DESTROY, Event.CONDEMNED),
+}
+
+
+def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
+    """After the outside was asked for news."""
+    due_s = snapshot.now_s + policy.call_timeout_s
+    for ask in plan.asks:
+        match ask:
+            case ClaimInstance():
+                snapshot = replace(snapshot, claim=_asked(snapshot.claim, due_s))
+            case LookAtRanks():
+                snapshot = replace(snapshot, flux=_asked(snapshot.flux, due_s))
+            case ListCloud():
+                snapshot = replace(snapshot, cloud=_asked(snapshot.cloud, due_s))
+            case _:
+                assert_never(ask)
+    return snapshot
+
+
+def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
+    """After the plan's actions were ordered."""
+    nodes = dict(snapshot.nodes)
+    strays = dict(snapshot.strays)
+    credit = create_credit(snapshot, policy)
+    for action in plan.actions:
+        match action:
+            case BootNode(launch=launch):
+                nodes[launch.id] = _call(_leased(launch, snapshot), CallKind.RECORD, snapshot, policy)
+            case RecordLaunches(launches=launches):
+                for launch in launches:
+                    node = nodes.get(launch.id) or _found(launch, snapshot)
+                    nodes[launch.id] = _call(node, CallKind.RECORD, snapshot, policy)
+            case CreateNode(launch=launch):
+                credit -= 1
+                node = replace(nodes[launch.id], create_sent_s=snapshot.now_s)
+                nodes[launch.id] = _call(node, CallKind.CREATE, snapshot, policy)
+            case DestroyNode(launch=None, provider_id=provider_id):
+                again_s = snapshot.now_s + policy.relist_s
+                strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
+            case EndLease(launch=launch):
+                nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
+            case DrainNode() | UndrainNode() | StopBroker() | DestroyNode():
+                if action.launch is not None:
+                    nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+            case _:
+                assert_never(action)
+    return replace(
+        snapshot,
+        nodes=nodes,
+        strays=strays,
+        create_credit=credit,
+        create_credit_s=snapshot.now_s,
+        unsettled_s=None if plan.settled else snapshot.unsettled_s,
+    )
+
+
+def _asked(source: Source, due_s: float) -> Source:
+    return replace(source, answer_due_s=due_s)
+
+
+def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy) -> Node:
+    now_s = snapshot.now_s
+    return replace(node, call=Call(kind, now_s, now_s + policy.call_timeout_s))
+
+
+def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
+    kind, event = UNDER_WAY[type(order)]
+    # A drain or a destroy may be ordered again; the move was made the first time.
+    if event is not None and not _there_already(node, event):
+        node = move(node, event, snapshot.now_s)
+    if isinstance(order, DrainNode):
+        node = replace(node, retiring=order.reason, drained_s=None, broker_told=False)
+    return _call(node, kind, snapshot, policy)
+
+
+def _there_already(node: Node, event: Event) -> bool:
+    return (event is Event.RETIRED and node.state is NodeState.DRAINING) or (
+        event is Event.CONDEMNED and node.state is NodeState.STOPPING
+    )
+
+
+def _leased(launch: Launch, snapshot: Snapshot) -> Node:
+    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s)
+
+
+def _found(launch: Launch, snapshot: Snapshot) -> Node:
+    """A stray that gets its lease back. Its create happened once; the next list pairs it."""
+    age_s = max(0.0, snapshot.wall_at - launch.requested_at)
+    return replace(
+        _leased(launch, snapshot),
+        requested_s=snapshot.now_s - age_s,
+        create_sent_s=snapshot.now_s,
+        known_s=snapshot.now_s,
+    )

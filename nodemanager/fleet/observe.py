@@ -1,0 +1,223 @@
+"""The snapshot, and what was just seen, make the next snapshot.
+
+State is read anew, never tracked: a fact replaces what we believed about its subject, unless it is older than
+what we know. An answer counts from the moment its query *began*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from nodemanager.facts import (
+    BrokerStopped,
+    ClaimHeld,
+    ClaimRefused,
+    CloudCallFailed,
+    CloudListed,
+    Fact,
+    FluxCallFailed,
+    FluxUnreachable,
+    LaunchesRecorded,
+    LeaseEnded,
+    NodeCreated,
+    NodeDestroyed,
+    NodeDrained,
+    NodeUndrained,
+    QueueProbed,
+    QueueSeen,
+    RanksSeen,
+    RanksStirred,
+    Tick,
+)
+from nodemanager.fleet import sightings
+from nodemanager.fleet.lifecycle import Event, allows, move
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.model import CallKind, Job, JobId, JobState, Launch, LaunchId, NodeState
+
+
+def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
+    """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
+    match fact:
+        case QueueSeen():
+            return _queue_seen(snapshot, fact)
+        case QueueProbed():
+            return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s))
+        case RanksStirred():
+            return replace(snapshot, stirred_s=snapshot.now_s)
+        case RanksSeen():
+            return sightings.ranks_seen(snapshot, fact)
+        case FluxUnreachable():
+            return _flux_unreachable(snapshot, fact)
+        case ClaimHeld():
+            return _claim_held(snapshot, fact)
+        case ClaimRefused():
+            refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+            return replace(snapshot, claimed=False, claim=refused)
+        case LaunchesRecorded():
+            return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
+        case NodeDrained():
+            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact))
+        case NodeUndrained():
+            return _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
+        case BrokerStopped():
+            return _each(snapshot, [fact.launch], lambda node: replace(_answered(node), broker_told=True))
+        case LeaseEnded():
+            return _without(snapshot, fact.launch)
+        case FluxCallFailed():
+            return _flux_call_failed(snapshot, fact)
+        case CloudListed():
+            return sightings.cloud_listed(snapshot, fact, policy)
+        case NodeCreated():
+            return _each(snapshot, [fact.launch], lambda node: sightings.created(node, fact.node, snapshot))
+        case NodeDestroyed():
+            return _destroyed(snapshot, fact, policy)
+        case CloudCallFailed():
+            return sightings.cloud_call_failed(snapshot, fact, policy)
+        case _:
+            assert_never(fact)
+
+
+def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
+    """The snapshot at a later moment: calls past their deadline are no longer waited for."""
+    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
+    snapshot = replace(
+        snapshot,
+        claim=_waited_for(snapshot.claim, tick.now_s),
+        flux=_waited_for(snapshot.flux, tick.now_s),
+        cloud=_waited_for(snapshot.cloud, tick.now_s),
+    )
+    late = [
+        node.id for node in snapshot.nodes.values() if node.call is not None and node.call.deadline_s <= tick.now_s
+    ]
+    return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
+
+
+def _waited_for(source: Source, now_s: float) -> Source:
+    if source.answer_due_s is None or source.answer_due_s > now_s:
+        return source
+    return replace(source, answer_due_s=None, failure="no answer in time", retry_s=now_s + 1.0)
+
+
+def _fresh(source: Source, started_s: float) -> Source:
+    return replace(source, seen_s=started_s, answer_due_s=None, failure="", retry_s=0.0)
+
+
+def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], Node]) -> Snapshot:
+    """Change the named nodes; news of one that is no more is old news."""
+    changed = {id_: change(snapshot.nodes[id_]) for id_ in ids if id_ in snapshot.nodes}
+    return replace(snapshot, nodes={**snapshot.nodes, **changed}) if changed else snapshot
+
+
+def _without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    return replace(snapshot, nodes={id_: node for id_, node in snapshot.nodes.items() if id_ != launch})
+
+
+def _answered(node: Node) -> Node:
+    return replace(node, call=None, tries=0, retry_s=0.0)
+
+
+def _recorded(node: Node) -> Node:
+    return replace(_answered(node), recorded=True)
+
+
+def _undrained(node: Node, now_s: float) -> Node:
+    node = replace(_answered(node), drained_s=None, retiring=None, idle_looks=0)
+    return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
+
+
+# --- the queue --------------------------------------------------------------------------------------------
+
+
+def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
+    jobs: dict[JobId, Job] = {} if fact.complete else dict(snapshot.jobs)
+    unreadable = {} if fact.complete else dict(snapshot.unreadable)
+    for job in fact.jobs:
+        jobs[job.id] = job
+        unreadable.pop(job.id, None)
+    for job_id in fact.ended:
+        jobs.pop(job_id, None)
+        unreadable.pop(job_id, None)
+    for bad in fact.unreadable:
+        unreadable[bad.id] = bad
+        jobs.pop(bad.id, None)
+    now_s = snapshot.now_s
+    if any(_newly_waits(job, snapshot.jobs) for job in fact.jobs):
+        began_s = snapshot.unsettled_s if snapshot.unsettled_s is not None else now_s
+        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=began_s)
+    stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
+    if jobs != snapshot.jobs or stopped != snapshot.queues_stopped:
+        snapshot = replace(snapshot, changed_s=now_s)
+    return replace(
+        snapshot,
+        jobs=jobs,
+        unreadable=unreadable,
+        queues_stopped=stopped,
+        queue=_fresh(snapshot.queue, fact.started_s),
+    )
+
+
+def _newly_waits(job: Job, known: Mapping[JobId, Job]) -> bool:
+    before = known.get(job.id)
+    return job.state is JobState.SCHED and (
+        before is None or before.state is not JobState.SCHED or before.shape != job.shape
+    )
+
+
+# --- the instance and the claim on it ---------------------------------------------------------------------
+
+
+def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
+    """Whoever lost the instance lost the name on it too, and has to claim it anew."""
+    away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    return replace(snapshot, claimed=False, flux=away, claim=claim)
+
+
+def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
+    """Take the record for what it is: adopt what we do not know, drop what never came to be."""
+    on_record = {launch.id: launch for launch in fact.launches}
+    nodes: dict[LaunchId, Node] = {}
+    for node in snapshot.nodes.values():
+        if node.id in on_record:
+            nodes[node.id] = replace(node, recorded=True)
+        elif node.call is not None or node.create_sent_s is not None or node.cloud is not None:
+            nodes[node.id] = replace(node, recorded=False)
+    for launch in fact.launches:
+        nodes.setdefault(launch.id, adopted(launch, snapshot))
+    return replace(snapshot, claimed=True, claim=_fresh(snapshot.claim, fact.started_s), nodes=nodes)
+
+
+def adopted(launch: Launch, snapshot: Snapshot) -> Node:
+    """A launch of an earlier life. Whether its create was ever sent is not known, so it is looked for."""
+    age_s = max(0.0, snapshot.wall_at - launch.requested_at)
+    return Node(
+        launch=launch,
+        state=NodeState.REQUESTED,
+        since_s=snapshot.now_s,
+        requested_s=snapshot.now_s - age_s,
+        recorded=True,
+        create_sent_s=snapshot.now_s,
+        known_s=snapshot.now_s,
+    )
+
+
+def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
+    doubtful = any(
+        (node := snapshot.nodes.get(id_)) is not None
+        and node.call is not None
+        and node.call.kind is CallKind.RECORD
+        for id_ in fact.launches
+    )
+    snapshot = _each(snapshot, fact.launches, lambda node: sightings.call_failed(node, snapshot.now_s))
+    # Whether the record was written is not known: read it again before anything is built on it.
+    return replace(snapshot, claimed=False) if doubtful else snapshot
+
+
+def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
+    again_s = snapshot.now_s + policy.relist_s
+    if fact.launch is None:
+        return snapshot
+    return _each(snapshot, [fact.launch], lambda node: replace(node, call=None, tries=0, retry_s=again_s))

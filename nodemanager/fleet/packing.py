@@ -1,0 +1,250 @@
+"""Which nodes serve the demand: those that are there, those that come, and the cheapest that can be had.
+
+Jobs are taken by shape, in Flux's order, first fit. A job gets all the nodes it asks for or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import IntEnum
+
+from nodemanager.fleet.constraints import holds
+from nodemanager.fleet.demand import Demand, Group
+from nodemanager.model import JobId, NodeType, Rank, Reason, Shape, SlotName, TypeName, because
+
+Place = tuple[SlotName, Rank]
+
+
+class Standing(IntEnum):
+    """How soon a node can take a job; in this order they are filled."""
+
+    UP = 0
+    DRAINING = 1  # to be kept after all
+    COMING = 2
+    NEW = 3  # to be bought
+
+
+@dataclass(slots=True)
+class Bin:
+    """What is free on one node while jobs are laid out."""
+
+    slot: SlotName
+    rank: Rank
+    properties: frozenset[str]
+    cores: int
+    gpus: int
+    standing: Standing
+    node_type: NodeType | None = None
+    whole: bool = True  # nothing runs on it, nothing is laid on it
+    serves: list[JobId] = field(default_factory=list)
+
+    def room(self, shape: Shape) -> int:
+        """How many slots of the shape fit."""
+        if shape.exclusive and not self.whole:
+            return 0
+        by_cores = self.cores // max(1, shape.cores_per_slot)
+        return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
+
+    def suits(self, shape: Shape) -> bool:
+        return holds(shape.constraint, properties=self.properties, host=self.slot, rank=self.rank)
+
+    def take(self, shape: Shape, slots: int, job: JobId) -> None:
+        self.whole = False
+        self.serves.append(job)
+        if shape.exclusive:
+            self.cores = self.gpus = 0
+        else:
+            self.cores -= slots * shape.cores_per_slot
+            self.gpus -= slots * shape.gpus_per_slot
+
+
+@dataclass(slots=True)
+class Market:
+    """What may be bought: free slots by type, within the limits that are left."""
+
+    node_types: Sequence[NodeType]
+    free_slots: Mapping[TypeName, dict[Place, None]]  # an ordered set each
+    all_slots: Mapping[TypeName, Sequence[Place]]
+    blocked: Mapping[TypeName, Reason]
+    nodes_left: int
+    nodes_max: int
+    price_left: Decimal
+    price_per_hour_max: Decimal
+    _fitting: dict[tuple[TypeName, Shape], list[Place]] = field(default_factory=dict)
+
+    def buy(self, shape: Shape, want: int) -> list[Bin] | Reason:
+        """As many nodes as bring ``want`` nodes, or slots where the shape asks for slots; or why not."""
+        bought: list[Bin] = []
+        obstacles: list[Reason] = []
+        for node_type in sorted(self.node_types, key=_cheapest):
+            want -= self._buy_of(node_type, shape, want, bought, obstacles)
+            if want <= 0:
+                return bought
+        for bin_ in bought:
+            self._give_back(bin_)
+        return obstacles[0] if obstacles else self._infeasible(shape)
+
+    def _buy_of(
+        self, node_type: NodeType, shape: Shape, want: int, bought: list[Bin], obstacles: list[Reason]
+    ) -> int:
+        fitting = self._places(node_type, shape)
+        if not fitting:
+            return 0
+        got = 0
+        free = (place for place in fitting if place in self.free_slots[node_type.name])
+        while got < want:
+            place = next(free, None)
+            obstacle = self._obstacle(node_type, len(fitting), place is not None)
+            if place is None or obstacle is not None:
+                obstacles += [obstacle] if obstacle is not None else []
+                break
+            bin_ = self._take(node_type, place)
+            bought.append(bin_)
+            got += 1 if shape.nodes is not None else bin_.room(shape)
+        return got
+
+    def _places(self, node_type: NodeType, shape: Shape) -> list[Place]:
+        """The slots of a type on which the shape could ever run."""
+        key = (node_type.name, shape)
+        if key not in self._fitting:
+            places = self.all_slots[node_type.name]
+            self._fitting[key] = [place for place in places if _fits(node_type, place, shape)]
+        return self._fitting[key]
+
+    def _obstacle(self, node_type: NodeType, slots: int, has_free: bool) -> Reason | None:
+        name = node_type.name
+        if name in self.blocked:
+            return self.blocked[name]
+        if not has_free:
+            return because("no_free_slot", node_type=name, slots=slots)
+        if self.nodes_left <= 0:
+            return because("nodes_max", node_type=name, nodes_max=self.nodes_max)
+        if node_type.price_per_hour > self.price_left:
+            return because(
+                "price_per_hour_max",
+                node_type=name,
+                price_per_hour=node_type.price_per_hour,
+                left=self.price_left,
+                price_per_hour_max=self.price_per_hour_max,
+            )
+        return None
+
+    def _take(self, node_type: NodeType, place: Place) -> Bin:
+        del self.free_slots[node_type.name][place]
+        self.nodes_left -= 1
+        self.price_left -= node_type.price_per_hour
+        return fresh_bin(node_type, place, Standing.NEW)
+
+    def _give_back(self, bin_: Bin) -> None:
+        assert bin_.node_type is not None  # noqa: S101 - what was bought has a type
+        self.free_slots[bin_.node_type.name][bin_.slot, bin_.rank] = None
+        self.nodes_left += 1
+        self.price_left += bin_.node_type.price_per_hour
+
+    def _infeasible(self, shape: Shape) -> Reason:
+        """No type could ever serve it: name the one that comes nearest, and what it lacks."""
+        nearest = max(self.node_types, key=lambda it: (-len(_lacks(it, shape)), it.cores), default=None)
+        if nearest is None:
+            return because("no_type_fits")
+        return because("no_type_fits", nearest=nearest.name, lacks=_lacks(nearest, shape))
+
+    def cheapest(self) -> Bin | Reason:
+        """Any one node, the cheapest: to keep the least number up."""
+        obstacle: Reason = because("no_node_type")
+        for node_type in sorted(self.node_types, key=_cheapest):
+            place = next(iter(self.free_slots[node_type.name]), None)
+            in_the_way = self._obstacle(node_type, len(self.all_slots[node_type.name]), place is not None)
+            if place is not None and in_the_way is None:
+                return self._take(node_type, place)
+            obstacle = in_the_way or obstacle
+        return obstacle
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where every waiting job would run: ``placed``, or the first thing in its way: ``unplaced``."""
+
+    placed: Mapping[JobId, tuple[Bin, ...]]
+    unplaced: Mapping[JobId, Reason]
+    bins: Sequence[Bin]
+
+
+def fresh_bin(node_type: NodeType, place: Place, standing: Standing) -> Bin:
+    """A node of the type with nothing on it."""
+    name, rank = place
+    return Bin(name, rank, node_type.properties, node_type.cores, node_type.gpus, standing, node_type)
+
+
+def pack(demand: Demand, bins: Iterable[Bin], market: Market) -> Packing:
+    """Lay the demand out on what there is, and buy what is short."""
+    all_bins = sorted(bins, key=lambda bin_: (bin_.standing, bin_.whole, bin_.rank))
+    placed: dict[JobId, tuple[Bin, ...]] = {}
+    unplaced: dict[JobId, Reason] = {}
+    for group in demand.groups:
+        _pack_group(group, all_bins, market, placed, unplaced)
+    return Packing(placed, unplaced, all_bins)
+
+
+def _pack_group(
+    group: Group,
+    bins: list[Bin],
+    market: Market,
+    placed: dict[JobId, tuple[Bin, ...]],
+    unplaced: dict[JobId, Reason],
+) -> None:
+    shape = group.shape
+    least = shape.slots if shape.nodes is not None else 1
+    candidates = [bin_ for bin_ in bins if bin_.suits(shape) and bin_.room(shape) >= least]
+    for index, job in enumerate(group.jobs):
+        chosen, short = _choose(shape, candidates)
+        if short:
+            bought = market.buy(shape, short)
+            if isinstance(bought, Reason):
+                # Equal jobs meet the same obstacle.
+                unplaced.update((other.id, bought) for other in group.jobs[index:])
+                return
+            bins += bought
+            candidates += bought
+            chosen, _ = _choose(shape, candidates)
+        for bin_, slots in chosen:
+            bin_.take(shape, slots, job.id)
+        placed[job.id] = tuple(bin_ for bin_, _ in chosen)
+        full = {bin_.slot for bin_, _ in chosen if bin_.room(shape) < least}
+        candidates = [bin_ for bin_ in candidates if bin_.slot not in full] if full else candidates
+
+
+def _choose(shape: Shape, candidates: Sequence[Bin]) -> tuple[list[tuple[Bin, int]], int]:
+    """The first that serve one job, with the slots each takes; and how many nodes or slots are short."""
+    if shape.nodes is not None:
+        chosen = [(bin_, shape.slots) for bin_ in candidates[: shape.nodes]]
+        return chosen, shape.nodes - len(chosen)
+    short = shape.slots
+    chosen = []
+    for bin_ in candidates:
+        if short <= 0:
+            break
+        slots = min(short, bin_.room(shape))
+        chosen.append((bin_, slots))
+        short -= slots
+    return chosen, short
+
+
+def _cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
+    return node_type.price_per_hour, node_type.cores, node_type.name
+
+
+def _fits(node_type: NodeType, place: Place, shape: Shape) -> bool:
+    bin_ = fresh_bin(node_type, place, Standing.NEW)
+    return bin_.room(shape) >= (shape.slots if shape.nodes is not None else 1) and bin_.suits(shape)
+
+
+def _lacks(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
+    slots = shape.slots if shape.nodes is not None else 1
+    lacks = []
+    if node_type.cores < slots * shape.cores_per_slot:
+        lacks.append(f"cores: has {node_type.cores}, needs {slots * shape.cores_per_slot}")
+    if node_type.gpus < slots * shape.gpus_per_slot:
+        lacks.append(f"gpus: has {node_type.gpus}, needs {slots * shape.gpus_per_slot}")
+    return tuple(lacks) or ("constraint: not met by any of its slots",)

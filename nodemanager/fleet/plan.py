@@ -1,0 +1,242 @@
+"""What is to be done now, and why: ``plan(snapshot, policy)``. Read this first.
+
+1. What must be asked of the outside is asked (:func:`_asks`).
+2. On stale data, or while another manager acts, nothing is decided (:func:`_standstill`).
+3. The waiting jobs are laid out on the nodes that are up, then on those that drain or come; what is short is
+   bought (``packing``), but only once the queue has settled.
+4. Each node takes its next step (``steps``): one that drains and is wanted again is undrained before anything is
+   bought.
+
+The same snapshot always gives the same plan, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from nodemanager.fleet import supply
+from nodemanager.fleet.demand import Demand, demand
+from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Snapshot, Source, Stray
+from nodemanager.fleet.steps import NAMES_MAX, ORDER, NodeAction, Outlook, step
+from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, because
+from nodemanager.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks, RecordLaunches
+
+Ask = ClaimInstance | LookAtRanks | ListCloud
+Action = BootNode | NodeAction
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Orders in the order in which they are given, and a reason for every job and every node."""
+
+    asks: tuple[Ask, ...] = ()
+    actions: tuple[Action, ...] = ()
+    jobs: Mapping[JobId, Reason] = field(default_factory=dict)
+    nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
+    stands_still: Reason | None = None  # why nothing is decided at all
+    settled: bool = False
+    price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+    """Decide. Pure: all it knows is in its arguments."""
+    asks = _asks(snapshot, policy)
+    price = supply.price_per_hour(snapshot, policy)
+    stands_still = _standstill(snapshot, policy)
+    if stands_still is not None:
+        return Plan(asks, stands_still=stands_still, price_per_hour=price)
+    wanted = demand(snapshot)
+    market = supply.market(snapshot, policy, price)
+    packing = pack(wanted, supply.room(snapshot, policy), market)
+    quiet = settled(snapshot, policy)
+    steps, reasons = _steps(snapshot, policy, packing)
+    boots = _boots(snapshot, policy, packing, market) if quiet else ()
+    return Plan(
+        asks,
+        (*steps, *_strays(snapshot, policy), *boots),
+        _job_reasons(snapshot, policy, wanted, packing, quiet),
+        {**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        None,
+        quiet,
+        price,
+    )
+
+
+# --- asking -----------------------------------------------------------------------------------------------
+
+
+def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
+    now_s = snapshot.now_s
+    asks: list[Ask] = []
+    if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
+        asks.append(ClaimInstance())
+    stirred = snapshot.stirred_s is not None
+    if _may_ask(snapshot.flux, now_s) and (stirred or _older_than(snapshot.flux, policy.probe_s, now_s)):
+        asks.append(LookAtRanks())
+    if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
+        asks.append(ListCloud())
+    return tuple(asks)
+
+
+def _may_ask(source: Source, now_s: float) -> bool:
+    return source.answer_due_s is None and now_s >= source.retry_s
+
+
+def _older_than(source: Source, age_s: float, now_s: float) -> bool:
+    return source.seen_s is None or now_s - source.seen_s >= age_s
+
+
+def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
+    """While something is on its way in or out the list is news; else it is a check."""
+    on_the_way = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
+    moving = any(node.state in on_the_way or node.absences for node in snapshot.nodes.values())
+    return policy.probe_s if moving or snapshot.strays else policy.relist_s
+
+
+def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
+    if not snapshot.claimed:
+        return because("not_the_actor", why=snapshot.claim.failure or "the instance has not been claimed yet")
+    limit_s = policy.stale_after_s
+    for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
+        if source.seen_s is None:
+            return because("not_seen_yet", source=name, failure=source.failure)
+        age_s = snapshot.now_s - source.seen_s
+        if age_s > limit_s:
+            return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    return None
+
+
+# --- settling ---------------------------------------------------------------------------------------------
+
+
+def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When the queue will have been quiet long enough to buy for it, if nothing more comes.
+
+    Two waits make it up: for more jobs that are submitted together, and the short one after any change, which
+    keeps a job from counting both as waiting and as just begun (its start reaches us from the ranks and from the
+    queue, one a moment after the other). Neither goes beyond ``settle_max_s``.
+    """
+    quiet_s = snapshot.changed_s + policy.quiet_s
+    if snapshot.newest_job_s is not None:
+        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.settle_s)
+    if snapshot.unsettled_s is not None:
+        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.settle_max_s)
+    return quiet_s
+
+
+def settled(snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether it is time to buy: the queue is quiet, and the ranks were looked at since they last stirred."""
+    overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
+    looked = snapshot.stirred_s is None or overdue
+    return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
+
+
+# --- deciding ---------------------------------------------------------------------------------------------
+
+
+def _steps(snapshot: Snapshot, policy: Policy, packing: Packing) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
+    nodes = snapshot.nodes.values()
+    cloud_calls_left = policy.calls_in_flight_max - snapshot.calls_in_flight(CallKind.CREATE, CallKind.DESTROY)
+    outlook = Outlook(
+        snapshot=snapshot,
+        policy=policy,
+        needed=_needed(packing),
+        live=sum(1 for node in nodes if node.costs),
+        usable=sum(1 for node in nodes if node.state in supply.USABLE),
+        creates_left=int(supply.create_credit(snapshot, policy)),
+        cloud_calls_left=cloud_calls_left,
+    )
+    actions: list[NodeAction] = []
+    reasons: dict[LaunchId, Reason] = {}
+    for node in sorted(nodes, key=lambda node: (ORDER.index(node.state), node.id)):
+        taken = step(node, outlook)
+        reasons[node.id] = taken.reason
+        if taken.action is not None:
+            actions.append(taken.action)
+    return actions, reasons
+
+
+def _needed(packing: Packing) -> Mapping[SlotName, Bin]:
+    return {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
+
+
+def _boots(snapshot: Snapshot, policy: Policy, packing: Packing, market: Market) -> tuple[BootNode, ...]:
+    bought = [bin_ for bin_ in packing.bins if bin_.standing is Standing.NEW]
+    nodes = snapshot.nodes.values()
+    there = sum(1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING)) + len(bought)
+    while there < policy.nodes_min and isinstance(more := market.cheapest(), Bin):
+        bought.append(more)
+        there += 1
+    return tuple(_boot(bin_, snapshot, policy) for bin_ in bought)
+
+
+def _boot(bin_: Bin, snapshot: Snapshot, policy: Policy) -> BootNode:
+    type_name = bin_.node_type.name if bin_.node_type is not None else ""
+    launch_id = LaunchId(f"{bin_.slot}-{int(snapshot.wall_at * 1000):x}")
+    launch = _launch(launch_id, bin_.slot, snapshot, policy, snapshot.wall_at)
+    reason = because("demand" if bin_.serves else "nodes_min", node_type=type_name, jobs=len(bin_.serves))
+    return BootNode(launch, tuple(bin_.serves[:NAMES_MAX]), reason)
+
+
+def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
+    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
+    leased = {node.launch.slot for node in snapshot.nodes.values()}
+    actions: list[RecordLaunches | DestroyNode] = []
+    for stray in snapshot.strays.values():
+        launch = _lease_of(stray, snapshot, policy)
+        waited_s = snapshot.now_s - stray.since_s
+        if launch is not None and launch.slot not in leased:
+            leased.add(launch.slot)
+            actions.append(RecordLaunches((launch,)))
+        elif waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s:
+            reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
+            actions.append(DestroyNode(None, stray.node.provider_id, reason))
+    return actions
+
+
+def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
+    """The launch that a stray's tags tell of; None where there is no such slot."""
+    identity = stray.node.identity
+    if identity is None or identity.slot not in snapshot.rank_of_slot or identity.slot not in policy.type_of_slot:
+        return None
+    created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
+    return _launch(identity.launch, identity.slot, snapshot, policy, created_at)
+
+
+def _launch(id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float) -> Launch:
+    return Launch(
+        id=id_,
+        slot=slot,
+        rank=snapshot.rank_of_slot[slot],
+        type_name=policy.type_of_slot[slot].name,
+        # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
+        client_token=f"{policy.cluster_uuid[:8]}-{id_}"[:64],
+        requested_at=requested_at,
+    )
+
+
+# --- explaining -------------------------------------------------------------------------------------------
+
+SERVED_BY: Mapping[Standing, str] = {
+    Standing.UP: "fits_on_a_node_that_is_up",
+    Standing.DRAINING: "node_kept_for_it",
+    Standing.COMING: "node_coming",
+    Standing.NEW: "node_ordered",
+}
+
+
+def _job_reasons(
+    snapshot: Snapshot, policy: Policy, wanted: Demand, packing: Packing, quiet: bool
+) -> dict[JobId, Reason]:
+    reasons = {**wanted.withheld, **packing.unplaced}
+    settling = because("settling", settles_at_s=settles_at_s(snapshot, policy))
+    for job, bins in packing.placed.items():
+        latest = max(bin_.standing for bin_ in bins)
+        nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
+        waits = latest is Standing.NEW and not quiet
+        reasons[job] = settling if waits else because(SERVED_BY[latest], nodes=nodes)
+    return reasons

@@ -1,0 +1,64 @@
+"""What the site wants of the fleet: limits, prices, patience. Every limit has a value; none means refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
+from types import MappingProxyType
+
+from nodemanager.facts import FailureKind
+from nodemanager.model import NodeType, SlotName, TypeName
+
+# How long a failed create keeps its type, or all types, from being tried again.
+BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
+    {
+        FailureKind.CAPACITY: 120.0,
+        FailureKind.QUOTA: 120.0,
+        FailureKind.THROTTLED: 5.0,
+        FailureKind.CREDENTIALS: 300.0,
+        FailureKind.CONFIG: 900.0,
+        FailureKind.GONE: 60.0,
+        FailureKind.TRANSIENT: 10.0,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The site's settings as the fleet needs them. Times are durations in seconds."""
+
+    cluster: str
+    cluster_uuid: str
+    node_types: tuple[NodeType, ...]
+    nodes_max: int
+    price_per_hour_max: Decimal
+    nodes_min: int = 0
+    settle_s: float = 1.0
+    settle_max_s: float = 10.0
+    quiet_s: float = 0.1
+    boot_timeout_s: float = 900.0
+    rejoin_timeout_s: float = 120.0
+    create_grace_s: float = 120.0
+    orphan_grace_s: float = 600.0
+    stale_after_s: float = 180.0
+    probe_s: float = 10.0
+    relist_s: float = 60.0
+    call_timeout_s: float = 60.0
+    absences: int = 3
+    idle_confirmations: int = 2
+    idle_timeout_s: float = 300.0
+    stop_lead_s: float = 60.0
+    calls_in_flight_max: int = 8
+    creates_per_s: float = 5.0
+    creates_burst: int = 20
+    block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
+
+    @cached_property
+    def types(self) -> Mapping[TypeName, NodeType]:
+        return {node_type.name: node_type for node_type in self.node_types}
+
+    @cached_property
+    def type_of_slot(self) -> Mapping[SlotName, NodeType]:
+        return {slot: node_type for node_type in self.node_types for slot in node_type.slots}

@@ -1,0 +1,63 @@
+"""Which nodes go, when, and why the others stay."""
+
+from __future__ import annotations
+
+from nodemanager.fleet import billing
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node
+from nodemanager.model import CloudState, FluxRank, NodeState, NodeType, Reason, because
+
+
+def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
+    """Why a node that serves nothing and never may is given up; None while there is hope."""
+    cloud = node.cloud
+    if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
+        return because("failed_at_provider", detail=cloud.died_because)
+    waited_s = now_s - node.requested_s
+    if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s:
+        return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s)
+    away_s = now_s - node.since_s
+    if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
+        return because("broker_lost", away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+    return None
+
+
+def weigh(
+    node: Node, node_type: NodeType | None, policy: Policy, now_s: float, surplus: int
+) -> tuple[bool, Reason]:
+    """Whether an idle node that no waiting job would use goes now, and why, or why not.
+
+    ``surplus``: how many nodes there are beyond ``nodes_min``. A node goes at the last safe moment of a window
+    that is paid for; where windows are shorter than ``idle_timeout_s`` it goes after that long without work.
+    """
+    idle_s = now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
+    if node.rank is not None and node.rank.drain_reason is not None:
+        return False, because("held_by_drain", drain_reason=node.rank.drain_reason)
+    if node.idle_looks < policy.idle_confirmations:
+        return False, because("idle_unconfirmed", looks=node.idle_looks, needs=policy.idle_confirmations)
+    if surplus <= 0:
+        return False, because("nodes_min", nodes_min=policy.nodes_min)
+    if node_type is None:
+        return True, because("unknown_type", node_type=node.launch.type_name)
+    rule = node_type.billing
+    if rule.window_s <= policy.idle_timeout_s and idle_s < policy.idle_timeout_s:
+        return False, because("idle_not_long", idle_s=idle_s, idle_timeout_s=policy.idle_timeout_s)
+    left_s = billing.window_left_s(rule, billing.age_s(node, now_s))
+    figures = {"idle_s": idle_s, "window_left_s": left_s, "stop_lead_s": policy.stop_lead_s}
+    if left_s > policy.stop_lead_s:
+        return False, because("paid_time_left", **figures)
+    return True, because("window_closes", **figures)
+
+
+def second_look(node: Node, rank: FluxRank) -> Reason | None:
+    """What, after the drain was answered, still forbids to stop the node; None when nothing does."""
+    if rank.allocated:
+        return because("job_slipped_in")
+    if rank.schedulable:
+        return because("still_schedulable")
+    if rank.online and rank.drain_reason is None:
+        return because("not_drained")
+    if rank.online and rank.drain_reason != drain_text(node.id):
+        return because("held_by_drain", drain_reason=rank.drain_reason or "")
+    return None

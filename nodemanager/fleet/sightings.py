@@ -1,0 +1,215 @@
+"""What a list of the cloud and a look at the ranks say of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from nodemanager.facts import CloudCallFailed, CloudListed, FailureKind, NodeDrained, RanksSeen
+from nodemanager.fleet.lifecycle import Event, allows, move
+from nodemanager.fleet.pairing import pair
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Source, Stray
+from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, because
+
+DRAIN_MARK = "flux-node-manager:"
+RETRY_S_MAX = 60.0
+
+
+def drain_text(launch: LaunchId) -> str:
+    """The reason that a drain of ours carries in Flux: by it we know it again, after a restart too."""
+    return f"{DRAIN_MARK}{launch}"
+
+
+def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
+    """The node after a call for it failed, or was not answered: nothing is assumed; it is left alone a while."""
+    if node.call is None:
+        return node
+    if node.call.kind is CallKind.CREATE:
+        # It may have happened up to this moment; lists that began before prove nothing.
+        node = replace(node, known_s=now_s, absences=0, absent_s=None)
+    wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
+    return replace(node, call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
+    ranks: Mapping[Rank, FluxRank] = {rank.rank: rank for rank in fact.ranks}
+    nodes = {
+        id_: _look(node, ranks[node.launch.rank], fact.started_s, snapshot)
+        if node.launch.rank in ranks and fact.started_s >= node.rank_seen_s
+        else node
+        for id_, node in snapshot.nodes.items()
+    }
+    stirred_s = snapshot.stirred_s
+    if stirred_s is not None and stirred_s <= fact.started_s:
+        stirred_s = None
+    return replace(
+        snapshot,
+        ranks=ranks,
+        rank_of_slot={rank.host: rank.rank for rank in fact.ranks},
+        nodes=nodes,
+        stirred_s=stirred_s,
+        changed_s=snapshot.now_s if ranks != snapshot.ranks else snapshot.changed_s,
+        flux=Source(seen_s=fact.started_s),
+    )
+
+
+def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
+    if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
+        # Ours, from before a restart: go on where it was left.
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=because("found_drained"))
+    if node.state is NodeState.DRAINING and _released_by_hand(node, rank, started_s):
+        node = replace(move(node, Event.REPRIEVED, snapshot.now_s), retiring=None, drained_s=None)
+    return _count_idleness(node, rank, snapshot)
+
+
+def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
+    """Bring the node's state in line with its rank. What the table does not allow from here changes nothing."""
+    at_work = Event.JOB_BEGAN if rank.allocated else Event.JOBS_ENDED
+    for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
+        if allows(node, event):
+            node = move(node, event, snapshot.now_s)
+    return node
+
+
+def _released_by_hand(node: Node, rank: FluxRank, started_s: float) -> bool:
+    return (
+        node.call is None
+        and rank.online
+        and rank.drain_reason is None
+        and node.drained_s is not None
+        and started_s > node.drained_s
+    )
+
+
+def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
+    if node.state is not NodeState.IDLE:
+        return replace(node, idle_looks=0, idle_since_s=None)
+    since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
+    return replace(node, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
+
+
+def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
+    """Since when it has been idle, by what Flux remembers: a restart of ours must not make it young again."""
+    created_at = node.cloud.created_at if node.cloud is not None and node.cloud.created_at is not None else 0.0
+    if rank.last_job_ended_at is not None and rank.last_job_ended_at >= created_at:
+        return min(snapshot.now_s, snapshot.now_s - (snapshot.wall_at - rank.last_job_ended_at))
+    return node.since_s
+
+
+def drained(node: Node, fact: NodeDrained) -> Node:
+    """The answer to a drain, with the second look that was asked after it."""
+    node = replace(node, call=None, tries=0, retry_s=0.0)
+    if node.state is not NodeState.DRAINING:
+        return node
+    return replace(node, drained_s=fact.started_s, rank=fact.rank, rank_seen_s=fact.started_s)
+
+
+# --- the cloud --------------------------------------------------------------------------------------------
+
+
+def created(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
+    """The provider answered the create, perhaps long after we stopped waiting."""
+    node = replace(node, call=None, tries=0, retry_s=0.0, known_s=snapshot.now_s)
+    return _listed(node, cloud, snapshot)
+
+
+def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
+    pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
+    lacking = [
+        node
+        for node in snapshot.nodes.values()
+        if node.id not in pairing.paired and fact.started_s > node.known_s and _could_be_listed(node)
+    ]
+    doubted = snapshot.doubted_lists + 1 if _too_many_at_once(snapshot, lacking) else 0
+    believed = doubted == 0 or doubted > policy.absences
+    nodes = dict(snapshot.nodes)
+    for id_, cloud in pairing.paired.items():
+        nodes[id_] = _listed(replace(nodes[id_], known_s=max(nodes[id_].known_s, fact.started_s)), cloud, snapshot)
+    if believed:
+        for node in lacking:
+            nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
+    return replace(
+        snapshot,
+        nodes=nodes,
+        strays={
+            cloud.provider_id: replace(
+                snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
+            )
+            for cloud in pairing.strays
+        },
+        intruders=pairing.intruders,
+        strangers=pairing.strangers,
+        doubted_lists=doubted,
+        cloud=Source(seen_s=fact.started_s),
+    )
+
+
+def _could_be_listed(node: Node) -> bool:
+    """Whether its absence means anything: a create was sent once, and is not under way."""
+    return node.call is None and node.create_sent_s is not None and node.state is not NodeState.GONE
+
+
+def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
+    """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
+    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
+    vanished = sum(1 for node in lacking if node.provider_shows_it)
+    return vanished > max(2, shown // 2)
+
+
+def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
+    billed_from_s = node.billed_from_s
+    if billed_from_s is None:
+        age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
+        billed_from_s = snapshot.now_s - age_s
+    node = replace(node, cloud=cloud, billed_from_s=billed_from_s, absences=0, absent_s=None)
+    event = Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED
+    if not allows(node, event):
+        return node
+    node = move(node, event, snapshot.now_s)
+    # It may have joined before the provider showed it.
+    return _follow_rank(node, node.rank, snapshot) if node.rank is not None else node
+
+
+def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
+    absent_s = node.absent_s if node.absent_s is not None else started_s
+    node = replace(node, absences=node.absences + 1, absent_s=absent_s)
+    if node.absences < policy.absences:
+        return node
+    if node.state is NodeState.REQUESTED:
+        long_enough = started_s - node.known_s >= policy.create_grace_s
+        return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
+    if node.rank is not None and node.rank.online:
+        return node  # Flux still talks to it: the provider may be wrong, and a job may run there
+    return move(node, Event.ENDED, snapshot.now_s)
+
+
+def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+    if fact.operation == "list":
+        wait_s = max(fact.retry_after_s, 1.0)
+        failed = replace(snapshot.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)
+        return replace(snapshot, cloud=failed)
+    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
+    if node is None:
+        return snapshot
+    if fact.operation == "create":
+        return _create_failed(snapshot, node, fact, policy)
+    failed_node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    return replace(snapshot, nodes={**snapshot.nodes, node.id: failed_node})
+
+
+def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+    node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    if fact.kind is FailureKind.AMBIGUOUS:
+        return replace(snapshot, nodes={**snapshot.nodes, node.id: node})
+    if allows(node, Event.DISPROVED):
+        node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
+    of_type = fact.kind in (FailureKind.CAPACITY, FailureKind.CONFIG)
+    scope = node.launch.type_name if of_type else ALL_TYPES
+    until_s = snapshot.now_s + max(fact.retry_after_s, policy.block_s[fact.kind])
+    block = Block(until_s, because(f"create_{fact.kind}", detail=fact.detail))
+    return replace(snapshot, nodes={**snapshot.nodes, node.id: node}, blocks={**snapshot.blocks, scope: block})

@@ -1,0 +1,142 @@
+"""All that is known at one moment: the one value that decisions are made from.
+
+``observe`` makes the next snapshot from this one and a fact; ``plan`` reads it. Nothing else holds state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from nodemanager.model import (
+    Call,
+    CallKind,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    Job,
+    JobId,
+    Launch,
+    LaunchId,
+    NodeState,
+    ProviderId,
+    Rank,
+    Reason,
+    SlotName,
+    TypeName,
+    UnreadableJob,
+)
+
+
+def _empty() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A launch, and what has become of it: the pair of a cloud node and the rank of its slot."""
+
+    launch: Launch
+    state: NodeState
+    since_s: float  # when it came into this state
+    requested_s: float
+    story: tuple[str, ...] = ()  # its latest moves, newest last
+    recorded: bool = False  # the lease is known to be on record
+    create_sent_s: float | None = None  # None: surely no create call has been made by this process
+    cloud: CloudNode | None = None
+    billed_from_s: float | None = None
+    absences: int = 0  # lists in a row, begun after it was last known of, that lack it
+    absent_s: float | None = None  # when the first of them was begun
+    known_s: float = 0.0  # the newest moment at which the provider surely had it, or may have got it
+    rank: FluxRank | None = None
+    rank_seen_s: float = 0.0  # when the look began that showed ``rank``
+    idle_looks: int = 0  # looks in a row that found it idle
+    idle_since_s: float | None = None
+    drained_s: float | None = None  # when the second look after our drain began
+    broker_told: bool = False
+    retiring: Reason | None = None
+    call: Call | None = None
+    tries: int = 0  # of the call that failed last
+    retry_s: float = 0.0  # nothing more is ordered for it before
+
+    @property
+    def id(self) -> LaunchId:
+        return self.launch.id
+
+    @property
+    def costs(self) -> bool:
+        """Whether it is, or may be, on the bill."""
+        return self.state is not NodeState.GONE
+
+    @property
+    def provider_shows_it(self) -> bool:
+        return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A cloud node of ours that no launch owns, and since when we have seen it so."""
+
+    node: CloudNode
+    since_s: float
+    destroy_after_s: float = 0.0  # a destroy was ordered; again not before
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Something is not bought for a while."""
+
+    until_s: float
+    reason: Reason
+
+
+ALL_TYPES = TypeName("*")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How fresh our knowledge of one side is. ``seen_s``: when the query began that last brought an answer."""
+
+    seen_s: float | None = None
+    answer_due_s: float | None = None  # until when an answer is waited for
+    retry_s: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """See the module. Mappings are never changed in place."""
+
+    now_s: float = 0.0
+    wall_at: float = 0.0
+
+    claim: Source = Source()
+    claimed: bool = False
+    queue: Source = Source()
+    flux: Source = Source()  # the looks at ranks
+    cloud: Source = Source()
+
+    jobs: Mapping[JobId, Job] = field(default_factory=_empty)
+    unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
+    queues_stopped: frozenset[str] = frozenset()
+    newest_job_s: float | None = None  # when a job last became known
+    unsettled_s: float | None = None  # since when jobs have been coming without a plan for them
+    changed_s: float = 0.0  # when the queue or the ranks last showed something new
+    stirred_s: float | None = None  # a look at the ranks is due since
+
+    ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
+    rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
+    nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
+    strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
+    intruders: tuple[CloudNode, ...] = ()  # our cluster's name, another cluster's UUID: never touched
+    strangers: int = 0  # not ours, never touched
+    doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
+
+    blocks: Mapping[TypeName, Block] = field(default_factory=_empty)
+    create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
+    create_credit_s: float | None = None
+
+    def calls_in_flight(self, *kinds: CallKind) -> int:
+        return sum(1 for node in self.nodes.values() if node.call is not None and node.call.kind in kinds)

@@ -1,0 +1,198 @@
+"""The next step of one node, by its state; and the reason, when it takes none as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nodemanager.fleet import retirement
+from nodemanager.fleet.packing import Bin
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import JobId, NodeState, Reason, SlotName, because
+from nodemanager.orders import (
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+
+NodeAction = RecordLaunches | CreateNode | DrainNode | UndrainNode | StopBroker | DestroyNode | EndLease
+
+NAMES_MAX = 10
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What a node's step depends on beside the node. The counts change as nodes take their steps."""
+
+    snapshot: Snapshot
+    policy: Policy
+    needed: Mapping[SlotName, Bin]  # where waiting jobs are laid out
+    live: int  # nodes on the bill
+    usable: int  # nodes that take jobs, those about to be retired not counted
+    creates_left: int  # by the rate bucket
+    cloud_calls_left: int  # creates and destroys that may still be under way at once
+
+    @property
+    def now_s(self) -> float:
+        return self.snapshot.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    reason: Reason
+    action: NodeAction | None = None
+
+
+def step(node: Node, outlook: Outlook) -> Step:
+    """What is done for the node now. One call at a time; one that failed is left alone a while."""
+    if node.call is not None:
+        return Step(because("call_in_flight", call=str(node.call.kind), deadline_s=node.call.deadline_s))
+    if outlook.now_s < node.retry_s:
+        return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
+    return STEPS[node.state](node, outlook)
+
+
+def _requested(node: Node, outlook: Outlook) -> Step:
+    node_type = outlook.policy.types.get(node.launch.type_name)
+    if not node.recorded:
+        return Step(because("lease_to_record"), RecordLaunches((node.launch,)))
+    if node.create_sent_s is not None:
+        return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
+    if node_type is None:
+        return Step(because("unknown_type", node_type=node.launch.type_name))
+    if outlook.creates_left <= 0:
+        return Step(because("create_paced", creates_per_s=outlook.policy.creates_per_s))
+    if outlook.cloud_calls_left <= 0:
+        return Step(_too_many_calls(outlook))
+    outlook.creates_left -= 1
+    outlook.cloud_calls_left -= 1
+    return Step(because("creating"), CreateNode(node.launch, node_type))
+
+
+def _booting(node: Node, outlook: Outlook) -> Step:
+    given_up = retirement.overdue(node, outlook.policy, outlook.now_s)
+    if given_up is not None:
+        return _drain(node, given_up)
+    waited_s = outlook.now_s - node.requested_s
+    return Step(because("booting", waited_s=waited_s, boot_timeout_s=outlook.policy.boot_timeout_s))
+
+
+def _lost(node: Node, outlook: Outlook) -> Step:
+    given_up = retirement.overdue(node, outlook.policy, outlook.now_s)
+    if given_up is not None and not (node.rank is not None and node.rank.allocated):
+        return _drain(node, given_up)
+    return Step(because("may_rejoin", away_s=outlook.now_s - node.since_s))
+
+
+def _idle(node: Node, outlook: Outlook) -> Step:
+    wanted = outlook.needed.get(node.launch.slot)
+    if wanted is not None:
+        return Step(because("wanted", jobs=names(wanted.serves)))
+    policy = outlook.policy
+    surplus = outlook.usable - policy.nodes_min
+    if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
+    node_type = policy.types.get(node.launch.type_name)
+    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus)
+    if not goes:
+        return Step(reason)
+    outlook.usable -= 1
+    return _drain(node, reason)
+
+
+def _confirmed(node: Node, policy: Policy) -> bool:
+    held = node.rank is not None and node.rank.drain_reason is not None
+    return node.idle_looks >= policy.idle_confirmations and not held
+
+
+def _busy(node: Node, outlook: Outlook) -> Step:
+    del outlook
+    if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
+        reason = because("busy_yet_drained_by_us")
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    return Step(because("busy"))
+
+
+def _draining(node: Node, outlook: Outlook) -> Step:
+    wanted = outlook.needed.get(node.launch.slot)
+    if wanted is not None:
+        return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted.serves)))
+    if node.drained_s is None or node.rank is None:
+        return _drain(node, node.retiring or because("drain_unanswered"))
+    obstacle = retirement.second_look(node, node.rank)
+    if obstacle is None:
+        return _stopping(node, outlook)
+    if obstacle.code in ("job_slipped_in", "held_by_drain") and node.rank.online:
+        return _reprieve(node, outlook, obstacle)
+    return _drain(node, node.retiring or obstacle)
+
+
+def _stopping(node: Node, outlook: Outlook) -> Step:
+    """Stop what nothing runs on: first its broker, then the machine, again and again until it is seen gone."""
+    reason = node.retiring or because("stopping")
+    if node.rank is not None and node.rank.online and not node.broker_told:
+        return Step(reason, StopBroker(node.id, node.launch.rank))
+    if node.cloud is None:
+        return Step(because("nothing_to_destroy"))
+    if outlook.cloud_calls_left <= 0:
+        return Step(_too_many_calls(outlook))
+    outlook.cloud_calls_left -= 1
+    return Step(reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+
+
+def _too_many_calls(outlook: Outlook) -> Reason:
+    return because("calls_in_flight_max", calls_in_flight_max=outlook.policy.calls_in_flight_max)
+
+
+def _gone(node: Node, outlook: Outlook) -> Step:
+    rank = outlook.snapshot.ranks.get(node.launch.rank)
+    if node.cloud is not None and rank is not None and rank.online:
+        # Its slot is free only when the overlay has noticed too.
+        return Step(because("gone_yet_online"))
+    reason = because("gone")
+    return Step(reason, EndLease(node.launch, reason))
+
+
+def _drain(node: Node, reason: Reason) -> Step:
+    return Step(reason, DrainNode(node.id, node.launch.rank, reason))
+
+
+def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:
+    outlook.usable += 1
+    return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+
+
+def names(jobs: list[JobId]) -> tuple[str, ...]:
+    return tuple(str(job) for job in jobs[:NAMES_MAX])
+
+
+STEPS: Mapping[NodeState, Callable[[Node, Outlook], Step]] = {
+    NodeState.REQUESTED: _requested,
+    NodeState.BOOTING: _booting,
+    NodeState.IDLE: _idle,
+    NodeState.BUSY: _busy,
+    NodeState.LOST: _lost,
+    NodeState.DRAINING: _draining,
+    NodeState.STOPPING: _stopping,
+    NodeState.GONE: _gone,
+}
+
+# Undraining comes before anything is bought, and what ends a bill before what begins one.
+ORDER = (
+    NodeState.DRAINING,
+    NodeState.BUSY,
+    NodeState.GONE,
+    NodeState.STOPPING,
+    NodeState.LOST,
+    NodeState.IDLE,
+    NodeState.BOOTING,
+    NodeState.REQUESTED,
+)

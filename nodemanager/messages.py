@@ -1,0 +1,34 @@
+"""Every message between actors, grouped by who receives it.
+
+Facts and orders are values of their own rooms; here they become the unions that an actor's ``match`` is checked
+against, and the typed addresses that they are told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from nodemanager.facts import Fact, Tick
+from nodemanager.orders import CloudOrder, FluxOrder, ListCloud
+
+M_contra = TypeVar("M_contra", contravariant=True)
+
+
+class Mailbox(Protocol[M_contra]):
+    """An address that takes messages of one kind. A Pykka ``ActorRef`` is one as it is."""
+
+    def tell(self, message: M_contra) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The brain's first message: whom it may give orders to."""
+
+    flux: Mailbox[FluxOrder]
+    lister: Mailbox[ListCloud]
+    cloud: Sequence[Mailbox[CloudOrder]]
+
+
+ManagerMessage = Begin | Tick | Fact
