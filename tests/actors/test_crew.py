@@ -1,0 +1,43 @@
+from dataclasses import dataclass, field
+
+from nodemanager.actors.crew import Crew
+from nodemanager.model import LaunchId, ProviderId, because
+from nodemanager.orders import CloudOrder, DestroyNode
+
+
+@dataclass
+class Post:
+    """A mailbox that keeps what it is told."""
+
+    told: list[CloudOrder] = field(default_factory=list)
+
+    def tell(self, message: CloudOrder) -> None:
+        self.told.append(message)
+
+
+def destroy(name: str) -> DestroyNode:
+    return DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test"))
+
+
+def test_an_order_goes_to_a_worker_that_has_none() -> None:
+    posts = [Post(), Post()]
+    crew = Crew(posts)
+    crew.give("a", destroy("a"))
+    crew.give("b", destroy("b"))
+    assert [len(post.told) for post in posts] == [1, 1]
+
+
+def test_a_worker_that_hangs_holds_up_nobody_else() -> None:
+    hung, other = Post(), Post()
+    crew = Crew([hung, other])
+    crew.give("hangs", destroy("hangs"))
+    for name in ("a", "b", "c"):
+        crew.give(name, destroy(name))
+        crew.done(name)
+    assert [order.launch for order in hung.told] == ["hangs"]
+    assert [order.launch for order in other.told] == ["a", "b", "c"]
+
+
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+    crew = Crew([Post()])
+    crew.done("never given")

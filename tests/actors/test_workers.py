@@ -1,0 +1,251 @@
+"""The workers turn orders into calls and what came of them into facts; nothing foreseen escapes as an exception."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.facts import (
+    ClaimHeld,
+    ClaimRefused,
+    CloudCallFailed,
+    CloudListed,
+    FailureKind,
+    FluxCallFailed,
+    FluxUnreachable,
+    LeaseEnded,
+    NodeCreated,
+    NodeDestroyed,
+    NodeDrained,
+    RanksSeen,
+)
+from nodemanager.model import (
+    Billing,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    Launch,
+    LaunchId,
+    NodeType,
+    ProviderId,
+    Rank,
+    SlotName,
+    TypeName,
+    because,
+)
+from nodemanager.orders import (
+    ClaimInstance,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    ListCloud,
+    LookAtRanks,
+    RecordLaunches,
+)
+from nodemanager.ports import CloudError, FluxError, NotTheActor
+
+SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
+LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
+NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
+RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
+
+
+@dataclass
+class Post:
+    told: list[Any] = field(default_factory=list)
+
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+
+
+class FrozenClock:
+    def monotonic_s(self) -> float:
+        return 7.0
+
+    def wall_at(self) -> float:
+        return 1000.0
+
+
+@dataclass
+class Cloud:
+    """A cloud port that fails as told."""
+
+    error: Exception | None = None
+
+    def _call(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        self._call()
+        return NODE
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        self._call()
+        return (NODE,)
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        self._call()
+
+
+@dataclass
+class Flux:
+    """A Flux port that writes down what it is asked, and fails at the named call."""
+
+    fails_at: str = ""
+    error: FluxError = field(default_factory=lambda: FluxError("no answer"))
+    calls: list[str] = field(default_factory=list)
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self.fails_at:
+            raise self.error
+
+    def claim(self) -> None:
+        self._call("claim")
+
+    def launches(self) -> tuple[Launch, ...]:
+        self._call("launches")
+        return (LAUNCH,)
+
+    def record(self, launches: Sequence[Launch]) -> None:
+        self._call("record")
+
+    def forget(self, launch: Launch) -> None:
+        self._call("forget")
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        self._call("ranks")
+        return (RANK,)
+
+    def drain(self, rank: Rank, reason: str) -> None:
+        self._call(f"drain {reason}")
+
+    def undrain(self, rank: Rank) -> None:
+        self._call("undrain")
+
+    def stop_broker(self, rank: Rank) -> None:
+        self._call("stop_broker")
+
+
+def flux_worker(port: Flux, *, acts: bool = True) -> tuple[FluxWorker, list[Any]]:
+    post = Post()
+    return FluxWorker(port, FrozenClock(), post, acts, Fate()), post.told
+
+
+def test_a_create_that_works_and_one_that_does_not() -> None:
+    post = Post()
+    CloudWorker(Cloud(), post, Fate()).on_receive(CreateNode(LAUNCH, SMALL))
+    broken = Cloud(CloudError(FailureKind.AMBIGUOUS, "reply lost", 3.0))
+    CloudWorker(broken, post, Fate()).on_receive(CreateNode(LAUNCH, SMALL))
+    assert post.told == [
+        NodeCreated(LAUNCH.id, NODE),
+        CloudCallFailed("create", LAUNCH.id, FailureKind.AMBIGUOUS, "reply lost", 3.0),
+    ]
+
+
+def test_a_destroy_that_works_and_one_that_does_not() -> None:
+    post = Post()
+    order = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
+    CloudWorker(Cloud(), post, Fate()).on_receive(order)
+    CloudWorker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post, Fate()).on_receive(order)
+    assert post.told == [
+        NodeDestroyed(LAUNCH.id, NODE.provider_id),
+        CloudCallFailed("destroy", LAUNCH.id, FailureKind.TRANSIENT, "500"),
+    ]
+
+
+def test_a_list_carries_the_moment_it_was_begun() -> None:
+    post = Post()
+    CloudWatcher(Cloud(), FrozenClock(), post, Fate()).on_receive(ListCloud())
+    CloudWatcher(Cloud(CloudError(FailureKind.THROTTLED, "slow", 9.0)), FrozenClock(), post, Fate()).on_receive(
+        ListCloud()
+    )
+    assert post.told == [
+        CloudListed(7.0, (NODE,)),
+        CloudCallFailed("list", None, FailureKind.THROTTLED, "slow", 9.0),
+    ]
+
+
+def test_a_claim_brings_the_launches_on_record() -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(ClaimInstance())
+    assert (port.calls, told) == (["claim", "launches"], [ClaimHeld(7.0, (LAUNCH,))])
+
+
+def test_one_that_only_observes_does_not_take_the_name() -> None:
+    port = Flux()
+    worker, told = flux_worker(port, acts=False)
+    worker.on_receive(ClaimInstance())
+    assert (port.calls, told) == (["launches"], [ClaimHeld(7.0, (LAUNCH,))])
+
+
+@pytest.mark.parametrize(
+    ("error", "fact"),
+    [
+        (NotTheActor("pid 7 has it"), ClaimRefused(7.0, "pid 7 has it")),
+        (FluxError("gone"), FluxUnreachable(7.0, "gone")),
+    ],
+)
+def test_a_claim_that_fails_says_whether_another_one_acts(error: FluxError, fact: object) -> None:
+    worker, told = flux_worker(Flux(fails_at="claim", error=error))
+    worker.on_receive(ClaimInstance())
+    assert told == [fact]
+
+
+def test_the_second_look_is_asked_after_the_drain() -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(DrainNode(LAUNCH.id, Rank(1), because("window_closes")))
+    assert port.calls == ["drain flux-node-manager:cloud1-1", "ranks"]
+    assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
+
+
+def test_without_a_second_look_no_drain_counts() -> None:
+    worker, told = flux_worker(Flux(fails_at="ranks"))
+    worker.on_receive(DrainNode(LAUNCH.id, Rank(1), because("window_closes")))
+    assert told == [FluxCallFailed((LAUNCH.id,), "DrainNode", "no answer")]
+
+
+def test_a_lease_ends_after_its_slot_is_undrained() -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(EndLease(LAUNCH, because("gone")))
+    assert (port.calls, told) == (["undrain", "forget"], [LeaseEnded(LAUNCH.id)])
+
+
+def test_who_lost_the_name_says_so_beside_the_failure() -> None:
+    worker, told = flux_worker(Flux(fails_at="record", error=NotTheActor("lost")))
+    worker.on_receive(RecordLaunches((LAUNCH,)))
+    assert told == [FluxCallFailed((LAUNCH.id,), "RecordLaunches", "lost"), ClaimRefused(7.0, "lost")]
+
+
+def test_a_look_brings_all_ranks() -> None:
+    worker, told = flux_worker(Flux())
+    worker.on_receive(LookAtRanks())
+    assert told == [RanksSeen(7.0, (RANK,))]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda fate: CloudWorker.start(Cloud(ZeroDivisionError("a bug")), Post(), fate).tell(
+            CreateNode(LAUNCH, SMALL)
+        ),
+        lambda fate: CloudWatcher.start(Cloud(ZeroDivisionError("a bug")), FrozenClock(), Post(), fate).tell(
+            ListCloud()
+        ),
+    ],
+)
+def test_49_a_bug_in_any_actor_ends_the_process(start: Callable[[Fate], None]) -> None:
+    fate = Fate()
+    start(fate)
+    assert fate.ended.wait(10)
+    assert isinstance(fate.crashed, ZeroDivisionError)
