@@ -1,0 +1,225 @@
+"""The only place that wires: which adapters stand outside, which actors stand inside, who knows whom.
+
+The simulator wires the same actors through the same :func:`wire`, with a ``spawn`` of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import pykka
+import structlog
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.ticker import Ticker
+from nodemanager.cloud.local import LocalCloud
+from nodemanager.config import Mode, Provider, Site, uuid_file
+from nodemanager.facts import FluxUnreachable
+from nodemanager.fleet.policy import Policy
+from nodemanager.flux import bootstrap
+from nodemanager.messages import Begin, Mailbox, ManagerMessage
+from nodemanager.model import Launch, NodeType
+from nodemanager.ports import Clock, CloudPort, FluxPort, FluxWatch
+from nodemanager.simulation.embedded import embedded
+
+EXIT_OK = 0
+EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
+STOP_S = 1.0  # what an actor gets to end its call before the process leaves without it
+
+A = TypeVar("A", bound=CrashOnlyActor)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The ports of one site. The factories are called once for each actor: a port belongs to one thread."""
+
+    clock: Clock
+    flux: Callable[[], FluxPort]
+    cloud: Callable[[], CloudPort]
+    watch: FluxWatch
+    close: Callable[[], None]
+
+
+class SystemClock:
+    """This machine's clocks."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_at(self) -> float:
+        return time.time()
+
+
+class Spawn(Protocol):
+    """How an actor comes to life: in a thread, or in the simulator's pump."""
+
+    def __call__(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]: ...
+
+
+def in_threads(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+    return actor.start(*arguments)
+
+
+def wire(
+    outside: Outside,
+    policy: Policy,
+    acts: bool,
+    publish: Callable[[Published], None],
+    fate: Fate,
+    spawn: Spawn = in_threads,
+) -> Mailbox[ManagerMessage]:
+    """Bring the actors to life and make them known to each other. They wait for the first tick."""
+    manager: Mailbox[ManagerMessage] = spawn(Manager, policy, acts, publish, fate)
+    manager.tell(
+        Begin(
+            flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
+            lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
+            cloud=[spawn(CloudWorker, outside.cloud(), manager, fate) for _ in range(policy.calls_in_flight_max)],
+        )
+    )
+    return manager
+
+
+def policy_of(site: Site) -> Policy:
+    """What of the site the fleet needs to know."""
+    return Policy(
+        cluster=site.cluster,
+        cluster_uuid=site.cluster_uuid,
+        node_types=site.node_types,
+        nodes_max=site.limits.nodes_max,
+        nodes_min=site.limits.nodes_min,
+        price_per_hour_max=site.limits.price_per_hour_max,
+        settle_s=site.timing.settle_s,
+        settle_max_s=site.timing.settle_max_s,
+        boot_timeout_s=site.timing.boot_timeout_s,
+        rejoin_timeout_s=site.timing.rejoin_timeout_s,
+        create_grace_s=site.timing.create_grace_s,
+        orphan_grace_s=site.timing.orphan_grace_s,
+        stale_after_s=site.timing.stale_after_s,
+        probe_s=site.timing.probe_s,
+        relist_s=site.timing.relist_s,
+        absences=site.timing.absences,
+        call_timeout_s=site.cloud.call_timeout_s,
+        idle_confirmations=site.policy.idle_confirmations,
+        idle_timeout_s=site.policy.idle_timeout_s,
+        stop_lead_s=site.policy.stop_lead_s,
+        calls_in_flight_max=site.cloud.calls_in_flight_max,
+        creates_per_s=site.cloud.creates_per_s,
+        creates_burst=site.cloud.creates_burst,
+    )
+
+
+class NotInitialised(Exception):
+    """The site has no cluster UUID, by which nodes of ours are told from others."""
+
+
+def identified(site: Site) -> Site:
+    """The site with a cluster UUID: a simulated one has it from its seed, a real one from ``init``."""
+    if site.cluster_uuid:
+        return site
+    if site.flux.simulated:
+        return replace(site, cluster_uuid=str(uuid.UUID(int=site.simulation.seed)))
+    raise NotInitialised(
+        f"{site.path}: cluster {site.cluster} has no UUID: run flux-node-manager init, or give the cluster_uuid of"
+        f" the instance under [Site] (it is kept in {uuid_file(site.state_dir)})"
+    )
+
+
+def outside_of(site: Site) -> Outside:
+    """The adapters that the site names."""
+    if site.flux.simulated:
+        return _embedded(site)
+    # Flux's bindings are looked for only where a real instance is meant.
+    from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
+
+    clock = SystemClock()
+    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
+    watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
+    return Outside(clock, flux.port, lambda: _cloud(site, clock), watch, flux.close)
+
+
+def _embedded(site: Site) -> Outside:
+    simulated = embedded(site)
+    return Outside(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
+
+
+def _cloud(site: Site, clock: Clock) -> CloudPort:
+    match site.cloud.provider:
+        case Provider.LOCAL:
+            return LocalCloud(
+                site.state_dir / "cloud",
+                site.cluster,
+                site.cluster_uuid,
+                lambda launch, node_type: _user_data(site, launch, node_type),
+                clock,
+                boot_delay_s=site.cloud.boot_delay_s,
+            )
+        case Provider.SIMULATED:
+            # Refused by the config: nodes that do not exist cannot join an instance that does.
+            raise ValueError("a simulated cloud has no nodes for a real Flux instance")
+
+
+def _user_data(site: Site, launch: Launch, node_type: NodeType) -> str:
+    del node_type
+    return bootstrap.user_data(site, launch.slot)
+
+
+def unread(published: Published) -> None:
+    """Nobody looks at what is published."""
+
+
+class Service:
+    """The running manager: actors, ticker, watch."""
+
+    def __init__(
+        self,
+        site: Site,
+        outside: Outside,
+        publish: Callable[[Published], None] = unread,
+    ) -> None:
+        self.fate = Fate()
+        self._outside = outside
+        self._manager = wire(outside, policy_of(site), site.mode is Mode.ACT, publish, self.fate)
+        self._ticker = Ticker(outside.clock, self._manager)
+
+    def start(self) -> None:
+        self._outside.watch.start(self._manager.tell, self._lost)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        """End what can be ended soon. A call that hangs is left to the end of the process: it is on record."""
+        self._ticker.stop()
+        self._outside.watch.stop()
+        for actor in pykka.ActorRegistry.get_all():
+            actor.stop(block=False)
+        for actor in pykka.ActorRegistry.get_all():
+            actor.actor_stopped.wait(STOP_S)
+        self._outside.close()
+
+    def _lost(self, why: str) -> None:
+        self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
+
+
+def serve(site: Site, outside: Outside, publish: Callable[[Published], None] = unread) -> int:
+    """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
+    log: Any = structlog.get_logger()
+    service = Service(site, outside, publish)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.fate.ended.set())
+    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
+    service.start()
+    service.fate.ended.wait()
+    service.stop()
+    if service.fate.crashed is not None:
+        log.critical("crashed", error=repr(service.fate.crashed))
+        return EXIT_CRASHED
+    log.info("stopped")
+    return EXIT_OK

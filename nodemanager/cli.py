@@ -1,0 +1,105 @@
+"""The command line: one verb a function."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from nodemanager import app, logs
+from nodemanager.config import ConfigError, Site, load_site, warnings
+from nodemanager.flux.bindings import BindingsMissing
+from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 64  # sysexits.h
+EXIT_UNAVAILABLE = 69
+EXIT_CONFIG = 78
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; give the exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        site = load_site(Path(chosen.config))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    return VERBS[chosen.verb](site, chosen)
+
+
+def run(site: Site, chosen: argparse.Namespace) -> int:
+    """Run the service in the foreground until SIGTERM or SIGINT."""
+    del chosen
+    logs.configure()
+    _warn(site)
+    try:
+        site = app.identified(site)
+        outside = app.outside_of(site)
+    except app.NotInitialised as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    return app.serve(site, outside)
+
+
+def check(site: Site, chosen: argparse.Namespace) -> int:
+    """Read the site and say what is wrong with it, or in doubt."""
+    del chosen
+    _warn(site)
+    slots = sum(len(node_type.slots) for node_type in site.node_types)
+    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode}")
+    return EXIT_OK
+
+
+def init(site: Site, chosen: argparse.Namespace) -> int:
+    """Write what a stock Flux needs to be elastic."""
+    if chosen.output is None:
+        print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
+        return EXIT_USAGE
+    _warn(site)
+    try:
+        written = write_bootstrap(site, Path(chosen.output))
+    except BootstrapError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(written)
+    return EXIT_OK
+
+
+def _warn(site: Site) -> None:
+    for warning in warnings(site):
+        print(f"{site.path}: warning: {warning}", file=sys.stderr)
+
+
+VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {"run": run, "check": check, "init": init}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flux-node-manager",
+        description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
+        "being worth their price.",
+        epilog="exit status: 0 done; 1 not done; 64 wrong use; 69 no Flux bindings; 70 a bug; "
+        "78 a fault in the site",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=VERBS,
+        default="run",
+        help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
+    )
+    parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
+    parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

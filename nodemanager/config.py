@@ -1,0 +1,295 @@
+"""From ``site.ini`` to a :class:`Site`, or to every fault of the file at once.
+
+``settings.py`` says what may be written; here it is read, completed, and checked one key against another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+from uuid import UUID
+
+from pydantic import SecretStr, ValidationError
+
+from nodemanager import credentials
+from nodemanager.ini import Document, Fault, nearest_name, read_ini
+from nodemanager.model import NodeType, SlotName, TypeName
+from nodemanager.settings import (
+    NAME,
+    NAME_ALLOWED,
+    CloudSettings,
+    FluxSettings,
+    Join,
+    Limits,
+    Mode,
+    NodeSettings,
+    Policy,
+    Provider,
+    Settings,
+    Simulation,
+    SiteSettings,
+    Timing,
+    keys_of,
+)
+
+__all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_site", "uuid_file", "warnings"]
+
+_NODE = "Node "
+_LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
+_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Simulation")
+
+_S = TypeVar("_S", bound=Settings)
+
+
+class ConfigError(Exception):
+    """A site that cannot be used. ``faults`` holds all that is wrong with it, in the order of the lines."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One cluster's settings, complete and consistent. Paths are absolute."""
+
+    path: Path
+    cluster: str
+    cluster_uuid: str  # "" until ``init`` has made one
+    state_dir: Path
+    mode: Mode
+    flux: FluxSettings
+    cloud: CloudSettings
+    credentials: Mapping[str, SecretStr]
+    limits: Limits
+    timing: Timing
+    policy: Policy
+    simulation: Simulation
+    node_types: tuple[NodeType, ...]
+    networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
+
+    @property
+    def slots(self) -> tuple[SlotName, ...]:
+        """Every slot, in the order of the ranks that ``init`` gives them."""
+        return tuple(slot for node_type in self.node_types for slot in node_type.slots)
+
+
+def uuid_file(state_dir: Path) -> Path:
+    """Where ``init`` keeps the cluster's UUID."""
+    return state_dir / "cluster-uuid"
+
+
+def load_site(path: str | Path, environment: Mapping[str, str] | None = None) -> Site:
+    """Read a site; raises :class:`ConfigError` with every fault. ``environment`` is the process's unless given."""
+    file = Path(path)
+    document = read_ini(file, os.environ if environment is None else environment, [credentials.SECTION])
+    if document.faults and not document.sections:
+        raise ConfigError(document.faults)
+    return _Loading(document).site()
+
+
+class _Loading:
+    """One load: the document, and the faults found so far."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._folder = document.file.parent
+        self._faults = list(document.faults)
+
+    def site(self) -> Site:
+        self._faults += _unknown_sections(self._document)
+        site = self._section("Site", SiteSettings)
+        flux = self._section("Flux", FluxSettings)
+        cloud = self._section("Cloud", CloudSettings)
+        limits = self._section("Limits", Limits)
+        timing = self._section("Timing", Timing)
+        policy = self._section("Policy", Policy)
+        simulation = self._section("Simulation", Simulation)
+        nodes = self._nodes()
+        secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
+        self._faults += secret_faults
+        state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
+        cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
+        self._faults += _contradictions(
+            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
+        )
+        if self._faults or not (site and flux and cloud and limits and timing and policy and simulation):
+            raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
+        return Site(
+            path=self._document.file,
+            cluster=site.cluster,
+            cluster_uuid=cluster_uuid,
+            state_dir=state_dir,
+            mode=site.mode,
+            flux=self._completed(flux, state_dir),
+            cloud=cloud,
+            credentials=MappingProxyType(secrets),
+            limits=limits,
+            timing=timing,
+            policy=policy,
+            simulation=simulation,
+            node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
+            networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
+        )
+
+    def _section(self, name: str, settings: type[_S]) -> _S | None:
+        """The section's settings; None, and a fault for each key that is wrong, if there is one."""
+        allowed = keys_of(settings)
+        entries = self._document.section(name).entries
+        for key in entries.keys() - allowed.keys():
+            nearest = nearest_name(key, allowed)
+            self._fault(
+                name, key, "no such key" + ("" if nearest else f"; known are {', '.join(allowed)}"), nearest
+            )
+        texts = {key: entry.text for key, entry in entries.items() if key in allowed and entry.text is not None}
+        try:
+            return settings.model_validate(texts)
+        except ValidationError as error:
+            for detail in error.errors():
+                key = str(detail["loc"][0])
+                if detail["type"] != "missing":
+                    self._fault(name, key, str(detail["ctx"]["error"]))
+                elif key not in entries:  # what is there names a variable that is not set: said already
+                    self._fault(name, key, f"must be given: {allowed[key]}")
+            return None
+
+    def _nodes(self) -> dict[TypeName, NodeSettings]:
+        names = [name for name in self._document.sections if name.startswith(_NODE)]
+        if not names:
+            self._fault("", "", "at least one [Node NAME] must be given")
+        nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
+        return {name: node for name, node in nodes.items() if node}
+
+    def _cluster_uuid(self, given: str, state_dir: Path) -> str:
+        """The UUID that the site names, or the one that ``init`` left; a fault if they differ."""
+        file = uuid_file(state_dir)
+        try:
+            kept = str(UUID(file.read_text(encoding="ascii").strip()))
+        except (FileNotFoundError, NotADirectoryError):
+            return given
+        except OSError as error:
+            self._faults.append(Fault(file, f"the file cannot be read: {error.strerror}"))
+        except ValueError:
+            self._faults.append(Fault(file, "a UUID is needed, as init wrote it"))
+        else:
+            if given in ("", kept):
+                return kept
+            self._fault("Site", "cluster_uuid", f"{file} holds another one, {kept}: nodes carry one of the two")
+        return ""
+
+    def _completed(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+        folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
+        uri = flux.uri
+        if uri.startswith(_LOCAL):
+            uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
+        return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+
+    def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
+        self._faults.append(self._document.fault(section, key, problem, nearest))
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - without "..", and a link stays what it is
+
+
+def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> NodeType:
+    return NodeType(
+        name=name,
+        size=node.size or name,
+        cores=node.cores,
+        gpus=node.gpus,
+        memory_bytes=node.memory_bytes,
+        price_per_hour=node.price_per_hour,
+        billing=node.billing,
+        slots=node.slots,
+        properties=node.properties,
+        market=node.market,
+        image=node.image or cloud.image,
+        zones=node.zones or cloud.zones,
+    )
+
+
+# --- one key against another ------------------------------------------------------------------------------
+
+
+def _unknown_sections(document: Document) -> Iterator[Fault]:
+    for name in document.sections:
+        if name.startswith(_NODE):
+            if not NAME.fullmatch(name.removeprefix(_NODE)):
+                yield document.fault(name, "", f"[Node NAME] needs a name: {NAME_ALLOWED}")
+        elif name not in _SECTIONS:
+            _, _, rest = name.partition(" ")
+            nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME")))
+            known = ", ".join((*_SECTIONS, "Node NAME"))
+            yield document.fault(name, "", "no such section" + ("" if nearest else f"; known are {known}"), nearest)
+
+
+def _contradictions(
+    document: Document,
+    *,
+    flux: FluxSettings | None,
+    cloud: CloudSettings | None,
+    limits: Limits | None,
+    timing: Timing | None,
+    nodes: Mapping[TypeName, NodeSettings],
+) -> Iterator[Fault]:
+    """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
+    if flux and not flux.simulated:
+        if not flux.head_address:
+            yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
+        if cloud and cloud.provider is Provider.SIMULATED:
+            yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+    if limits and limits.nodes_min > limits.nodes_max:
+        yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
+    if timing and timing.settle_s > timing.settle_max_s:
+        yield document.fault("Timing", "settle", "must not be longer than settle_max")
+    if timing and timing.stale_after_s <= max(timing.probe_s, timing.relist_s):
+        yield document.fault("Timing", "stale_after", "must be longer than probe and relist, or all data is stale")
+    taken = {flux.head_host: "the name of the leader (head_host)"} if flux else {}
+    for name, node in nodes.items():
+        for slot in node.slots:
+            if slot in taken:
+                yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
+            taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+# --- what is allowed and hardly wanted --------------------------------------------------------------------
+
+
+def warnings(site: Site) -> tuple[str, ...]:
+    """What an operator should know about a site that is in order, a sentence each."""
+    return (*_too_dear(site), *_unguarded(site))
+
+
+def _too_dear(site: Site) -> Iterator[str]:
+    price_max = site.limits.price_per_hour_max
+    for node_type in site.node_types:
+        if node_type.price_per_hour > price_max:
+            yield (
+                f"[Node {node_type.name}] will never be bought: its price_per_hour = {node_type.price_per_hour} "
+                f"is above price_per_hour_max = {price_max}."
+            )
+
+
+def _unguarded(site: Site) -> Iterator[str]:
+    """Flux's simple scheduler gives a job of one core any rank with a free core, the dearest too."""
+    cores_least = min(node_type.cores for node_type in site.node_types)
+    cores_most = max(node_type.cores for node_type in site.node_types)
+    gpus_everywhere = all(node_type.gpus for node_type in site.node_types)
+    for node_type in site.node_types:
+        if node_type.properties:
+            continue
+        if node_type.gpus and not gpus_everywhere:
+            kind = "GPU"
+        elif node_type.cores == cores_most > cores_least:
+            kind = "large"
+        else:
+            continue
+        yield (
+            f"[Node {node_type.name}] is a {kind} type without a property: a small job may be put on it. "
+            "Give it one, and have jobs or a queue ask for it."
+        )

@@ -1,0 +1,69 @@
+"""JSON values that came from outside, each read as what it must be.
+
+Every function takes the value and the place where it stood, as in ``resources[0].count``; what does not fit
+raises ``ValueError`` with that place, what is needed there and what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SHOWN_MAX = 60  # characters of a value, or of a place, in a message
+SECONDS_MAX = 1e15  # thirty million years: whatever is longer is a slip
+
+
+def object_at(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise wrong(where, "an object", value)
+    return value
+
+
+def list_at(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise wrong(where, "a list", value)
+    return value
+
+
+def text_at(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise wrong(where, "text", value)
+    return value
+
+
+def whole_at(value: object, where: str) -> int:
+    """A whole number. JSON's true and false are none, though Python takes them for 1 and 0."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong(where, "a whole number", value)
+    return value
+
+
+def seconds_at(value: object, where: str) -> float:
+    """Seconds: a length of time, or a moment since the epoch."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(where, "a number of seconds", value)
+    # Compared before it becomes a float: a whole number may be too large for one. NaN is in no range.
+    if not 0 <= value <= SECONDS_MAX:
+        raise wrong(where, f"from 0 to {SECONDS_MAX:g} seconds", value)
+    return float(value)
+
+
+def wrong(where: str, needed: str, found: object) -> ValueError:
+    """The error that says so; the caller raises it."""
+    return ValueError(f"{shortened(where)}: {needed} is needed, not {_shown(found)}")
+
+
+def shortened(text: str) -> str:
+    """The text with its middle left out where it is long: both ends of a place matter."""
+    half = _SHOWN_MAX // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}...{text[-half:]}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return f"an object of {len(value)}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return shortened(repr(value))

@@ -1,0 +1,36 @@
+"""A real Flux instance: the port and the watch on it, which share one claim."""
+
+from __future__ import annotations
+
+from nodemanager.flux import bindings
+from nodemanager.flux.claim import Claim
+from nodemanager.flux.port import RealFluxPort
+from nodemanager.flux.watch import RealFluxWatch
+from nodemanager.ports import Clock
+
+
+class RealFlux:
+    """One instance, one manager.
+
+    ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
+    ``BindingsMissing``; it does not connect yet.
+    """
+
+    def __init__(self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0) -> None:
+        bindings.load()
+        self._uri = uri
+        self._cluster_uuid = cluster_uuid
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._claim = Claim(uri, timeout_s=timeout_s)
+
+    def port(self) -> RealFluxPort:
+        """For one thread, which opens its handle by its first call."""
+        return RealFluxPort(self._uri, self._cluster_uuid, self._claim, timeout_s=self._timeout_s)
+
+    def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:
+        return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        """Give up the name, if it is held. The end of the process does so too."""
+        self._claim.release()

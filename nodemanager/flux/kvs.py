@@ -1,0 +1,75 @@
+"""Reading and writing the instance's key value store, with a timeout on every step.
+
+Values are text; what it means is the caller's. Sources: ``flux.kvs``, RFC 11 (tree objects), RFC 16 (KVS).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from nodemanager.flux.bindings import Future, Handle, named, part
+
+# Lookups sent together: enough to hide the way there and back, few enough to bound what waits.
+_LOOKUPS_TOGETHER_MAX = 256
+
+
+def read(handle: Handle, keys: Sequence[str], *, timeout_s: float) -> dict[str, str]:
+    """The values of those keys that exist. Raises ``CallFailed``."""
+    found: dict[str, str] = {}
+    for first in range(0, len(keys), _LOOKUPS_TOGETHER_MAX):
+        found |= _read_together(handle, keys[first : first + _LOOKUPS_TOGETHER_MAX], timeout_s)
+    return found
+
+
+def _read_together(handle: Handle, keys: Sequence[str], timeout_s: float) -> dict[str, str]:
+    get = part("flux.kvs").RAW.flux_kvs_lookup_get
+    with ExitStack() as futures:
+        lookups = {key: futures.enter_context(_lookup(handle, key, 0)) for key in keys}
+        values = {key: _looked_up(future, get, key, timeout_s) for key, future in lookups.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def names(handle: Handle, directory: str, *, timeout_s: float) -> tuple[str, ...]:
+    """What stands in a directory; nothing if it is not there. Raises ``CallFailed``."""
+    raw = part("flux.kvs").RAW
+    with _lookup(handle, directory, raw.FLUX_KVS_READDIR) as future:
+        tree = _looked_up(future, raw.flux_kvs_lookup_get_treeobj, directory, timeout_s)
+    return tuple(sorted(json.loads(tree)["data"])) if tree else ()
+
+
+def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: float) -> None:
+    """Write values (None unlinks) in one transaction, all or none; back only when that is on disk.
+
+    Raises ``CallFailed``; one that ``timed_out`` leaves open whether they were written.
+    """
+    store = part("flux.kvs")
+    with named("KVS commit"):
+        transaction = store.KVSTxn(handle)
+        for key, value in changes.items():
+            if value is None:
+                transaction.unlink(key)
+            else:
+                transaction.put(key, value, raw=True)
+        sync = part("flux.constants").FLUX_KVS_SYNC
+        with store.commit_async(handle, flags=sync, _kvstxn=transaction) as future:
+            future.wait_for(timeout_s).get()
+
+
+def _lookup(handle: Handle, key: str, flags: int) -> Future:
+    with named(f"KVS lookup of {key}"):
+        return part("flux.future").Future(part("flux.kvs").RAW.flux_kvs_lookup(handle, None, flags, key))
+
+
+def _looked_up(future: Future, get: Callable[..., Any], key: str, timeout_s: float) -> str | None:
+    ffi = part("_flux._core").ffi
+    value = ffi.new("char *[1]")
+    with named(f"KVS lookup of {key}"):
+        try:
+            future.wait_for(timeout_s)
+            get(future, value)
+        except FileNotFoundError:
+            return None
+        return ffi.string(value[0]).decode(errors="replace") if value[0] != ffi.NULL else ""

@@ -1,0 +1,285 @@
+"""The Flux port on a real instance: RPCs with timeouts, on a handle of the calling thread's own.
+
+The handle is opened by the first call, and again after one was lost (rank 0 restarted): a call that finds the
+connection lost raises ``FluxError``, the next one connects anew.
+
+Payloads are those of flux-core's modules ``resource`` and ``job-list``, of the broker's ``attr`` and ``overlay``
+services, and of RFC 42 (``rexec``).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nodemanager.flux import kvs, record
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
+from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
+from nodemanager.flux.resources import read_job_ends, read_ranks
+from nodemanager.model import FluxRank, Launch, Rank, SlotName
+from nodemanager.notation import parse_idset
+from nodemanager.ports import FluxError, NotTheActor
+
+CLUSTER = f"{SERVICE}.cluster"
+OUR_DRAINS = "flux-node-manager:"
+_LOOK = ("resource.status", "sched.resource-status", "overlay.health")
+_ENDED_JOBS_MAX = 1000
+
+
+class RealFluxPort:
+    """``FluxPort`` by RPC. An object belongs to one thread, its ``close`` too."""
+
+    def __init__(self, uri: str, cluster_uuid: str, claim: Claim, *, timeout_s: float = 5.0) -> None:
+        self._uri = uri
+        self._cluster_uuid = cluster_uuid
+        self._claim = claim
+        self._timeout_s = timeout_s
+        self._opened: Handle | None = None
+        # As Flux remembers it: up to a bound at first, then what ended since the last look.
+        self._last_job_ended_at: dict[Rank, float] = {}
+        self._ended_known_until_at = 0.0
+
+    def close(self) -> None:
+        """Let go of the connection; the next call opens another."""
+        if self._opened is not None:
+            handle, self._opened = self._opened, None
+            close(handle)
+
+    @contextmanager
+    def _handle(self) -> Iterator[Handle]:
+        if self._opened is None:
+            self._opened = connect(self._uri)
+        try:
+            yield self._opened
+        except CallFailed as failure:
+            if not failure.answered:
+                self.close()
+            raise
+
+    def _ask(self, topic: str, payload: object = None, *, rank: int = LEADER) -> Any:
+        with self._handle() as handle:
+            return ask(handle, topic, payload, rank=rank, timeout_s=self._timeout_s)
+
+    # --- who acts ---
+
+    def claim(self) -> None:
+        cluster_is_named = self._check_cluster()
+        owner = self._owner()
+        if owner is None:
+            self._take_the_name()
+        elif not self._claim.is_ours(owner):
+            raise NotTheActor(f"the name {SERVICE} of this instance is held by another manager, {owner}")
+        # Looked at again: between the first look and the name another manager may have come and gone.
+        if not cluster_is_named and not self._check_cluster():
+            self._commit({CLUSTER: self._cluster_uuid})
+
+    def _take_the_name(self) -> None:
+        try:
+            self._claim.take()
+        except CallFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+            holder = self._owner() or "one that has just gone"
+            raise NotTheActor(f"the name {SERVICE} was taken by another manager, {holder}") from failure
+
+    def _owner(self) -> Owner | None:
+        try:
+            try:
+                return self._ask_owner()
+            except CallFailed as failure:
+                if failure.answered or failure.timed_out:
+                    raise
+            return self._ask_owner()  # the handle was a stale one: rank 0 has restarted since the last call
+        except CallFailed as failure:
+            if not failure.timed_out:
+                raise
+            raise NotTheActor(f"who holds the name {SERVICE} does not say in {self._timeout_s:g} s") from failure
+
+    def _ask_owner(self) -> Owner | None:
+        with self._handle() as handle:
+            return owner_of(handle, timeout_s=self._timeout_s)
+
+    def _must_act(self) -> None:
+        """Every changing call comes here first."""
+        owner = self._owner()
+        if owner is None:
+            raise NotTheActor(f"the name {SERVICE} is not held by us any more: claim it again")
+        if not self._claim.is_ours(owner):
+            raise NotTheActor(f"the name {SERVICE} is held by another manager, {owner}")
+
+    def _check_cluster(self) -> bool:
+        """Whether the instance is known to be of our cluster (or yet of none)."""
+        if (named := self._read([CLUSTER]).get(CLUSTER)) is None:
+            return False
+        if named != self._cluster_uuid:
+            raise FluxError(
+                f"this instance belongs to cluster {named} (KVS key {CLUSTER}), our site says {self._cluster_uuid}:"
+                " uri leads to another instance, or the site was initialised anew"
+            )
+        return True
+
+    # --- the record of launches ---
+
+    def launches(self) -> tuple[Launch, ...]:
+        with self._handle() as handle:
+            names = kvs.names(handle, record.LEASES, timeout_s=self._timeout_s)
+        return tuple(self._read_records([record.slot_of(name) for name in names]).values())
+
+    def record(self, launches: Sequence[Launch]) -> None:
+        self._must_act()
+        new = self._not_yet_on_record(launches)
+        if not new:
+            return
+        # First the drains: should we die in between, an unleased slot that takes jobs harms nobody.
+        self._undrain_left_over(new)
+        self._commit({record.key_of(launch.slot): record.encoded(launch) for launch in new})
+
+    def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
+        holders = self._read_records([launch.slot for launch in launches])
+        new: dict[SlotName, Launch] = {}
+        for launch in launches:
+            holder = holders.get(launch.slot) or new.get(launch.slot)
+            if holder is None:
+                new[launch.slot] = launch
+            elif holder.id != launch.id:
+                raise FluxError(
+                    f"slot {launch.slot} is leased to launch {holder.id}, so launch {launch.id} is not recorded,"
+                    f" nor are the {len(launches) - 1} with it"
+                )
+        return tuple(new.values())
+
+    def forget(self, launch: Launch) -> None:
+        self._must_act()
+        holder = self._read_records([launch.slot]).get(launch.slot)
+        if holder is not None and holder.id == launch.id:
+            self._commit({record.key_of(launch.slot): None})
+
+    def _read_records(self, slots: Sequence[SlotName]) -> dict[SlotName, Launch]:
+        keys = {record.key_of(slot): slot for slot in slots}
+        found: dict[SlotName, Launch] = {}
+        for key, text in self._read(list(keys)).items():
+            try:
+                found[keys[key]] = record.decoded(text, keys[key])
+            except ValueError as fault:
+                raise FluxError(
+                    f"the launch record at KVS key {key} cannot be read: {fault}. It may stand for a node that"
+                    f" costs money: look for that at the provider, then remove it by: flux kvs unlink '{key}'"
+                ) from fault
+        return found
+
+    def _read(self, keys: Sequence[str]) -> dict[str, str]:
+        with self._handle() as handle:
+            return kvs.read(handle, keys, timeout_s=self._timeout_s)
+
+    def _commit(self, changes: Mapping[str, str | None]) -> None:
+        with self._handle() as handle:
+            kvs.commit(handle, changes, timeout_s=self._timeout_s)
+
+    # --- ranks ---
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        with self._handle() as handle:
+            try:
+                seen = ask_all(handle, dict.fromkeys(_LOOK), timeout_s=self._timeout_s)
+            except CallFailed as failure:
+                if failure.errno != errno.ENOSYS or failure.what != "sched.resource-status":
+                    raise
+                raise FluxError(
+                    "the instance has no scheduler (sched.resource-status is not answered): nothing can run, nor be"
+                    " judged idle; load one, such as: flux module load sched-simple"
+                ) from failure
+        try:
+            self._take_in_ended_jobs()
+            resources, scheduler, overlay = (seen[topic] for topic in _LOOK)
+            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at)
+        except ValueError as fault:
+            raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+
+    def _take_in_ended_jobs(self) -> None:
+        """Ask for the jobs that became inactive since we last asked (the latest of them, should they be many)."""
+        request = {
+            "max_entries": _ENDED_JOBS_MAX,
+            "attrs": ["ranks", "t_inactive"],
+            "since": self._ended_known_until_at,
+            "constraint": {"states": ["inactive"]},
+        }
+        reply = self._ask("job-list.list", request)
+        for rank, ended_at in read_job_ends(reply).items():
+            self._last_job_ended_at[rank] = max(ended_at, self._last_job_ended_at.get(rank, 0.0))
+        # Those that never ran have no ranks, and need not be shown again either.
+        ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
+        self._ended_known_until_at = max([self._ended_known_until_at, *ended])
+
+    def drain(self, rank: Rank, reason: str) -> None:
+        self._must_act()
+        # Asked first, for Flux would write our reason to one that was drained without giving any.
+        if rank in self._drain_reasons():
+            return
+        try:
+            self._ask("resource.drain", {"targets": str(rank), "reason": reason})
+        except CallFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+
+    def undrain(self, rank: Rank) -> None:
+        self._must_act()
+        self._undrain(rank)
+
+    def _undrain(self, rank: Rank) -> None:
+        try:
+            self._ask("resource.undrain", {"targets": str(rank)})
+        except CallFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+
+    def _undrain_left_over(self, launches: Sequence[Launch]) -> None:
+        reasons = self._drain_reasons()
+        for launch in launches:
+            if reasons.get(launch.rank, "").startswith(OUR_DRAINS):
+                self._undrain(launch.rank)
+
+    def _drain_reasons(self) -> dict[Rank, str]:
+        drains = self._ask("resource.status")["drain"]
+        return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
+
+    # --- brokers ---
+
+    def stop_broker(self, rank: Rank) -> None:
+        self._must_act()
+        try:
+            pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
+            self._ask("rexec.exec", _terminate(pid), rank=rank)
+        except CallFailed as failure:
+            if failure.timed_out:
+                self._disconnect(rank)
+            # Offline, or its exec service is shut already: it is leaving.
+            elif failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:
+                raise
+
+    def _disconnect(self, rank: Rank) -> None:
+        """Have a broker that does not answer put out of the overlay by its parent."""
+        parent = _parent_of(self._ask("overlay.topology", {"rank": LEADER}), rank)
+        try:
+            self._ask("overlay.disconnect-subtree", {"rank": rank}, rank=parent)
+        except CallFailed as failure:
+            if failure.errno != errno.EINVAL:  # gone in the meantime
+                raise
+
+
+def _terminate(pid: int) -> dict[str, object]:
+    """The payload (RFC 42) that has a broker's own exec service send it SIGTERM, in its own environment."""
+    command = ["sh", "-c", f"kill -TERM {pid}"]
+    return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}
+
+
+def _parent_of(topology: Mapping[str, Any], rank: Rank) -> int:
+    """Search the tree that ``overlay.topology`` shows: ``{rank, size, children: [...]}``."""
+    unseen = [topology]
+    while unseen:
+        broker = unseen.pop()
+        if any(child["rank"] == rank for child in broker["children"]):
+            return int(broker["rank"])
+        unseen.extend(broker["children"])
+    raise FluxError(f"rank {rank} is not in the overlay's topology")

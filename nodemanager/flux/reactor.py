@@ -1,0 +1,148 @@
+"""A connection with a reactor: streams, timers, a service; all of it ends with the connection.
+
+The bindings' futures and watchers refer to themselves, so they would live on until some garbage collection, in
+some thread. Here each one is destroyed as soon as it has had its say, and what is left at the end of the ``with``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect, named, part
+
+
+class Reactor:
+    """One handle, in the thread that enters it. Raises ``FluxError`` when it cannot connect."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._futures: set[Future] = set()
+        self._watchers: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self.handle = connect(self._uri)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.destroy()
+        for future in self._futures:
+            future.__exit__(None, None, None)
+        close(self.handle)
+
+    def run(self) -> None:
+        """Turn until ``stop``, or until the connection is lost. What a callback raises is raised here."""
+        with named("connection"):
+            self.handle.reactor_run()
+
+    def stop(self) -> None:
+        self.handle.reactor_stop()
+
+    # --- calls ---
+
+    def request(
+        self,
+        topic: str,
+        payload: object,
+        answered: Callable[[Any], None],
+        failed: Callable[[CallFailed], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Send one RPC to the leader; its answer, decoded from JSON, goes to one of the two."""
+
+        def take(future: Future) -> None:
+            try:
+                answer = future.get()
+            except OSError as error:
+                failed(CallFailed(topic, error))
+            else:
+                answered(answer)
+            self._let_go(future)
+
+        self._send(topic, payload, 0, take, timeout_s)
+
+    def subscribe(
+        self, topic: str, payload: object, said: Callable[[Any], None], ended: Callable[[CallFailed], None]
+    ) -> Callable[[], None]:
+        """Send a streaming RPC to the leader. What is returned cancels it: nothing more is taken from it then.
+
+        ``said`` takes each response, ``ended`` the end of a stream that was not cancelled (errno ENODATA when
+        the other side ended it in good order).
+        """
+        cancelled = False
+
+        def take(future: Future) -> None:
+            try:
+                response = future.get()
+            except OSError as error:
+                if not cancelled:
+                    ended(CallFailed(topic, error))
+                self._let_go(future)
+                return
+            future.reset()
+            if not cancelled:
+                said(response)
+
+        stream = self._send(topic, payload, part("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
+
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
+            no_response = part("flux.constants").FLUX_RPC_NORESPONSE
+            with named(f"{topic}-cancel"):
+                request = {"matchtag": stream.pimpl.get_matchtag()}
+                with self.handle.rpc(f"{topic}-cancel", request, LEADER, no_response):
+                    pass
+
+        return cancel
+
+    def _send(
+        self, topic: str, payload: object, flags: int, take: Callable[[Future], None], timeout_s: float
+    ) -> Future:
+        with named(topic):
+            future = self.handle.rpc(topic, payload, LEADER, flags)
+            self._futures.add(future)
+            future.then(take, timeout=timeout_s)
+        return future
+
+    # Not in a ``finally``: the bindings still ask a future whose callback raised for its handle.
+    def _let_go(self, future: Future) -> None:
+        self._futures.discard(future)
+        future.__exit__(None, None, None)
+
+    # --- events ---
+
+    def every(self, period_s: float, ring: Callable[[], None]) -> Any:
+        """A timer, not yet started: it has ``start`` and ``stop``."""
+        return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: ring(), repeat=period_s))
+
+    def on_readable(self, fd: int, readable: Callable[[], None]) -> None:
+        flags = part("flux.constants").FLUX_POLLIN
+        self._watch(self.handle.fd_watcher_create(fd, lambda *_: readable(), flags)).start()
+
+    def serve(self, service: str, methods: Mapping[str, Callable[[], object]], *, timeout_s: float) -> None:
+        """Register a service on this broker and answer its methods. ``CallFailed`` EEXIST: its name is held."""
+        with named(f"service {service}"), self.handle.service_register(service) as registered:
+            registered.wait_for(timeout_s).get()
+        for method, answer in methods.items():
+            self._watch(
+                self.handle.msg_watcher_create(
+                    lambda served, _watcher, message, answer: served.respond(message, answer()),
+                    type_mask=part("flux.constants").FLUX_MSGTYPE_REQUEST,
+                    topic_glob=f"{service}.{method}",
+                    args=answer,
+                )
+            ).start()
+
+    def unserve(self, service: str, *, timeout_s: float) -> None:
+        with named(f"service {service}"), self.handle.service_unregister(service) as removed:
+            removed.wait_for(timeout_s).get()
+
+    def _watch(self, watcher: Any) -> Any:
+        self._watchers.append(watcher)
+        return watcher

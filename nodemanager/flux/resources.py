@@ -1,0 +1,232 @@
+"""Ranks, read from what the instance's resource module, scheduler and overlay answer.
+
+R is RFC 20's resource set. It may be partial, name a rank in several of its entries, and lack properties.
+Whatever is malformed raises ``ValueError``, which names the place and what was found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
+from nodemanager.model import FluxRank, Overlay, Rank, SlotName
+from nodemanager.notation import expand_hostlist, parse_idset
+
+LEADER = Rank(0)
+_OVERLAY: Mapping[str, Overlay] = {state.value: state for state in Overlay}
+
+
+def read_ranks(
+    resource_status: object,
+    sched_resource_status: object,
+    overlay_health: object,
+    last_job_ended_at: Mapping[Rank, float],
+) -> tuple[FluxRank, ...]:
+    """Every rank but the leader, in order, from the replies of three RPCs.
+
+    ``resource_status`` answers ``resource.status``, ``sched_resource_status`` answers ``sched.resource-status``
+    and ``overlay_health`` answers ``overlay.health``, sent to rank 0. The last lists the leader's children in
+    the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
+    ``OFFLINE`` by what the resource module says.
+    """
+    seen = _read_resource_status(resource_status)
+    sched = _read_sched_status(sched_resource_status)
+    overlay = _read_overlay(overlay_health)
+    usable = (seen.online & sched.up) - seen.drains.keys() - seen.torpid - seen.excluded
+    ranks = []
+    for rank in sorted(seen.inventory.keys() - {LEADER}):
+        units = seen.inventory[rank]
+        free = units.without(sched.allocated.get(rank)) if rank in usable else _NOTHING
+        online = rank in seen.online
+        ranks.append(
+            FluxRank(
+                rank=rank,
+                host=seen.hosts[rank],
+                online=online,
+                cores=len(units.cores),
+                gpus=len(units.gpus),
+                cores_free=len(free.cores),
+                gpus_free=len(free.gpus),
+                allocated=rank in sched.allocated,
+                schedulable=rank in sched.up,
+                drain_reason=seen.drains.get(rank),
+                torpid=rank in seen.torpid,
+                excluded=rank in seen.excluded,
+                overlay=overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
+                last_job_ended_at=last_job_ended_at.get(rank),
+            )
+        )
+    return tuple(ranks)
+
+
+def slots_of(resource_status: object) -> Mapping[SlotName, Rank]:
+    """The rank of each slot: of every host name in R but the leader's. Two ranks of one name raise."""
+    r = object_at(resource_status, "resource.status").get("R")
+    slots: dict[SlotName, Rank] = {}
+    for rank, host in _hosts(r, _read_r(r, "resource.status.R"), "resource.status.R").items():
+        if rank == LEADER:
+            continue
+        if host in slots:
+            raise ValueError(
+                f"resource.status.R: ranks {slots[host]} and {rank} are both {host}; a slot is one rank"
+            )
+        slots[host] = rank
+    return slots
+
+
+def read_job_ends(job_list: object) -> dict[Rank, float]:
+    """When the last job of each rank ended, of those jobs that a ``job-list.list`` reply still shows.
+
+    The RPC must have asked for the attributes ``ranks`` and ``t_inactive``; jobs that lack one never ran or
+    have not ended.
+    """
+    ends: dict[Rank, float] = {}
+    for index, entry in enumerate(list_at(object_at(job_list, "job-list.list").get("jobs"), "job-list.list.jobs")):
+        where = f"job-list.list.jobs[{index}]"
+        job = object_at(entry, where)
+        if job.get("ranks") is None or job.get("t_inactive") is None:
+            continue
+        ended_at = seconds_at(job["t_inactive"], f"{where}.t_inactive")
+        for rank in _ranks(job["ranks"], f"{where}.ranks"):
+            ends[rank] = max(ended_at, ends.get(rank, ended_at))
+    return ends
+
+
+# --- the replies ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The ids of a rank's cores and GPUs."""
+
+    cores: frozenset[int] = frozenset()
+    gpus: frozenset[int] = frozenset()
+
+    def joined(self, other: _Units) -> _Units:
+        return _Units(self.cores | other.cores, self.gpus | other.gpus)
+
+    def without(self, other: _Units | None) -> _Units:
+        return self if other is None else _Units(self.cores - other.cores, self.gpus - other.gpus)
+
+
+_NOTHING = _Units()
+
+
+@dataclass(frozen=True, slots=True)
+class _ResourceStatus:
+    inventory: Mapping[Rank, _Units]
+    hosts: Mapping[Rank, SlotName]
+    online: frozenset[Rank]
+    drains: Mapping[Rank, str]
+    torpid: frozenset[Rank]
+    excluded: frozenset[Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class _SchedStatus:
+    allocated: Mapping[Rank, _Units]  # by jobs and by housekeeping
+    up: AbstractSet[Rank]
+
+
+def _read_resource_status(reply: object) -> _ResourceStatus:
+    where = "resource.status"
+    status = object_at(reply, where)
+    inventory = _read_r(status.get("R"), f"{where}.R")
+    sets = {key: _ranks(status.get(key, ""), f"{where}.{key}") for key in ("online", "torpid", "exclude")}
+    drains = _read_drains(status.get("drain", {}), f"{where}.drain")
+    hosts = _hosts(status.get("R"), inventory, f"{where}.R")
+    return _ResourceStatus(inventory, hosts, sets["online"], drains, sets["torpid"], sets["exclude"])
+
+
+def _read_drains(value: object, where: str) -> dict[Rank, str]:
+    """The reason by rank; "" where none was given."""
+    drains: dict[Rank, str] = {}
+    for ranks, entry in object_at(value, where).items():
+        reason = object_at(entry, f"{where}.{ranks}").get("reason")
+        said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
+        drains.update(dict.fromkeys(_ranks(ranks, where), said))
+    return drains
+
+
+def _read_sched_status(reply: object) -> _SchedStatus:
+    where = "sched.resource-status"
+    status = object_at(reply, where)
+    known, allocated, down = (_read_r(status.get(key), f"{where}.{key}") for key in ("all", "allocated", "down"))
+    return _SchedStatus(allocated, known.keys() - down.keys())
+
+
+def _read_overlay(reply: object) -> dict[Rank, Overlay]:
+    states: dict[Rank, Overlay] = {}
+    entries: list[Any] = [reply]
+    for entry in entries:  # grows while it is read
+        try:
+            states[entry["rank"]] = _OVERLAY[entry["status"]]
+            entries.extend(entry.get("children", ()))
+        except (AttributeError, LookupError, TypeError):
+            needed = f"a rank with a status of {', '.join(_OVERLAY)}"
+            raise ValueError(f"overlay.health: {needed} is needed, not {shortened(repr(entry))}") from None
+    return states
+
+
+# --- R (RFC 20) -------------------------------------------------------------------------------------------
+
+
+def _read_r(value: object, where: str) -> dict[Rank, _Units]:
+    """The cores and GPUs of every rank that an R names."""
+    r = object_at(value, where)
+    if r.get("version") != 1:
+        raise wrong(f"{where}.version", "version 1 of R", r.get("version"))
+    execution = object_at(r.get("execution"), f"{where}.execution")
+    found: dict[Rank, _Units] = {}
+    for index, item in enumerate(list_at(execution.get("R_lite"), f"{where}.execution.R_lite")):
+        place = f"{where}.execution.R_lite[{index}]"
+        entry = object_at(item, place)
+        children = object_at(entry.get("children"), f"{place}.children")
+        cores, gpus = (
+            frozenset(_ids(children.get(kind, ""), f"{place}.children.{kind}", _unit_ids))
+            for kind in ("core", "gpu")
+        )
+        units = _Units(cores, gpus)
+        for rank in _ranks(entry.get("rank"), f"{place}.rank"):
+            before = found.get(rank)
+            found[rank] = units if before is None else before.joined(units)
+    return found
+
+
+def _hosts(value: object, ranks: Iterable[Rank], where: str) -> dict[Rank, SlotName]:
+    """The host of each rank: an R's node list names them in the order of the ranks."""
+    execution = object_at(object_at(value, where).get("execution"), f"{where}.execution")
+    place = f"{where}.execution.nodelist"
+    hosts: list[str] = []
+    for item in list_at(execution.get("nodelist"), place):
+        text = text_at(item, place)
+        try:
+            hosts.extend(expand_hostlist(text))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+    ordered = sorted(ranks)
+    if len(hosts) != len(ordered):
+        raise ValueError(f"{place}: {len(hosts)} hosts for {len(ordered)} ranks")
+    return {rank: SlotName(host) for rank, host in zip(ordered, hosts, strict=True)}
+
+
+def _ranks(value: object, where: str) -> frozenset[Rank]:
+    return cast("frozenset[Rank]", frozenset(_ids(value, where, parse_idset)))  # 10,000 calls of Rank cost 1 ms
+
+
+def _ids(value: object, where: str, parse: Callable[[str], Iterable[int]]) -> Iterable[int]:
+    text = text_at(value, where)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def _unit_ids(text: str) -> frozenset[int]:
+    """The ids of cores or GPUs. Kept: the nodes of a type have the same, and a fleet has few types."""
+    return frozenset(parse_idset(text))

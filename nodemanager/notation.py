@@ -1,0 +1,236 @@
+"""Flux's notations for durations (RFC 23), host lists (RFC 29) and id sets (RFC 22), and sizes in bytes.
+
+Each pair of functions is one notation, both ways. What cannot be read raises ``NotationError``, a ``ValueError``
+whose message holds the text, the place in it (columns count from 1) and what was expected there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NoReturn
+
+# A slip such as cloud[1-1000000000] must not eat the memory. Flux itself refuses longer ones too.
+HOSTS_MAX = 100_000
+IDS_MAX = 1_000_000
+
+_DIGITS_MAX = 15
+
+# Largest first: in a compound duration the units fall.
+_DURATION_UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_DURATION_PART = re.compile(rf"({_NUMBER})(ms|[smhd])?", re.ASCII)
+_INFINITE = frozenset({"inf", "infinity"})
+
+_BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_BYTES = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}}(?:\.[0-9]{{1,{_DIGITS_MAX}}})?)[ ]?([A-Za-z]*)", re.ASCII)
+
+_SEPARATORS = re.compile(r"[,\s]+")
+_HOST_CHARACTERS = re.compile(r"[^,\s\[\]]*")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
+_NUMBERED_HOST = re.compile(rf"(.*?)([0-9]{{1,{_DIGITS_MAX}}})", re.ASCII | re.DOTALL)
+
+
+class NotationError(ValueError):
+    """A text that is not in its notation. ``fault`` says where and why without repeating the text."""
+
+    def __init__(self, text: str, position: int, expected: str) -> None:
+        self.fault = f"column {position + 1}: {expected}"
+        super().__init__(f'"{text}", {self.fault}')
+
+
+def _refuse(text: str, position: int, expected: str) -> NoReturn:
+    raise NotationError(text, position, expected)
+
+
+# --- durations --------------------------------------------------------------------------------------------
+
+
+def parse_fsd(text: str) -> float:
+    """Seconds of a Flux Standard Duration (RFC 23): "90s", "1.5h", "100ms", "30" (seconds), "infinity".
+
+    Beyond the RFC, parts may follow each other, largest unit first: "1h30m".
+    """
+    if text.lower() in _INFINITE:
+        return math.inf
+    seconds, position, smallest = 0.0, 0, math.inf
+    while position < len(text) or position == 0:
+        part = _DURATION_PART.match(text, position)
+        if part is None:
+            _refuse(text, position, 'a duration is needed, such as "90s", "5m", "1.5h" or "1h30m"')
+        number, unit = part.groups()
+        if unit is None and part.span() != (0, len(text)):
+            _refuse(text, part.end(), "a unit is needed: ms, s, m, h or d")
+        unit_s = _DURATION_UNITS[unit or "s"]
+        if unit_s >= smallest:
+            _refuse(text, part.start(), "the units of a duration must fall, as in 1h30m")
+        seconds, position, smallest = seconds + float(number) * unit_s, part.end(), unit_s
+    if not math.isfinite(seconds):
+        _refuse(text, 0, "the duration is too long")
+    return seconds
+
+
+def format_fsd(duration_s: float) -> str:
+    """The duration as Flux prints one: in the largest unit that it fills, six digits at the most."""
+    if math.isnan(duration_s) or duration_s < 0:
+        raise ValueError(f"{duration_s}: a duration is 0 or more seconds")
+    if math.isinf(duration_s):
+        return "infinity"
+    if 0 < duration_s < 0.1:
+        return f"{duration_s * 1000:.6g}ms"
+    for unit in ("d", "h", "m"):
+        if duration_s >= _DURATION_UNITS[unit]:
+            return f"{duration_s / _DURATION_UNITS[unit]:.6g}{unit}"
+    return f"{duration_s:.6g}s"
+
+
+# --- bytes ------------------------------------------------------------------------------------------------
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes in "4GiB", "1.5TiB" or "512MiB".
+
+    Only B and binary units are read: "4G" and "4GB" are 4·10⁹ to some and 4·2³⁰ to others.
+    """
+    size = _BYTES.fullmatch(text)
+    if size is None:
+        _refuse(text, 0, 'a size is needed, such as "512MiB" or "4GiB"')
+    number, unit = size.groups()
+    if unit not in _BYTE_UNITS:
+        meant = next((known for known in _BYTE_UNITS if unit and known[0] == unit[0].upper()), None)
+        hint = f'; perhaps "{number}{meant}" is meant' if meant else ""
+        _refuse(text, size.start(2), f"the unit must be one of {', '.join(_BYTE_UNITS)}{hint}")
+    size_bytes = Fraction(number) * _BYTE_UNITS[unit]
+    if size_bytes.denominator != 1:
+        _refuse(text, 0, "the size must be a whole number of bytes")
+    return size_bytes.numerator
+
+
+# --- host lists -------------------------------------------------------------------------------------------
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """The hosts of a list such as "cloud[1-4],gpu[01-02]", in its order, zero padding and repeats kept.
+
+    As in Flux, commas and white space both separate. Unlike Flux, which keeps a second pair of brackets as
+    plain characters, a name may hold one pair only.
+    """
+    hosts: list[str] = []
+    position = 0
+    while position < len(text):
+        if gap := _SEPARATORS.match(text, position):
+            position = gap.end()
+            continue
+        position = _read_host(text, position, hosts)
+        if len(hosts) > HOSTS_MAX:
+            _refuse(text, position - 1, f"more than {HOSTS_MAX} hosts")
+    return tuple(hosts)
+
+
+def _read_host(text: str, start: int, hosts: list[str]) -> int:
+    """Append the host or hosts that begin at ``start``; return where the text goes on."""
+    prefix, position = _host_characters(text, start)
+    if not text.startswith("[", position):
+        if text.startswith("]", position):
+            _refuse(text, position, 'a "]" without its "["')
+        hosts.append(prefix)
+        return position
+    closing = text.find("]", position)
+    if closing < 0:
+        _refuse(text, position, 'a "[" without its "]"')
+    numbers: list[str] = []
+    for low, high, width in _ranges(text, position + 1, closing):
+        if len(numbers) + high - low >= HOSTS_MAX:
+            _refuse(text, position, f"more than {HOSTS_MAX} hosts")
+        numbers.extend(f"{number:0{width}d}" for number in range(low, high + 1))
+    suffix, position = _host_characters(text, closing + 1)
+    if text.startswith(("[", "]"), position):
+        _refuse(text, position, "a host name may hold one pair of brackets only")
+    hosts.extend(f"{prefix}{number}{suffix}" for number in numbers)
+    return position
+
+
+def _host_characters(text: str, start: int) -> tuple[str, int]:
+    found = _HOST_CHARACTERS.match(text, start)
+    return (found.group(), found.end()) if found else ("", start)
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """The shortest host list that keeps the order of ``hosts``: neighbours of one prefix share brackets."""
+    groups: list[tuple[str, list[str]]] = []
+    for host in hosts:
+        if not host or _SEPARATORS.search(host) or "[" in host or "]" in host:
+            raise ValueError(f'"{host}": a host name has at least one character and no comma, space or bracket')
+        numbered = _NUMBERED_HOST.fullmatch(host)
+        prefix, number = numbered.groups() if numbered else (host, "")
+        if groups and number and groups[-1][0] == prefix and groups[-1][1] != [""]:
+            groups[-1][1].append(number)
+        else:
+            groups.append((prefix, [number]))
+    return ",".join(prefix + _bracketed(numbers) for prefix, numbers in groups)
+
+
+def _bracketed(numbers: Sequence[str]) -> str:
+    """One number as it is, several as ``[01-03,7]``."""
+    if len(numbers) == 1:
+        return numbers[0]
+    runs: list[tuple[str, str]] = []
+    for number in numbers:
+        first, last = runs[-1] if runs else ("", "")
+        if last and number == f"{int(last) + 1:0{len(first)}d}":
+            runs[-1] = (first, number)
+        else:
+            runs.append((number, number))
+    return "[" + ",".join(first if first == last else f"{first}-{last}" for first, last in runs) + "]"
+
+
+# --- id sets ----------------------------------------------------------------------------------------------
+
+
+def parse_idset(text: str) -> tuple[int, ...]:
+    """The ids of a set such as "0-2,5" or "[0-2,5]", ascending; "" is the empty set."""
+    start, end = (1, len(text) - 1) if text.startswith("[") and text.endswith("]") else (0, len(text))
+    if start >= end:
+        return ()
+    ids: list[int] = []
+    for low, high, _ in _ranges(text, start, end, of_ids=True):
+        if ids and low <= ids[-1]:
+            _refuse(text, start, f"{low} follows {ids[-1]}: the ids of a set must rise")
+        if len(ids) + high - low >= IDS_MAX:
+            _refuse(text, start, f"more than {IDS_MAX} ids")
+        ids.extend(range(low, high + 1))
+    return tuple(ids)
+
+
+def format_idset(ids: Iterable[int]) -> str:
+    """The set's canonical text: ascending, each id once, ranges where there are neighbours."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(ids)):
+        if number < 0:
+            raise ValueError(f"{number}: an id is 0 or more")
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _ranges(text: str, start: int, end: int, *, of_ids: bool = False) -> list[tuple[int, int, int]]:
+    """The comma-separated ranges in ``text[start:end]``: lowest, highest, and the width of the lowest."""
+    found: list[tuple[int, int, int]] = []
+    for item in text[start:end].split(","):
+        bounds = _RANGE.fullmatch(item)
+        if bounds is None:
+            _refuse(text, start, 'a number or a range such as "0-3" is needed')
+        low, high = bounds.group(1), bounds.group(2) or bounds.group(1)
+        if max(len(low), len(high)) > _DIGITS_MAX:
+            _refuse(text, start, f"a number has at most {_DIGITS_MAX} digits")
+        if of_ids and any(len(bound) > 1 and bound.startswith("0") for bound in (low, high)):
+            _refuse(text, start, "an id has no leading zero")
+        if int(high) < int(low) or (of_ids and bounds.group(2) and low == high):
+            _refuse(text, start, "a range must rise")
+        found.append((int(low), int(high), len(low)))
+        start += len(item) + 1
+    return found

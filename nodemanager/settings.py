@@ -1,0 +1,319 @@
+"""Every section and key of a site: what may be written, its unit, its default.
+
+A field's name carries its unit (``settle_s``); the key in the file is the field's alias (``settle``). Values
+given in Python are taken as they are, those given as text are read by the notation of their kind.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from nodemanager.model import Billing, Market, SlotName
+from nodemanager.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
+
+WHOLE_MAX = 1_000_000_000
+DURATION_MAX_S = 10 * 365 * 86_400.0
+PROPERTY_FORBIDDEN = "!&'\"^`|()"  # RFC 20, RFC 31
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+NAME_ALLOWED = 'letters, digits, ".", "_" and "-", 63 at the most, a letter or digit first'
+
+_CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
+_BILLING_WINDOWS_S = {"hourly": 3600.0, "per-minute": 60.0, "per-second": 1.0, "free": 0.0}
+
+
+class Mode(StrEnum):
+    OBSERVE = "observe"  # decide and say so, change nothing
+    ACT = "act"
+
+
+class Provider(StrEnum):
+    LOCAL = "local"
+    SIMULATED = "simulated"
+
+
+class Join(StrEnum):
+    DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
+
+
+SIMULATED_URI = "simulated"
+
+
+# --- how a value is written -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a value is written as text: what is allowed, in words, and how it is read."""
+
+    allowed: str
+    read: Callable[[str], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._read_text, handler(source))
+
+    def _read_text(self, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except NotationError as error:
+            raise ValueError(error.fault) from error
+        except ValueError as error:
+            raise ValueError(str(error) or f"{self.allowed} is needed") from error
+
+
+def _require(truth: object) -> None:
+    """Refuse a text in the words of its kind."""
+    if not truth:
+        raise ValueError
+
+
+def _whole(least: int, most: int = WHOLE_MAX) -> Written:
+    def read(text: str) -> int:
+        _require(re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) and least <= int(text) <= most)
+        return int(text)
+
+    return Written(f"a whole number of {least} or more" + (f", {most} at most" if most < WHOLE_MAX else ""), read)
+
+
+def _number_above_0(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text) and float(text) > 0)
+    return float(text)
+
+
+def _price(text: str) -> Decimal:
+    _require(_DECIMAL.fullmatch(text))
+    return Decimal(text)
+
+
+def _duration(text: str) -> float:
+    duration_s = parse_fsd(text)
+    if duration_s > DURATION_MAX_S:
+        raise ValueError("ten years is the most")
+    return duration_s
+
+
+def _duration_above_0(text: str) -> float:
+    duration_s = _duration(text)
+    _require(duration_s > 0)
+    return duration_s
+
+
+def _size_bytes(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    _require(size_bytes > 0)
+    return size_bytes
+
+
+def _one_of(choices: type[StrEnum]) -> Written:
+    def read(text: str) -> StrEnum:
+        _require(text in {choice.value for choice in choices})
+        return choices(text)
+
+    return Written(" or ".join(choices), read)
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        _require(pattern.fullmatch(text))
+        return text
+
+    return read
+
+
+def _word(text: str) -> str:
+    _require(text and not any(character.isspace() for character in text))
+    return text
+
+
+def _word_or_nothing(text: str) -> str:
+    return _word(text) if text else ""
+
+
+def _path(text: str) -> Path:
+    _require(text and "\n" not in text)
+    return Path(text)
+
+
+def _uuid(text: str) -> str:
+    try:
+        return str(uuid.UUID(text)) if text else ""
+    except ValueError:
+        raise ValueError from None  # in our words
+
+
+def _comma_list(text: str) -> tuple[str, ...]:
+    return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
+
+
+def _properties(text: str) -> frozenset[str]:
+    names = _comma_list(text)
+    for name in names:
+        _require(not set(name) & set(PROPERTY_FORBIDDEN))
+    return frozenset(names)
+
+
+def _slots(text: str) -> tuple[str, ...]:
+    slots = expand_hostlist(text)
+    for slot in slots:
+        if not NAME.fullmatch(slot):
+            raise ValueError(f'"{slot}" is no slot: {NAME_ALLOWED}')
+    if len(set(slots)) < len(slots):
+        twice = next(slot for slot in slots if slots.count(slot) > 1)
+        raise ValueError(f'slot "{twice}" is listed twice')
+    _require(slots)
+    return slots
+
+
+def _billing_window_s(text: str) -> float:
+    if text in _BILLING_WINDOWS_S:
+        return _BILLING_WINDOWS_S[text]
+    try:
+        return _duration_above_0(text)
+    except NotationError:
+        raise ValueError from None  # a misspelt name, more likely than a misspelt duration
+
+
+_Count = Annotated[int, _whole(0)]
+_Positive = Annotated[int, _whole(1)]
+_Rate = Annotated[float, Written("a number above 0", _number_above_0)]
+_Price = Annotated[Decimal, Written("a price of 0 or more", _price)]
+_Duration = Annotated[float, Written('a duration such as "90s" or "5m"', _duration)]
+_Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
+_Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
+_Word = Annotated[str, Written("a name without spaces", _word)]
+_OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
+_Host = Annotated[str, Written("a host name", _matching(NAME))]
+_Path = Annotated[Path, Written("a path", _path)]
+_Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_Billing = Annotated[
+    float,
+    Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
+]
+_Properties = Annotated[
+    frozenset[str],
+    Written(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
+]
+_Slots = Annotated[tuple[SlotName, ...], Written('a host list such as "cloud[1-4]"', _slots)]
+
+
+# --- the sections -----------------------------------------------------------------------------------------
+
+
+class Settings(BaseModel):
+    """The keys of one section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class SiteSettings(Settings):
+    cluster: Annotated[str, Written('a name of 1 to 32 characters "a-z", "0-9" and "-"', _matching(_CLUSTER))]
+    cluster_uuid: Annotated[str, Written("a UUID", _uuid)] = ""
+    state_dir: _Path
+    mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
+
+
+class FluxSettings(Settings):
+    uri: _OptionalWord = ""  # "" is what FLUX_URI names, or the system instance
+    head_host: _Host = "head"  # the leader's name in the bootstrap table
+    head_address: Annotated[str, Written("a host name or IPv4 address", _matching(NAME))] = ""
+    port: Annotated[int, _whole(1, 65_535)] = 8050
+    join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
+    bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
+    head_cores: _Positive = 1
+
+    @property
+    def simulated(self) -> bool:
+        return self.uri == SIMULATED_URI
+
+
+class CloudSettings(Settings):
+    provider: Annotated[Provider, _one_of(Provider)]
+    image: _OptionalWord = ""
+    network: _OptionalWord = ""
+    zones: _Words = ()
+    calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
+    creates_per_s: _Rate = 5.0
+    creates_burst: _Positive = 20
+    boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
+    call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
+
+
+class Limits(Settings):
+    """What no plan exceeds. The first and the last must be given: no limit would mean refused."""
+
+    nodes_max: _Positive
+    nodes_min: _Count = 0
+    price_per_hour_max: _Price
+
+
+class Timing(Settings):
+    settle_s: _Duration = Field(default=1.0, validation_alias="settle")
+    settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
+    probe_s: _Period = Field(default=10.0, validation_alias="probe")
+    relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
+    rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
+    stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
+    orphan_grace_s: _Duration = Field(default=600.0, validation_alias="orphan_grace")
+    create_grace_s: _Duration = Field(default=120.0, validation_alias="create_grace")
+    absences: _Positive = 3  # lists in a row that must lack a node before it counts as gone
+    manager_silence_max_s: _Period = Field(default=3600.0, validation_alias="manager_silence_max")
+
+
+class Policy(Settings):
+    idle_confirmations: _Positive = 2  # looks in a row that must show a node idle before it may be retired
+    idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
+    stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
+
+
+class Simulation(Settings):
+    time_scale: _Rate = 1.0  # simulated seconds in one second
+    seed: _Count = 0
+    workload: _Word = "builtin"
+    boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
+    stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
+
+
+class NodeSettings(Settings):
+    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones and network are those of the cloud."""
+
+    size: _OptionalWord = ""
+    cores: _Positive
+    gpus: _Count = 0
+    memory_bytes: _Bytes = Field(validation_alias="memory")
+    price_per_hour: _Price
+    billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
+    billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
+    market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
+    properties: _Properties = frozenset()
+    slots: _Slots
+    image: _OptionalWord = ""
+    zones: _Words = ()
+    network: _OptionalWord = ""
+
+    @property
+    def billing(self) -> Billing:
+        return Billing(self.billing_window_s, self.billing_minimum_s)
+
+
+def keys_of(settings: type[Settings]) -> dict[str, str]:
+    """The section's keys in their order, and what is allowed for each."""
+    return {
+        str(field.validation_alias or name): next(
+            (written.allowed for written in field.metadata if isinstance(written, Written)), ""
+        )
+        for name, field in settings.model_fields.items()
+    }

@@ -1,0 +1,131 @@
+"""The simulated Flux and cloud as an outside for the real service: the same actors in threads, time running faster.
+
+One thread moves the world along with this machine's clock; every port takes the world's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nodemanager.config import Site
+from nodemanager.model import JobId, Rank, Slot
+from nodemanager.ports import CloudPort, FluxPort
+from nodemanager.simulation.cloud import SimulatedProvider
+from nodemanager.simulation.cloud_faults import CloudFaults
+from nodemanager.simulation.flux import SimulatedFlux
+from nodemanager.simulation.flux_watch import SimulatedFluxWatch
+from nodemanager.simulation.workload import Submission, builtin
+from nodemanager.simulation.world import World, WorldClock
+
+STEP_S = 0.01  # of this machine's time between two moves of the world
+
+
+class ScaledClock:
+    """The world's clock, read by threads between its moves."""
+
+    def __init__(self, world: World, scale: float) -> None:
+        self._clock = WorldClock(world)
+        self._scale = scale
+        self._began_s = time.monotonic()
+        self._world = world
+
+    def monotonic_s(self) -> float:
+        return (time.monotonic() - self._began_s) * self._scale
+
+    def wall_at(self) -> float:
+        return self._world.start_at + self.monotonic_s()
+
+
+@dataclass
+class Embedded:
+    """A running world: its Flux, its provider, and who submitted what."""
+
+    world: World
+    flux: SimulatedFlux
+    provider: SimulatedProvider
+    clock: ScaledClock
+    cluster: str
+    cluster_uuid: str
+    submissions: Iterator[tuple[float, Submission]]
+    submitted: dict[str, list[JobId]] = field(default_factory=dict)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    workload_done: bool = False
+
+    def flux_port(self) -> FluxPort:
+        return self.flux.port("embedded")
+
+    def cloud_port(self) -> CloudPort:
+        return self.provider.port(self.cluster, self.cluster_uuid)
+
+    @property
+    def watch(self) -> SimulatedFluxWatch:
+        return self.flux.watch()
+
+    def start(self) -> None:
+        self._schedule_next()
+        threading.Thread(target=self._move, name="world", daemon=True).start()
+
+    def close(self) -> None:
+        self.stopped.set()
+
+    def _move(self) -> None:
+        while not self.stopped.wait(STEP_S):
+            self.world.advance_to(self.clock.monotonic_s())
+
+    def _schedule_next(self) -> None:
+        following = next(self.submissions, None)
+        if following is None:
+            self.workload_done = True
+            return
+        at_s, submission = following
+        self.world.after(max(0.0, at_s - self.world.now_s), lambda: self._submit(submission))
+
+    def _submit(self, submission: Submission) -> None:
+        after = self.submitted[submission.after][:1] if submission.after else ()
+        self.submitted[submission.name] = [
+            self.flux.submit(
+                submission.shape,
+                submission.duration_s,
+                run_s=submission.run_s,
+                urgency=submission.urgency,
+                after=after,
+            )
+            for _ in range(submission.count)
+        ]
+        self._schedule_next()
+
+
+def embedded(site: Site, *, rounds: int | None = None) -> Embedded:
+    """Make the world that a site with ``uri = simulated`` describes, and let its time run."""
+    simulation = site.simulation
+    world = World(simulation.seed, start_at=time.time())
+    slots = [
+        Slot(slot, Rank(rank), node_type.name)
+        for rank, (slot, node_type) in enumerate(
+            ((slot, node_type) for node_type in site.node_types for slot in node_type.slots), start=1
+        )
+    ]
+    flux = SimulatedFlux(world, site.node_types, slots)
+    provider = SimulatedProvider(
+        world,
+        CloudFaults(
+            boot_delay_s=(0.8 * simulation.boot_delay_s, 1.2 * simulation.boot_delay_s),
+            stop_delay_s=(0.8 * simulation.stop_delay_s, 1.2 * simulation.stop_delay_s),
+        ),
+        on_boot=flux.node_booted,
+        on_end=flux.node_ended,
+    )
+    made = Embedded(
+        world=world,
+        flux=flux,
+        provider=provider,
+        clock=ScaledClock(world, simulation.time_scale),
+        cluster=site.cluster,
+        cluster_uuid=site.cluster_uuid,
+        submissions=builtin(rounds),
+    )
+    made.start()
+    return made

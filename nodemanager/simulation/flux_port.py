@@ -1,0 +1,124 @@
+"""The Flux port on the simulated instance: a claim by token, records in a dict, ranks by the real parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from nodemanager.flux.resources import read_ranks
+from nodemanager.model import FluxRank, Launch, Rank
+from nodemanager.ports import FluxError, NotTheActor
+from nodemanager.simulation.world import World
+
+if TYPE_CHECKING:
+    from nodemanager.simulation.flux import SimulatedFlux
+
+OUR_DRAINS = "flux-node-manager:"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class FluxFaults:
+    """What may go wrong with a call, as probabilities. Read anew at every call."""
+
+    p_fail: float = 0.0  # not carried out, and raises FluxError
+    p_lost_reply: float = 0.0  # carried out, and raises FluxError all the same
+
+
+class SimulatedFluxPort:
+    """:class:`nodemanager.ports.FluxPort`, for one manager."""
+
+    def __init__(self, flux: SimulatedFlux, world: World, token: str) -> None:
+        self._flux = flux
+        self._world = world
+        self._token = token
+        self._draws: Random = world.draws_for(f"flux port {token}")
+
+    # --- who acts ---
+
+    def claim(self) -> None:
+        self._call(self._claim)
+
+    def _claim(self) -> None:
+        holder = self._flux.claimed_by
+        if holder not in (None, self._token):
+            raise NotTheActor(f"the name node-manager is held by {holder}")
+        self._flux.claimed_by = self._token
+
+    def _must_act(self) -> None:
+        holder = self._flux.claimed_by
+        if holder != self._token:
+            raise NotTheActor(f"the name node-manager is held by {holder or 'nobody'}, not by {self._token}")
+
+    # --- the record of launches ---
+
+    def launches(self) -> tuple[Launch, ...]:
+        return self._call(lambda: tuple(self._flux.records.values()))
+
+    def record(self, launches: Sequence[Launch]) -> None:
+        self._change(lambda: self._record(launches))
+
+    def _record(self, launches: Sequence[Launch]) -> None:
+        records = dict(self._flux.records)
+        for launch in launches:
+            holder = records.setdefault(launch.slot, launch)
+            if holder.id != launch.id:
+                raise FluxError(f"slot {launch.slot} is leased to launch {holder.id}: {launch.id} is not recorded")
+        new = [launch for launch in launches if launch.slot not in self._flux.records]
+        self._flux.records = records
+        for launch in new:
+            if (self._flux.drain_reason(launch.rank) or "").startswith(OUR_DRAINS):
+                self._flux.undrain(launch.rank)
+
+    def forget(self, launch: Launch) -> None:
+        self._change(lambda: self._forget(launch))
+
+    def _forget(self, launch: Launch) -> None:
+        holder = self._flux.records.get(launch.slot)
+        if holder is not None and holder.id == launch.id:
+            del self._flux.records[launch.slot]
+
+    # --- ranks ---
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        return self._call(self._read_ranks)
+
+    def _read_ranks(self) -> tuple[FluxRank, ...]:
+        flux = self._flux
+        return read_ranks(
+            flux.resource_status(), flux.sched_resource_status(), flux.overlay_health(), flux.last_job_ended_at()
+        )
+
+    def drain(self, rank: Rank, reason: str) -> None:
+        self._change(lambda: self._flux.drain(rank, reason))
+
+    def undrain(self, rank: Rank) -> None:
+        self._change(lambda: self._flux.undrain(rank))
+
+    def stop_broker(self, rank: Rank) -> None:
+        self._change(lambda: self._flux.stop_broker(rank))
+
+    # --- every call ---
+
+    def _change(self, action: Callable[[], None]) -> None:
+        def act() -> None:
+            self._must_act()
+            action()
+
+        self._call(act)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        with self._world.lock:
+            self._flux.check_reachable()
+            if self._happens(self._flux.faults.p_fail):
+                raise FluxError("the call failed, nothing was done")
+            result = action()
+            if self._happens(self._flux.faults.p_lost_reply):
+                raise FluxError("the call was not answered in time")
+            return result
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self._draws.random() < probability

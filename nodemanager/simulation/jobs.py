@@ -1,0 +1,376 @@
+"""The job manager of a simulated instance: jobs, their events, and the order in which they get resources.
+
+The events are those of flux-core 0.88, in its order and with its contexts. Strict FIFO within a priority, as
+sched-simple: a job at the head that must wait blocks every one behind it, and a job that can never run is told
+so only once it is at the head. Not simulated: the scheduler's estimates (``t_estimate``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodemanager.model import JobId, JobState, Rank
+from nodemanager.simulation.jobid import parse_f58
+from nodemanager.simulation.pool import Never, NotNow, Pool
+from nodemanager.simulation.request import Jobspec, Request, read_request
+from nodemanager.simulation.rv1 import Grant, R, summary_of
+from nodemanager.simulation.world import Scheduled, World
+
+SCHEDULE_DELAY_S = 0.002
+START_DELAY_S = 0.01
+
+URGENCY_EXPEDITE = 31
+PRIORITY_MAX = 2**32 - 1
+
+# What ``finish`` says, as wait(2) does: the shell's own exit code for a signal it was sent, and 1.
+_STATUS_CANCELLED = (128 + 15) << 8
+_STATUS_TIMED_OUT = (128 + 14) << 8
+_STATUS_NODE_LOST = 1 << 8
+
+_USER = 0
+_BEFORE_RESOURCES = frozenset({JobState.NEW, JobState.DEPEND, JobState.PRIORITY, JobState.SCHED})
+
+Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on those named
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One event of the job manager's journal. ``submit`` carries the jobspec, ``alloc`` carries R."""
+
+    job_id: JobId
+    name: str
+    timestamp: float
+    context: Mapping[str, Any]
+    jobspec: Jobspec | None = None
+    R: R | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    id: JobId
+    jobspec: Jobspec
+    request: Request
+    run_s: float
+    urgency: int
+    housekeeping_s: Housekeeping
+    state: JobState = JobState.NEW
+    started: bool = False
+    priority: int = 0
+    grants: tuple[Grant, ...] = ()
+    next_step: Scheduled | None = None
+    awaits: dict[JobId, str] = field(default_factory=dict)  # the job, and the dependency's description
+    events: list[JobEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Holding:
+    """A rank still in housekeeping after a job that has ended."""
+
+    grant: Grant
+    end: Scheduled
+
+
+class JobManager:
+    """``connected`` says whether a rank's broker can be reached; ``clock_skew_s``: of the leader's wall clock."""
+
+    def __init__(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> None:
+        self.listeners: list[Callable[[JobEvent], None]] = []
+        self.housekeeping_s: Housekeeping = 0.0
+        # False: a job's ranks are freed together, when the last has done its housekeeping (no release-after).
+        self.partial_release = True
+        self.clock_skew_s = 0.0
+        self.stopped_queues: dict[str, None] = {}
+        self.last_ended_at: dict[Rank, float] = {}
+        self.ended = 0
+        self._world = world
+        self._pool = pool
+        self._connected = connected
+        self._active: dict[JobId, _Job] = {}
+        self._by_rank: dict[int, dict[JobId, _Job]] = {rank: {} for rank in pool.rooms}
+        self._awaited_by: dict[JobId, dict[JobId, None]] = {}
+        self._housekeeping: dict[JobId, dict[int, Holding]] = {}
+        self._in_line: list[tuple[int, JobId]] = []
+        self._head_blocked: tuple[JobId, int] | None = None
+        self._next_pass: Scheduled | None = None
+        self._last_id = 0
+
+    # --- what users do ---
+
+    def submit(self, jobspec: Jobspec, run_s: float, urgency: int, housekeeping_s: Housekeeping | None) -> JobId:
+        """Take a job in. Raises ValueError for what the ingest would refuse."""
+        request = read_request(jobspec)
+        housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
+        job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
+        self._active[job.id] = job
+        self._post(job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec)
+        for value in request.after:
+            self._await(job, value)
+        self._post(job, "validate")
+        job.state = JobState.DEPEND
+        if not job.awaits:
+            self._to_priority(job)
+        return job.id
+
+    def set_urgency(self, job_id: JobId, urgency: int) -> None:
+        """0 holds a pending job, 31 puts it first. Raises ValueError once it has resources."""
+        job = self._active.get(job_id)
+        if job is None or job.state not in _BEFORE_RESOURCES:
+            raise ValueError(f"job {job_id} is not pending: its urgency cannot be changed")
+        job.urgency = urgency
+        self._post(job, "urgency", {"userid": _USER, "urgency": urgency})
+        if job.state == JobState.SCHED:
+            self._prioritize(job)
+
+    def cancel(self, job_id: JobId) -> None:
+        """End a job. One that has ended already stays as it is."""
+        if (job := self._active.get(job_id)) is not None:
+            cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
+            self._fail(job, cancelled, _STATUS_CANCELLED)
+
+    def stop_queue(self, queue: str) -> None:
+        self.stopped_queues[queue] = None
+        self._head_blocked = None
+
+    def start_queue(self, queue: str) -> None:
+        self.stopped_queues.pop(queue, None)
+        for job in self._active.values():
+            if job.state == JobState.SCHED and job.request.queue == queue:
+                self._line_up(job)
+
+    # --- what happens to nodes ---
+
+    def lose(self, rank: int) -> None:
+        """A rank's broker is gone: its jobs die, its housekeeping is over."""
+        host = self._pool.rooms[rank].host
+        for job in tuple(self._by_rank[rank].values()):
+            if job.started:
+                self._fail(job, _exec_failed(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
+        for job_id, holdings in tuple(self._housekeeping.items()):
+            if (holding := holdings.get(rank)) is not None:
+                holding.end.cancel()
+                self._end_housekeeping(job_id, rank)
+
+    def resources_changed(self) -> None:
+        self._schedule_soon()
+
+    def restart(self) -> None:
+        """The leader came back: what waits for resources gets its priority anew."""
+        for job in self._active.values():
+            if job.state == JobState.SCHED:
+                self._post(job, "flux-restart")
+                self._prioritize(job)
+
+    # --- what others read ---
+
+    def active_events(self) -> Iterator[JobEvent]:
+        """Every event so far of every active job, job by job: what a journal reader gets first."""
+        for job in self._active.values():
+            yield from job.events
+
+    def state(self, job_id: JobId) -> JobState | None:
+        """None once the job is inactive, or was never there."""
+        job = self._active.get(job_id)
+        return None if job is None else job.state
+
+    def active(self) -> tuple[JobId, ...]:
+        return tuple(self._active)
+
+    def holders(self) -> Iterator[tuple[JobId, Grant]]:
+        """Who holds what, jobs first, then what is in housekeeping."""
+        for job in self._active.values():
+            for grant in job.grants:
+                yield job.id, grant
+        for job_id, holdings in self._housekeeping.items():
+            for holding in holdings.values():
+                yield job_id, holding.grant
+
+    # --- before resources ---
+
+    def _new_id(self) -> JobId:
+        # RFC 19: milliseconds since the instance began, then a sequence number within one.
+        self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
+        return JobId(self._last_id)
+
+    def _await(self, job: _Job, value: str) -> None:
+        awaited = parse_f58(value)
+        if awaited in self._active:
+            job.awaits[awaited] = f"after-finish={value}"
+            self._awaited_by.setdefault(awaited, {})[job.id] = None
+            self._post(job, "dependency-add", {"description": job.awaits[awaited]})
+
+    def _to_priority(self, job: _Job) -> None:
+        self._post(job, "depend")
+        job.state = JobState.PRIORITY
+        self._prioritize(job)
+
+    def _prioritize(self, job: _Job) -> None:
+        job.priority = PRIORITY_MAX if job.urgency == URGENCY_EXPEDITE else job.urgency
+        self._post(job, "priority", {"priority": job.priority})
+        job.state = JobState.SCHED
+        self._line_up(job)
+
+    def _line_up(self, job: _Job) -> None:
+        """Queue the job anew; entries that no longer say how it stands are passed over when met."""
+        if job.priority > 0:
+            heapq.heappush(self._in_line, (-job.priority, job.id))
+        self._schedule_soon()
+
+    # --- the scheduler ---
+
+    def _schedule_soon(self) -> None:
+        if self._next_pass is None:
+            self._next_pass = self._world.after(SCHEDULE_DELAY_S, self._schedule)
+
+    def _schedule(self) -> None:
+        self._next_pass = None
+        while (job := self._head()) is not None:
+            if self._head_blocked == (job.id, self._pool.generation):
+                return
+            try:
+                grants = self._pool.allocate(job.request)
+            except NotNow:
+                self._head_blocked = (job.id, self._pool.generation)
+                return
+            except Never as never:
+                denied = {"type": "alloc", "severity": 0, "note": str(never), "userid": _USER}
+                self._fail(job, denied, status=0)
+            else:
+                self._give(job, grants)
+
+    def _head(self) -> _Job | None:
+        while self._in_line:
+            priority, job_id = self._in_line[0]
+            job = self._active.get(job_id)
+            if job is not None and self._waits(job) and job.priority == -priority:
+                return job
+            heapq.heappop(self._in_line)
+        return None
+
+    def _waits(self, job: _Job) -> bool:
+        return job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
+
+    def _give(self, job: _Job, grants: tuple[Grant, ...]) -> None:
+        heapq.heappop(self._in_line)
+        job.grants = grants
+        for grant in grants:
+            self._by_rank[grant.rank][job.id] = job
+        job.state = JobState.RUN
+        annotations = {"annotations": {"sched": {"resource_summary": summary_of(grants)}}}
+        self._post(job, "annotations", annotations)
+        resources = self._pool.job_R(grants, job.request, self._wall_at())
+        self._post(job, "alloc", annotations, resources=resources)
+        expires_s = self._world.now_s + (job.request.duration_s or math.inf)
+        job.next_step = self._world.after(START_DELAY_S, lambda: self._start(job, expires_s))
+
+    # --- with resources ---
+
+    def _start(self, job: _Job, expires_s: float) -> None:
+        # Between a broker's end and the scheduler's hearing of it (0.1 s) a job may be sent there.
+        unreachable = next((grant.rank for grant in job.grants if not self._connected(grant.rank)), None)
+        self._post(job, "start")
+        job.started = True
+        if unreachable is not None:
+            host = self._pool.rooms[unreachable].host
+            self._fail(job, _exec_failed(f"node failure on {host} (rank {unreachable})"), _STATUS_NODE_LOST)
+            return
+        left_s = max(expires_s - self._world.now_s, 0.0)
+        if job.run_s < left_s:
+            job.next_step = self._world.after(job.run_s, lambda: self._finish(job, 0))
+        elif left_s < math.inf:
+            job.next_step = self._world.after(left_s, lambda: self._time_out(job))
+
+    def _time_out(self, job: _Job) -> None:
+        expired = {"type": "timeout", "severity": 0, "userid": _USER, "note": "resource allocation expired"}
+        self._fail(job, expired, _STATUS_TIMED_OUT)
+
+    def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
+        """A fatal exception, and the job's end: ``status`` is what its tasks left with, if they had started."""
+        self._post(job, "exception", exception)
+        self._finish(job, status)
+
+    def _finish(self, job: _Job, status: int) -> None:
+        if job.next_step is not None:
+            job.next_step.cancel()
+        if job.started:
+            self._post(job, "finish", {"status": status})
+        job.state = JobState.CLEANUP
+        if job.grants:
+            self._post(job, "release", {"ranks": "all", "final": True})
+            self._post(job, "free")
+        self._post(job, "clean")
+        self._forget(job)
+        self._hand_to_housekeeping(job)
+        for job_id in self._awaited_by.pop(job.id, ()):
+            self._no_longer_awaits(job_id, job.id)
+        self._schedule_soon()
+
+    def _forget(self, job: _Job) -> None:
+        self.ended += 1
+        del self._active[job.id]
+        for grant in job.grants:
+            del self._by_rank[grant.rank][job.id]
+            self.last_ended_at[Rank(grant.rank)] = self._wall_at()
+        for awaited in job.awaits:
+            self._awaited_by[awaited].pop(job.id, None)
+
+    def _no_longer_awaits(self, job_id: JobId, ended: JobId) -> None:
+        job = self._active[job_id]
+        self._post(job, "dependency-remove", {"description": job.awaits.pop(ended)})
+        if not job.awaits:
+            self._to_priority(job)
+
+    # --- housekeeping: the job has ended, its ranks are not free yet ---
+
+    def _hand_to_housekeeping(self, job: _Job) -> None:
+        durations = {grant.rank: _lasts_s(job.housekeeping_s, grant.rank) for grant in job.grants}
+        if not self.partial_release:
+            durations = dict.fromkeys(durations, max(durations.values(), default=0.0))
+        holdings: dict[int, Holding] = {}
+        for grant in job.grants:
+            if durations[grant.rank] > 0 and self._connected(grant.rank):
+                holdings[grant.rank] = self._keep_house(job.id, grant, durations[grant.rank])
+            else:
+                self._pool.free(grant)
+        if holdings:
+            self._housekeeping[job.id] = holdings
+
+    def _keep_house(self, job_id: JobId, grant: Grant, lasts_s: float) -> Holding:
+        return Holding(grant, self._world.after(lasts_s, lambda: self._end_housekeeping(job_id, grant.rank)))
+
+    def _end_housekeeping(self, job_id: JobId, rank: int) -> None:
+        holdings = self._housekeeping[job_id]
+        self._pool.free(holdings.pop(rank).grant)
+        if not holdings:
+            del self._housekeeping[job_id]
+        self._schedule_soon()
+
+    # --- the journal ---
+
+    def _wall_at(self) -> float:
+        return self._world.wall_at() + self.clock_skew_s
+
+    def _post(
+        self,
+        job: _Job,
+        name: str,
+        context: Mapping[str, Any] | None = None,
+        *,
+        jobspec: Jobspec | None = None,
+        resources: R | None = None,
+    ) -> None:
+        event = JobEvent(job.id, name, self._wall_at(), context or {}, jobspec, resources)
+        job.events.append(event)
+        for listener in self.listeners:
+            listener(event)
+
+
+def _exec_failed(note: str) -> Mapping[str, Any]:
+    return {"type": "exec", "severity": 0, "userid": _USER, "note": note}
+
+
+def _lasts_s(housekeeping_s: Housekeeping, rank: int) -> float:
+    return housekeeping_s.get(Rank(rank), 0.0) if isinstance(housekeeping_s, Mapping) else housekeeping_s

@@ -1,0 +1,88 @@
+"""The production actors in virtual time: unstarted, their messages delivered one by one by a seeded draw.
+
+An unstarted Pykka actor is an ordinary object, so the pump calls its ``on_receive`` itself. Each message takes a
+drawn time on its way; messages to one actor keep their order, as in its real inbox. A worker makes its call at the
+moment its order arrives: so the way there and the way of the answer are the two halves of a slow call. A run is a
+function of the world's seed and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from nodemanager.actors.base import CrashOnlyActor
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.manager import Manager
+from nodemanager.facts import Tick
+from nodemanager.messages import Mailbox
+from nodemanager.simulation.world import World
+
+A = TypeVar("A", bound=CrashOnlyActor)
+
+Range = tuple[float, float]
+
+# How long a message is on its way to an actor of a class, in seconds.
+TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
+    {Manager: (0.0, 0.05), FluxWorker: (0.001, 0.2), CloudWatcher: (0.05, 2.0), CloudWorker: (0.05, 5.0)}
+)
+
+
+@dataclass
+class Inbox:
+    """An actor's address in the pump. ``alive`` is false once its process was killed."""
+
+    world: World
+    actor: CrashOnlyActor
+    travel_s: Range
+    draw: Callable[[float, float], float]
+    alive: bool = True
+    handled: int = 0
+    _latest_s: float = 0.0
+
+    def tell(self, message: Any) -> None:
+        if not self.alive:
+            return
+        at_s = max(self._latest_s, self.world.now_s + self.draw(*self.travel_s))
+        self._latest_s = at_s
+        self.world.after(at_s - self.world.now_s, lambda: self._deliver(message))
+
+    def _deliver(self, message: Any) -> None:
+        if self.alive:
+            self.handled += 1
+            self.actor.on_receive(message)
+
+
+@dataclass
+class Pump:
+    """One process of the service in a world: spawned, ticked, and killed at any moment."""
+
+    world: World
+    name: str = "manager"
+    travel_s: Mapping[type[CrashOnlyActor], Range] = TRAVEL_S
+    tick_s: float = 0.25
+    inboxes: list[Inbox] = field(default_factory=list)
+    alive: bool = True
+
+    def spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+        """Stands in for starting a thread: same classes, same arguments."""
+        draws = self.world.draws_for(f"{self.name}/{actor.__name__}/{len(self.inboxes)}")
+        inbox = Inbox(self.world, actor(*arguments), self.travel_s[actor], draws.uniform)
+        self.inboxes.append(inbox)
+        return inbox
+
+    def tick(self, manager: Mailbox[Tick], clock: Any) -> None:
+        """Tell the time for ever, as the ticker's thread does."""
+        if self.alive:
+            manager.tell(Tick(clock.monotonic_s(), clock.wall_at()))
+            self.world.after(self.tick_s, lambda: self.tick(manager, clock))
+
+    def kill(self, on_the_wire: Callable[[], bool]) -> None:
+        """SIGKILL. Nothing more is heard or thought; a cloud call ``on_the_wire`` may still be carried out."""
+        self.alive = False
+        for inbox in self.inboxes:
+            reaches_the_cloud = isinstance(inbox.actor, CloudWorker) and on_the_wire()
+            inbox.alive = reaches_the_cloud

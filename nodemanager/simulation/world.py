@@ -1,0 +1,116 @@
+"""Virtual time: a clock that moves only when told to, the events due on it, and the seed of every draw.
+
+A world is a pure function of its seed and of the calls made to it. Each part draws from a stream of its own
+(:meth:`World.draws_for`), so that one more draw in one part does not change what befalls another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from threading import RLock
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """Something that will happen. A cancelled one stays in the heap until its moment, and does nothing."""
+
+    at_s: float
+    action: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorldClock:
+    """The world's clock as a port. ``skew_s`` is how far this reader's wall clock is ahead."""
+
+    world: World
+    skew_s: float = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.world.now_s
+
+    def wall_at(self) -> float:
+        return self.world.wall_at() + self.skew_s
+
+
+class World:
+    """One simulated place: its time, what will happen in it, and the lock that all its parts share.
+
+    ``start_at``: the wall clock at time 0, in seconds since the epoch. ``skew_s`` may be set at any time: a
+    wall clock that jumps, while ``now_s`` never does.
+    """
+
+    def __init__(self, seed: int, start_at: float = 1_700_000_000.0) -> None:
+        self.seed = seed
+        self.start_at = start_at
+        self.skew_s = 0.0
+        self.random = Random(seed)
+        self.lock = RLock()
+        self._now_s = 0.0
+        self._sequence = 0
+        self._events: list[tuple[float, int, Scheduled]] = []
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    def wall_at(self) -> float:
+        return self.start_at + self._now_s + self.skew_s
+
+    def clock(self, skew_s: float = 0.0) -> WorldClock:
+        return WorldClock(self, skew_s)
+
+    def draws_for(self, part: str) -> Random:
+        """A stream of draws that depends on the seed and the part's name only."""
+        return Random(f"{self.seed}/{part}")
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> Scheduled:
+        """Have something happen ``delay_s`` from now; what is due at one moment happens in the order asked."""
+        if delay_s < 0:
+            raise ValueError(f"cannot schedule {delay_s:g} s from now: time does not run backwards")
+        with self.lock:
+            scheduled = Scheduled(self._now_s + delay_s, action)
+            self._sequence += 1
+            heapq.heappush(self._events, (scheduled.at_s, self._sequence, scheduled))
+            return scheduled
+
+    def next_event_s(self) -> float | None:
+        """When the next thing happens; None when nothing will."""
+        with self.lock:
+            self._drop_cancelled()
+            return self._events[0][0] if self._events else None
+
+    def advance_to(self, now_s: float) -> None:
+        """Move the clock, letting everything due on the way happen at its own moment.
+
+        The lock is let go between two events, so that other threads come in. A moment that is past already (two
+        threads advanced at once) is no error.
+        """
+        while self._happen_next(now_s):
+            pass
+        with self.lock:
+            self._now_s = max(self._now_s, now_s)
+
+    def advance_by(self, delay_s: float) -> None:
+        self.advance_to(self._now_s + delay_s)
+
+    def _happen_next(self, until_s: float) -> bool:
+        with self.lock:
+            self._drop_cancelled()
+            if not self._events or self._events[0][0] > until_s:
+                return False
+            at_s, _, scheduled = heapq.heappop(self._events)
+            self._now_s = max(self._now_s, at_s)
+            action, scheduled.action = scheduled.action, None
+            if action is not None:
+                action()
+            return True
+
+    def _drop_cancelled(self) -> None:
+        while self._events and self._events[0][2].action is None:
+            heapq.heappop(self._events)

@@ -1,0 +1,280 @@
+"""What the cloud port's contract is tested on: one subject a provider, real or simulated.
+
+A new provider adds a class here and its name to ``SUBJECTS``. A disturbance it cannot make skips the test that
+needs it, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+from libcloud.compute.base import NodeImage, NodeSize
+
+from nodemanager.cloud.local import LocalCloud
+from nodemanager.cloud.local_process import end_nodes, marked
+from nodemanager.cloud.local_store import Store
+from nodemanager.model import (
+    Billing,
+    CloudNode,
+    CloudState,
+    Identity,
+    Launch,
+    LaunchId,
+    NodeType,
+    ProviderId,
+    Rank,
+    SlotName,
+    TypeName,
+)
+from nodemanager.ports import CloudPort
+
+if TYPE_CHECKING:
+    from nodemanager.simulation.cloud import SimulatedProvider
+    from nodemanager.simulation.world import World
+
+CLUSTER = "ada"
+CLUSTER_UUID = "11111111-1111-4111-8111-111111111111"
+_WAIT_S = 20.0
+_POLL_S = 0.01
+
+Built = Callable[[Path], "CloudSubject"]
+
+
+def a_type(name: str = "small") -> NodeType:
+    return NodeType(
+        name=TypeName(name),
+        size="local.small",
+        cores=2,
+        gpus=0,
+        memory_bytes=4 * 2**30,
+        price_per_hour=Decimal("0.10"),
+        billing=Billing(window_s=3600),
+        slots=(SlotName("node-1"), SlotName("node-2")),
+    )
+
+
+def a_launch(name: str = "1", slot: str = "node-1", type_name: str = "small") -> Launch:
+    return Launch(
+        id=LaunchId(f"launch-{name}"),
+        slot=SlotName(slot),
+        rank=Rank(1),
+        type_name=TypeName(type_name),
+        client_token=f"token-{name}",
+        requested_at=0.0,
+    )
+
+
+def a_script(launch: Launch, node_type: NodeType) -> str:
+    return f"#!/bin/sh\n# {launch.id} {node_type.name}\nexec sleep 3600\n"
+
+
+def size_and_image(cloud: LocalCloud) -> tuple[NodeSize, NodeImage]:
+    """What libcloud wants beside a name."""
+    return (
+        NodeSize("local.small", "local.small", 4096, 0, 0, 0.0, cloud.driver),
+        NodeImage("image", "image", cloud.driver),
+    )
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Wait for real processes; what does not come within the bound fails, by name."""
+    deadline_s = time.monotonic() + _WAIT_S
+    while not reached():
+        if time.monotonic() > deadline_s:
+            pytest.fail(f"waited {_WAIT_S:g} s in vain for {what}")
+        time.sleep(_POLL_S)
+
+
+class CloudSubject(ABC):
+    """A fresh account at a provider. ``port`` and every :meth:`another_port` look at the same nodes."""
+
+    port: CloudPort
+
+    @abstractmethod
+    def another_port(self) -> CloudPort:
+        """What another thread or process would use."""
+
+    @abstractmethod
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        """Let the provider's time pass until something is so; fail if it does not become so."""
+
+    def close(self) -> None:  # noqa: B027 - values leave nothing behind
+        """Leave nothing behind."""
+
+    def kill(self, provider_id: ProviderId) -> None:
+        """A node dies by itself, at once."""
+        _lacks(f"let {provider_id} die by itself")
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        """Somebody else's node appears, untagged or tagged as ``identity`` says."""
+        _lacks(f"show a node of others ({identity})")
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        """Creates are carried out and never answered."""
+        _lacks("lose a reply")
+        yield
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        _lacks("run out of capacity")
+        yield
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        _lacks("run into a quota")
+        yield
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        """Every call is refused as one too many."""
+        _lacks("throttle")
+        yield
+
+    def state(self, provider_id: ProviderId) -> CloudState | None:
+        """None when the list does not have it."""
+        node = self.node(provider_id)
+        return node.state if node else None
+
+    def node(self, provider_id: ProviderId) -> CloudNode | None:
+        return next((node for node in self.port.list_nodes() if node.provider_id == provider_id), None)
+
+    def standing(self) -> list[CloudNode]:
+        return [node for node in self.port.list_nodes() if node.state is not CloudState.TERMINATED]
+
+
+def _lacks(what: str) -> NoReturn:
+    pytest.skip(f"this provider cannot be made to {what}")
+
+
+class LocalSubject(CloudSubject):
+    port: LocalCloud
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = self.another_port()
+
+    def another_port(self) -> LocalCloud:
+        return LocalCloud(self.directory, CLUSTER, CLUSTER_UUID, a_script, SystemClock())
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        until(reached, what)
+
+    def close(self) -> None:
+        reap(self.directory)
+
+    def kill(self, provider_id: ProviderId) -> None:
+        end_nodes({provider_id: None})
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        if identity is None:
+            node = self.port.driver.create_node("stranger", *size_and_image(self.port), ex_userdata="#!/bin/sh\n")
+            return ProviderId(str(node.id))
+        theirs = LocalCloud(self.directory, identity.cluster, identity.cluster_uuid, a_script, SystemClock())
+        launch = a_launch("theirs", identity.slot, identity.type_name)
+        return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        self.port.driver.faults.lost_reply = 1_000
+        yield
+        self.port.driver.faults.lost_reply = 0
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        self.port.driver.faults.nodes_max = 0
+        yield
+        self.port.driver.faults.nodes_max = None
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        self.port.driver.faults.quota_max = 0
+        yield
+        self.port.driver.faults.quota_max = None
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        self.port.driver.faults.throttle = 1_000
+        yield
+        self.port.driver.faults.throttle = 0
+
+
+class SystemClock:
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_at(self) -> float:
+        return time.time()
+
+
+def reap(directory: Path) -> None:
+    """End every process of every node that this directory ever had, past the driver and its damages."""
+    folders = [folder for name in ("nodes", "making", "logs") for folder in (directory / name).glob("*")]
+    if folders:
+        with Store(directory).locked():
+            left = end_nodes({folder.name: None for folder in folders})
+        assert not left, f"processes of {sorted(left)} could not be ended"
+        assert not marked(frozenset(folder.name for folder in folders))
+
+
+class SimulatedSubject(CloudSubject):
+    def __init__(self, world: World, provider: SimulatedProvider) -> None:
+        self.world = world
+        self.provider = provider
+        self.port = self.another_port()
+
+    def another_port(self) -> CloudPort:
+        return self.provider.port(CLUSTER, CLUSTER_UUID)
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        deadline_s = self.world.now_s + 3600
+        while not reached():
+            if self.world.now_s > deadline_s:
+                pytest.fail(f"waited an hour of the world's in vain for {what}")
+            self.world.advance_by(1.0)
+
+    def kill(self, provider_id: ProviderId) -> None:
+        self.provider.kill(provider_id)
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        return self.provider.add_stranger(identity)
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        self.provider.faults.p_lost_reply = 1.0
+        yield
+        self.provider.faults.p_lost_reply = 0.0
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        self.provider.faults.capacity = 0
+        yield
+        self.provider.faults.capacity = None
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        self.provider.faults.quota = 0
+        yield
+        self.provider.faults.quota = None
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        self.provider.faults.p_throttle = 1.0
+        yield
+        self.provider.faults.p_throttle = 0.0
+
+
+def a_simulated_subject(_: Path) -> CloudSubject:
+    cloud = pytest.importorskip("nodemanager.simulation.cloud")
+    world = pytest.importorskip("nodemanager.simulation.world").World(seed=1)
+    return SimulatedSubject(world, cloud.SimulatedProvider(world))
+
+
+SUBJECTS: dict[str, Built] = {"local": LocalSubject, "simulated": a_simulated_subject}

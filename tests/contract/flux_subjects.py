@@ -1,0 +1,130 @@
+"""What the contract of the Flux port is tried on: instances, each with three slots of two cores, ranks 1 to 3.
+
+An adapter joins the suite by an entry in ``SUBJECTS``: a context manager that yields a :class:`FluxSubject`, fresh
+(no broker but the leader's, no drain, no record, nobody holds the name), or skips with the reason why it cannot.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from nodemanager.flux.instance import RealFlux
+from nodemanager.model import Rank
+from nodemanager.ports import FluxPort
+from tests.live.instance import LiveInstance, eventually, why_no_flux
+
+CLUSTER_UUID = "0b6f6a0e-7d0c-4b7e-9c8e-3d9a4e1f2a55"
+RANKS = (Rank(1), Rank(2), Rank(3))
+
+
+@dataclass(frozen=True, slots=True)
+class OneManager:
+    """One manager's access to the instance; ``lose_name`` takes its claim away, ``end`` ends its process."""
+
+    port: FluxPort
+    lose_name: Callable[[], None]
+    end: Callable[[], None]
+
+
+class FluxSubject(Protocol):
+    def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
+        """Another manager, in a process of its own as far as the instance can tell."""
+        ...
+
+    def bring_online(self, rank: Rank) -> None: ...
+
+    def hang(self, rank: Rank) -> None:
+        """The rank's broker stays connected and answers nothing."""
+        ...
+
+    def occupy(self, rank: Rank) -> Callable[[], None]:
+        """Run a job on one core of the rank, the only one online. What is returned ends it."""
+        ...
+
+    def drain(self, rank: Rank, reason: str | None) -> None:
+        """As an administrator does; None gives no reason."""
+        ...
+
+    def until(self, what: str, holds: Callable[[], bool]) -> None:
+        """Let time pass until it holds; fail when it never does."""
+        ...
+
+
+# --- a real instance --------------------------------------------------------------------------------------
+
+
+class MonotonicClock:
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_at(self) -> float:
+        return time.time()
+
+
+class RealSubject:
+    def __init__(self, instance: LiveInstance) -> None:
+        self._instance = instance
+        self._managers: list[OneManager] = []
+
+    def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
+        flux = RealFlux(self._instance.uri, cluster_uuid, MonotonicClock(), timeout_s=2.0)
+        port = flux.port()
+
+        def end() -> None:
+            port.close()
+            flux.close()
+
+        manager = OneManager(port, flux.close, end)
+        self._managers.append(manager)
+        return manager
+
+    def end_managers(self) -> None:
+        for manager in self._managers:
+            manager.end()
+
+    def bring_online(self, rank: Rank) -> None:
+        self._instance.start_slot(rank)
+
+    def hang(self, rank: Rank) -> None:
+        self._instance.freeze_slot(rank)
+
+    def occupy(self, rank: Rank) -> Callable[[], None]:
+        job = self._instance.submit("-N1", "-n1", "-c1", f"--requires=rank:{rank}")
+        self._instance.run("job", "wait-event", "-t20", str(job), "start")
+        return lambda: self._end_job(job)
+
+    def _end_job(self, job: int) -> None:
+        self._instance.run("cancel", str(job))
+        self._instance.run("job", "wait-event", "-t20", str(job), "clean")
+
+    def drain(self, rank: Rank, reason: str | None) -> None:
+        self._instance.run("resource", "drain", str(rank), *([] if reason is None else [reason]))
+
+    def until(self, what: str, holds: Callable[[], bool]) -> None:
+        eventually(what, holds)
+
+
+@contextmanager
+def a_real_instance() -> Iterator[FluxSubject]:
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
+        instance = LiveInstance(Path(directory), slots=len(RANKS))
+        subject = RealSubject(instance)
+        try:
+            instance.start_head()
+            yield subject
+        finally:
+            subject.end_managers()
+            instance.reap()
+
+
+SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {"real": a_real_instance}

@@ -1,0 +1,273 @@
+"""The contract of ``FluxPort``, held to by every adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.ports import FluxError, FluxPort, NotTheActor
+from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, SUBJECTS, FluxSubject
+
+OURS = "flux-node-manager:launch-7"
+
+
+@pytest.fixture(params=SUBJECTS)
+def subject(request: pytest.FixtureRequest) -> Iterator[FluxSubject]:
+    with SUBJECTS[request.param]() as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def actor(subject: FluxSubject) -> FluxPort:
+    """The port of the manager that holds the name."""
+    port = subject.manager().port
+    port.claim()
+    return port
+
+
+def a_launch(number: int, rank: int) -> Launch:
+    return Launch(
+        id=LaunchId(f"launch-{number}"),
+        slot=SlotName(f"slot{rank}"),
+        rank=Rank(rank),
+        type_name=TypeName("small"),
+        client_token=f"token-{number}",
+        requested_at=1_790_000_000.25,
+    )
+
+
+def look(port: FluxPort, rank: int) -> FluxRank:
+    return next(seen for seen in port.ranks() if seen.rank == rank)
+
+
+def on_record(port: FluxPort) -> set[Launch]:
+    return set(port.launches())
+
+
+# --- the record -------------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_is_read_whole_by_the_next_manager(subject: FluxSubject, actor: FluxPort) -> None:
+    assert actor.launches() == ()
+    actor.record([a_launch(1, 1), a_launch(2, 2)])
+    assert on_record(subject.manager().port) == {a_launch(1, 1), a_launch(2, 2)}
+
+
+def test_a_slot_that_another_launch_holds_is_refused_with_all_that_came_with_it(actor: FluxPort) -> None:
+    actor.record([a_launch(1, 1)])
+    with pytest.raises(FluxError, match="slot1"):
+        actor.record([a_launch(2, 2), a_launch(3, 1)])
+    assert on_record(actor) == {a_launch(1, 1)}
+
+
+def test_two_launches_of_one_order_do_not_share_a_slot(actor: FluxPort) -> None:
+    with pytest.raises(FluxError, match="slot1"):
+        actor.record([a_launch(1, 1), a_launch(2, 1)])
+    assert on_record(actor) == set()
+
+
+def test_recording_again_changes_nothing(actor: FluxPort) -> None:
+    actor.record([a_launch(1, 1)])
+    actor.record([a_launch(1, 1), a_launch(2, 2)])
+    assert on_record(actor) == {a_launch(1, 1), a_launch(2, 2)}
+
+
+def test_recording_nothing_is_no_error(actor: FluxPort) -> None:
+    actor.record([])
+    assert on_record(actor) == set()
+
+
+def test_forgetting_twice_is_no_error(actor: FluxPort) -> None:
+    actor.record([a_launch(1, 1), a_launch(2, 2)])
+    actor.forget(a_launch(1, 1))
+    actor.forget(a_launch(1, 1))
+    assert on_record(actor) == {a_launch(2, 2)}
+
+
+def test_forgetting_a_launch_leaves_its_slots_next_one_alone(actor: FluxPort) -> None:
+    actor.record([a_launch(2, 1)])
+    actor.forget(a_launch(1, 1))
+    assert on_record(actor) == {a_launch(2, 1)}
+
+
+def test_slot_names_may_hold_what_separates_keys(actor: FluxPort) -> None:
+    dotted = replace(a_launch(1, 1), slot=SlotName("slot-1.example.org/a%b"))
+    actor.record([dotted])
+    assert on_record(actor) == {dotted}
+    actor.forget(dotted)
+    assert on_record(actor) == set()
+
+
+def test_recording_clears_what_drains_of_ours_the_slot_still_carries(subject: FluxSubject, actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS)
+    actor.drain(Rank(2), OURS)
+    subject.drain(Rank(3), "bad fan")
+    actor.record([a_launch(8, 1), a_launch(9, 3)])
+    assert [rank.drain_reason for rank in actor.ranks()] == [None, OURS, "bad fan"]
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_but_the_leader_is_shown(actor: FluxPort) -> None:
+    ranks = actor.ranks()
+    assert [rank.rank for rank in ranks] == list(RANKS)
+    assert [rank.host for rank in ranks] == ["slot1", "slot2", "slot3"]
+    assert [rank.cores for rank in ranks] == [2, 2, 2]
+    assert not any(rank.online or rank.allocated for rank in ranks)
+
+
+def test_a_rank_is_seen_to_come_to_work_and_to_rest(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(2))
+    subject.until("its cores are free", lambda: look(actor, 2).cores_free == 2)
+    seen = look(actor, 2)
+    assert (seen.online, seen.allocated, seen.last_job_ended_at) == (True, False, None)
+    end = subject.occupy(Rank(2))
+    assert (look(actor, 2).allocated, look(actor, 2).idle, look(actor, 2).cores_free) == (True, False, 1)
+    end()
+    subject.until("it is idle", lambda: look(actor, 2).idle)
+    subject.until("the end of its job is known", lambda: look(actor, 2).last_job_ended_at is not None)
+    assert look(actor, 1).last_job_ended_at is None
+
+
+def test_the_end_of_a_rank_s_last_job_is_known_to_a_new_manager(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.occupy(Rank(1))()
+    subject.until("the end of its job is known", lambda: look(actor, 1).last_job_ended_at is not None)
+    assert look(subject.manager().port, 1).last_job_ended_at == look(actor, 1).last_job_ended_at
+
+
+# --- drains -----------------------------------------------------------------------------------------------
+
+
+def test_a_drained_rank_takes_no_job_until_it_is_undrained(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("its cores are free", lambda: look(actor, 1).cores_free == 2)
+    actor.drain(Rank(1), OURS)
+    assert (look(actor, 1).drain_reason, look(actor, 1).cores_free) == (OURS, 0)
+    actor.undrain(Rank(1))
+    assert look(actor, 1).drain_reason is None
+    subject.until("its cores are free again", lambda: look(actor, 1).cores_free == 2)
+
+
+def test_a_rank_that_is_offline_can_be_drained(actor: FluxPort) -> None:
+    actor.drain(Rank(3), OURS)
+    assert look(actor, 3).drain_reason == OURS
+
+
+@pytest.mark.parametrize("reason", ["bad fan", None])
+def test_a_drain_of_others_keeps_its_reason(subject: FluxSubject, actor: FluxPort, reason: str | None) -> None:
+    subject.drain(Rank(1), reason)
+    actor.drain(Rank(1), OURS)
+    assert look(actor, 1).drain_reason == (reason or "")
+
+
+def test_draining_twice_keeps_the_first_reason(actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS)
+    actor.drain(Rank(1), "flux-node-manager:launch-8")
+    assert look(actor, 1).drain_reason == OURS
+
+
+def test_undraining_twice_is_no_error(actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS)
+    actor.undrain(Rank(1))
+    actor.undrain(Rank(1))
+    assert look(actor, 1).drain_reason is None
+
+
+# --- brokers ----------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_broker_s_rank_goes_offline_and_may_come_again(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("it is online", lambda: look(actor, 1).online)
+    actor.stop_broker(Rank(1))
+    subject.until("it is offline", lambda: not look(actor, 1).online)
+    actor.stop_broker(Rank(1))
+    subject.bring_online(Rank(1))
+    subject.until("it is online again", lambda: look(actor, 1).online)
+
+
+def test_a_broker_that_was_never_there_is_stopped_already(actor: FluxPort) -> None:
+    actor.stop_broker(Rank(3))
+
+
+def test_a_broker_that_hangs_is_put_out(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("it is online", lambda: look(actor, 1).online)
+    subject.hang(Rank(1))
+    actor.stop_broker(Rank(1))
+    subject.until("it is offline", lambda: not look(actor, 1).online)
+
+
+# --- who acts ---------------------------------------------------------------------------------------------
+
+
+def test_claiming_twice_is_no_error(actor: FluxPort) -> None:
+    actor.claim()
+    actor.record([a_launch(1, 1)])
+
+
+def test_a_second_manager_waits_until_the_first_has_ended(subject: FluxSubject) -> None:
+    first, second = subject.manager(), subject.manager()
+    first.port.claim()
+    with pytest.raises(NotTheActor):
+        second.port.claim()
+    first.end()
+    second.port.claim()
+    second.port.record([a_launch(1, 1)])
+
+
+CHANGES: dict[str, Callable[[FluxPort], None]] = {
+    "record": lambda port: port.record([a_launch(1, 1)]),
+    "record nothing": lambda port: port.record([]),
+    "forget": lambda port: port.forget(a_launch(1, 1)),
+    "drain": lambda port: port.drain(Rank(1), OURS),
+    "undrain": lambda port: port.undrain(Rank(1)),
+    "stop_broker": lambda port: port.stop_broker(Rank(1)),
+}
+
+
+def test_nothing_is_changed_by_a_manager_that_does_not_hold_the_name(subject: FluxSubject, actor: FluxPort) -> None:
+    other = subject.manager().port
+    for change in CHANGES.values():
+        with pytest.raises(NotTheActor):
+            change(other)
+    assert (on_record(actor), look(actor, 1).drain_reason) == (set(), None)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_nothing_is_changed_by_a_manager_that_lost_the_name(subject: FluxSubject, taken: bool) -> None:
+    first, second = subject.manager(), subject.manager()
+    first.port.claim()
+    first.port.drain(Rank(2), OURS)
+    first.lose_name()
+    if taken:
+        second.port.claim()
+    for change in CHANGES.values():
+        with pytest.raises(NotTheActor):
+            change(first.port)
+    assert on_record(second.port) == set()
+
+
+def test_a_name_that_was_lost_can_be_claimed_again(subject: FluxSubject) -> None:
+    manager = subject.manager()
+    manager.port.claim()
+    manager.lose_name()
+    manager.port.claim()
+    manager.port.record([a_launch(1, 1)])
+    assert on_record(manager.port) == {a_launch(1, 1)}
+
+
+def test_the_instance_of_another_cluster_is_refused_and_both_are_named(subject: FluxSubject) -> None:
+    first = subject.manager()
+    first.port.claim()
+    first.end()
+    stranger = subject.manager(cluster_uuid="5f0e-another")
+    with pytest.raises(FluxError, match=f"{CLUSTER_UUID}.*5f0e-another") as refused:
+        stranger.port.claim()
+    assert not isinstance(refused.value, NotTheActor)
+    subject.manager().port.claim()

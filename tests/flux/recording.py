@@ -1,0 +1,29 @@
+"""The recording of a real instance, in the order in which it happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).parents[1] / "data" / "elastic-instance.jsonl"
+
+
+@cache
+def lines() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(line) for line in _FILE.read_text().splitlines())
+
+
+def replies() -> dict[str, dict[str, Any]]:
+    """What each RPC answered at each labelled moment: label -> topic -> reply."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines():
+        if line["kind"] == "rpc":
+            found.setdefault(line["label"], {})[line["topic"]] = line["response"]
+    return found
+
+
+def job_events() -> Iterator[dict[str, Any]]:
+    return (line for line in lines() if line["kind"] == "job-event")

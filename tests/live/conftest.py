@@ -1,0 +1,25 @@
+"""Instances of a real Flux for the tests of this folder, each in a directory of its own and surely reaped."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.instance import LiveInstance, why_no_flux
+
+
+@pytest.fixture
+def instance() -> Iterator[LiveInstance]:
+    """A running rank 0 and three slots, none of them online."""
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
+        live = LiveInstance(Path(directory))
+        try:
+            live.start_head()
+            yield live
+        finally:
+            live.reap()

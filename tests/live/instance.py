@@ -1,0 +1,187 @@
+"""A small elastic Flux instance on loopback: rank 0, and slots whose brokers a test starts, stops and kills."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from nodemanager.flux import bindings
+from nodemanager.notation import parse_idset
+
+SLOT_CORES = 2
+WITHIN_S = 20.0
+
+
+def why_no_flux() -> str:
+    """Why no instance can be started here; "" if one can."""
+    if shutil.which("flux") is None:
+        return "no flux on PATH"
+    try:
+        bindings.load()
+    except bindings.BindingsMissing as missing:
+        return str(missing)
+    return ""
+
+
+def eventually(what: str, holds: Callable[[], object], within_s: float = WITHIN_S) -> None:
+    """Wait for a condition that other processes bring about; fail loudly when it does not come."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {within_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+class LiveInstance:
+    """Rank 0 and ``slots`` placeholders "slot1".. of ranks 1.., in a directory with a short path (sockets)."""
+
+    def __init__(self, directory: Path, slots: int = 3) -> None:
+        self.uri = f"local://{directory}/head.sock"
+        self._directory = directory
+        self._slots = slots
+        self._brokers: dict[str, psutil.Popen] = {}
+        self._write_config()
+
+    def _write_config(self) -> None:
+        certificate = self._directory / "curve.cert"
+        subprocess.run(["flux", "keygen", certificate], check=True, capture_output=True)
+        endpoint = f"tcp://127.0.0.1:{_free_port()}"
+        (self._directory / "state").mkdir()
+        (self._directory / "conf.toml").write_text(
+            f"""
+            [bootstrap]
+            curve_cert = "{certificate}"
+            hosts = [
+                {{ host = "head", bind = "{endpoint}", connect = "{endpoint}" }},
+                {{ host = "slot[1-{self._slots}]" }},
+            ]
+            [resource]
+            noverify = true
+            exclude = "0"
+            [[resource.config]]
+            hosts = "head,slot[1-{self._slots}]"
+            cores = "0-{SLOT_CORES - 1}"
+            [kvs]
+            checkpoint-period = "1s"
+            """
+        )
+
+    # --- brokers ---
+
+    def start_head(self) -> None:
+        # Its rc2 is none: it runs until it is told to end, as a system instance does.
+        settings = {"broker.quorum": "1", "broker.rc2_none": "1", "statedir": f"{self._directory}/state"}
+        self._start_broker("head", settings | {"local-uri": self.uri})
+        eventually("rank 0 answers", self._head_runs)
+
+    def _head_runs(self) -> bool:
+        return " run " in self._flux("uptime", check=False)
+
+    def start_slot(self, rank: int) -> None:
+        """Start the broker of a slot and wait until its rank is online."""
+        name = f"slot{rank}"
+        self._start_broker(name, {"local-uri": f"local://{self._directory}/{name}.sock"})
+        eventually(f"rank {rank} is online", lambda: rank in self.online())
+
+    def _start_broker(self, name: str, settings: dict[str, str]) -> None:
+        if (former := self._brokers.pop(name, None)) is not None:
+            former.wait(WITHIN_S)
+        rundir = self._directory / f"run-{name}"
+        shutil.rmtree(rundir, ignore_errors=True)
+        settings |= {"hostname": name, "rundir": str(rundir)}
+        command = ["flux", "broker", "-c", str(self._directory / "conf.toml")]
+        command += [f"-S{key}={value}" for key, value in settings.items()]
+        if shutil.which("setpriv"):  # should the tests be killed, no broker outlives them
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
+        with (self._directory / f"{name}.log").open("ab") as log:
+            self._brokers[name] = psutil.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={key: value for key, value in os.environ.items() if not key.startswith("FLUX_")},
+            )
+
+    def stop_head(self) -> None:
+        """End rank 0 in good order: the queue is kept in the statedir. Its followers end too."""
+        self._signal("head", signal.SIGTERM)
+
+    def kill_head(self) -> None:
+        self._signal("head", signal.SIGKILL)
+
+    def kill_slot(self, rank: int) -> None:
+        self._signal(f"slot{rank}", signal.SIGKILL)
+
+    def freeze_slot(self, rank: int) -> None:
+        """Let a broker hang: connected, and silent."""
+        self._brokers[f"slot{rank}"].send_signal(signal.SIGSTOP)
+
+    def _signal(self, name: str, number: int) -> None:
+        broker = self._brokers.pop(name)
+        orphans = broker.children(recursive=True)
+        broker.send_signal(number)
+        try:
+            broker.wait(WITHIN_S)
+        finally:
+            _kill([*orphans, broker])
+
+    def reap(self) -> None:
+        """Leave no process of the instance behind."""
+        brokers = list(self._brokers.values())
+        self._brokers.clear()
+        _kill([child for broker in brokers if broker.is_running() for child in broker.children(recursive=True)])
+        _kill(brokers)
+
+    # --- what a user does ---
+
+    def submit(self, *options: str) -> int:
+        """Submit ``sleep`` by ``flux submit`` options; the job's id."""
+        job = self._flux("submit", *options, "sleep", "600")
+        return int(self._flux("job", "id", "--to=dec", job))
+
+    def run(self, *command: str) -> str:
+        return self._flux(*command)
+
+    def online(self) -> frozenset[int]:
+        with bindings.connection(self.uri) as handle:
+            status = bindings.ask(handle, "resource.status", timeout_s=WITHIN_S)
+        return frozenset(parse_idset(status["online"]))
+
+    def _flux(self, *command: str, check: bool = True) -> str:
+        ran = subprocess.run(
+            ["flux", *command],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            env=os.environ | {"FLUX_URI": self.uri},
+        )
+        if check and ran.returncode != 0:
+            raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
+        return ran.stdout.strip()
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    killed = []
+    for process in processes:
+        if process.is_running():
+            process.kill()
+            killed.append(process)
+    _, alive = psutil.wait_procs(killed, timeout=WITHIN_S)
+    if alive:
+        raise AssertionError(f"still there after SIGKILL: {alive}")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

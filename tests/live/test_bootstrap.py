@@ -1,0 +1,204 @@
+"""What ``init`` writes, started on a real Flux: rank 0 by the printed command, a node by its user-data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nodemanager.config import Site, load_site
+from nodemanager.flux.bootstrap import Bootstrap, user_data, write_bootstrap
+from nodemanager.model import SlotName
+from tests.live.instance import eventually
+
+pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="no flux on PATH")
+
+SLOT = SlotName("cloud2")
+SLOT_RANK = "2"
+SITE = """
+[Site]
+cluster = live
+state_dir = state
+[Flux]
+head_address = 127.0.0.1
+port = {port}
+[Cloud]
+provider = local
+[Limits]
+nodes_max = 3
+price_per_hour_max = 1
+[Node cloud]
+cores = 2
+memory = 1GiB
+price_per_hour = 0.1
+slots = cloud[1-2]
+[Node gpu]
+cores = 4
+gpus = 1
+memory = 1GiB
+price_per_hour = 0.5
+properties = gpu
+slots = gpu1
+"""
+
+
+@dataclass
+class Instance:
+    """Processes started from one bootstrap, in a folder with a short path (sockets)."""
+
+    folder: Path
+    site: Site
+    bootstrap: Bootstrap
+    started: list[psutil.Popen] = field(default_factory=list)
+
+    def start(self, *command: str, environment: Mapping[str, str] | None = None) -> psutil.Popen:
+        with (self.folder / "log").open("ab") as log:
+            process = psutil.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        self.started.append(process)
+        return process
+
+    def start_rank_0(self) -> psutil.Popen:
+        rank_0 = self.start(*self.bootstrap.start_command)
+        self.eventually("rank 0 runs", lambda: " run " in self.flux("uptime"))
+        return rank_0
+
+    def start_node(self) -> psutil.Popen:
+        script = self.folder / "user-data"
+        script.write_text(user_data(self.site, SLOT), encoding="utf-8")
+        script.chmod(0o700)
+        return self.start(str(script), environment={"PATH": "/usr/bin:/bin", "HOME": str(self.folder)})
+
+    def broker_of(self, node: psutil.Popen) -> psutil.Process:
+        found: list[psutil.Process] = []
+
+        def looked() -> bool:
+            found[:] = [child for child in node.children() if "broker" in " ".join(child.cmdline())]
+            return bool(found)
+
+        self.eventually("the node has a broker", looked)
+        return found[0]
+
+    def online(self) -> str:
+        return self.flux("resource", "list", "-no", "{ranks}", "--states=free")
+
+    def flux(self, *command: str) -> str:
+        """What the command says, on either stream."""
+        ran = subprocess.run(
+            ["flux", *command],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=20,
+            env=os.environ | {"FLUX_URI": self.bootstrap.uri},
+        )
+        return ran.stdout.strip()
+
+    def eventually(self, what: str, holds: Callable[[], object]) -> None:
+        try:
+            eventually(what, holds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{(self.folder / 'log').read_text()}") from error
+
+    def reap(self) -> None:
+        """Leave nothing behind: nodes first, for they end in good order while rank 0 is there."""
+        for process in reversed(self.started):
+            with suppress(psutil.NoSuchProcess):
+                children = process.children(recursive=True)
+                process.terminate()
+                _, alive = psutil.wait_procs([process], timeout=10)
+                for left in (*alive, *children):
+                    with suppress(psutil.NoSuchProcess):
+                        left.kill()
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
+        folder = Path(directory)
+        (folder / "site.ini").write_text(SITE.format(port=_free_port()), encoding="utf-8")
+        bootstrap = write_bootstrap(load_site(folder / "site.ini"), folder / "state" / "flux")
+        running = Instance(folder, load_site(folder / "site.ini"), bootstrap)
+        try:
+            yield running
+        finally:
+            running.reap()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_rank_0_runs_alone_and_shows_what_is_on_offer(instance: Instance) -> None:
+    rank_0 = instance.start_rank_0()
+    offer = instance.flux("resource", "list", "-no", "{state} {nnodes} {ncores} {ngpus} {nodelist} {properties}")
+    assert "down 2 4 0 cloud[1-2]" in offer
+    assert "down 1 4 1 gpu1 gpu" in offer
+    assert "only 3 eligible" in instance.flux("run", "-N4", "true")
+    rank_0.terminate()
+    rank_0.wait(20)
+
+
+def test_a_node_joins_by_its_user_data_runs_a_job_and_leaves_at_sigterm(instance: Instance) -> None:
+    instance.start_rank_0()
+    node = instance.start_node()
+    assert instance.flux("run", "-N1", "flux", "getattr", "hostname") == SLOT
+    broker = instance.broker_of(node)
+    node.terminate()
+    assert node.wait(20) == 0
+    assert not broker.is_running()
+
+
+def test_a_broker_that_ends_is_started_again(instance: Instance) -> None:
+    instance.start_rank_0()
+    node = instance.start_node()
+    first = instance.broker_of(node)
+    instance.eventually("the slot is online", lambda: instance.online() == SLOT_RANK)
+    first.send_signal(signal.SIGKILL)
+    instance.eventually("another broker", lambda: instance.broker_of(node) != first)
+    instance.eventually("the slot is online again", lambda: instance.online() == SLOT_RANK)
+    assert node.is_running()
+
+
+def test_the_queue_survives_a_clean_stop_of_rank_0_and_nodes_come_back(instance: Instance) -> None:
+    rank_0 = instance.start_rank_0()
+    job = instance.flux("submit", "-N1", "--requires=gpu", "true")
+    node = instance.start_node()
+    instance.eventually("the slot is online", lambda: instance.online() == SLOT_RANK)
+    rank_0.terminate()
+    rank_0.wait(20)
+    instance.start_rank_0()
+    instance.eventually("the slot is online again", lambda: instance.online() == SLOT_RANK)
+    assert instance.flux("jobs", "-no", "{id}").split() == [job]
+    assert node.is_running()
+
+
+def test_a_node_whose_leader_was_killed_still_leaves_at_sigterm(instance: Instance) -> None:
+    rank_0 = instance.start_rank_0()
+    node = instance.start_node()
+    broker = instance.broker_of(node)
+    instance.eventually("the slot is online", lambda: instance.online() == SLOT_RANK)
+    rank_0.kill()
+    rank_0.wait(20)
+    node.terminate()
+    assert node.wait(20) == 0
+    assert not broker.is_running()
