@@ -97,9 +97,11 @@ def read_ini(file: Path, environment: Mapping[str, str], secret_sections: Iterab
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The known name most like ``name``, whatever the case; "" if none is much like it."""
+    """The known name most like ``name``, or one that goes on after it, whatever the case; "" if there is none."""
+    lowered = name.lower()
     by_lowered = {candidate.lower(): candidate for candidate in known}
-    found = difflib.get_close_matches(name.lower(), by_lowered, n=1)
+    longer = [candidate for candidate in by_lowered if candidate.startswith(lowered)]
+    found = difflib.get_close_matches(lowered, by_lowered, n=1) or longer
     return by_lowered[found[0]] if found else ""
 
 
@@ -172,6 +174,8 @@ class _Gathering:
                 self._add_key(line, self._sections[section], key, reader.get(section, key, raw=True))
             else:
                 self._add_section(line, section)
+        for found in self._sections.values():
+            self._check_variables(found)
         faults = tuple(sorted(self._faults, key=lambda fault: fault.line))
         return Document(self._file, self._sections, faults, self._secret_sections)
 
@@ -183,12 +187,20 @@ class _Gathering:
     def _add_key(self, line: int, section: Section, key: str, written: str) -> None:
         if first := section.entries.get(key):
             self._fault(line, f"this key is given at line {first.line} already", section.name, key)
-            return
-        unset = [name for name in _VARIABLE.findall(written) if name not in self._environment]
-        for name in unset:
-            self._fault(line, f"the environment variable {name or '${}'} is not set", section.name, key)
-        text = None if unset else _VARIABLE.sub(lambda found: self._environment[found[1]], written)
-        section.entries[key] = Entry(key, written, text, line)
+        # The value that configparser has kept is that of the last line.
+        section.entries[key] = Entry(key, written, self._expanded(written), line)
+
+    def _expanded(self, written: str) -> str | None:
+        if any(name not in self._environment for name in _VARIABLE.findall(written)):
+            return None
+        return _VARIABLE.sub(lambda found: self._environment[found[1]], written)
+
+    def _check_variables(self, section: Section) -> None:
+        for entry in section.entries.values():
+            for name in _VARIABLE.findall(entry.written):
+                if name not in self._environment:
+                    problem = f"the environment variable {name or '${}'} is not set"
+                    self._fault(entry.line, problem, section.name, entry.key)
 
     def _fault(self, line: int, problem: str, section: str = "", key: str = "") -> None:
         self._faults.append(Fault(self._file, problem, line, section, key))

@@ -176,14 +176,11 @@ class LocalNodeDriver(NodeDriver):
         """Look at every node: finish what ends, forget what ended long ago, return the others."""
         now_at = self._wall_at()
         records = [self._looked_at(record, now_at) for record in self.store.read_all()]
-        ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
-        if ending:
-            ended = ending.keys() - end_nodes(ending)
-            records = [
-                self.store.save(replace(record, terminated_at=now_at)) if record.id in ended else record
-                for record in records
-            ]
-        return [record for record in records if not self._forgotten(record, now_at)]
+        records = self._finish_ends(records, now_at)
+        old = {record.id for record in records if self._is_old(record, now_at)}
+        for node_id in old:
+            self.store.forget(node_id, keep_logs=self._keep_logs)
+        return [record for record in records if record.id not in old]
 
     def _looked_at(self, record: NodeRecord, now_at: float) -> NodeRecord:
         """A node whose init is no more has ended, and whatever it left behind must end too."""
@@ -201,11 +198,19 @@ class LocalNodeDriver(NodeDriver):
         failed = self.store.phase(record.id) == "failed"
         return self.store.save(replace(record, ending=BOOT_FAILURE if failed else HOST_FAILURE))
 
-    def _forgotten(self, record: NodeRecord, now_at: float) -> bool:
-        if record.terminated_at is None or now_at - record.terminated_at <= self._terminated_ttl_s:
-            return False
-        self.store.forget(record.id, keep_logs=self._keep_logs)
-        return True
+    def _is_old(self, record: NodeRecord, now_at: float) -> bool:
+        return record.terminated_at is not None and now_at - record.terminated_at > self._terminated_ttl_s
+
+    def _finish_ends(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
+        """Kill what is to end. A node is terminated only once nothing of it lives."""
+        ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
+        if not ending:
+            return records
+        ended = ending.keys() - end_nodes(ending)
+        return [
+            self.store.save(replace(record, terminated_at=now_at)) if record.id in ended else record
+            for record in records
+        ]
 
     def _node(self, record: NodeRecord) -> Node:
         status, state = self._status(record)

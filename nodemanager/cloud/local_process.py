@@ -130,6 +130,7 @@ def end_nodes(inits: Mapping[str, Process | None]) -> frozenset[str]:
     Returns the ids of the nodes of which something still lived after the last round.
     """
     found: dict[Process, str] = {}
+    deadline_s = time.monotonic() + _DEATH_WAIT_S
     for _ in range(_ROUNDS_MAX):
         found = dict(_members(inits))
         if not found:
@@ -138,7 +139,6 @@ def end_nodes(inits: Mapping[str, Process | None]) -> frozenset[str]:
             _kill_group(inits[node_id])
         for process in found:
             _kill(process)
-        deadline_s = time.monotonic() + _DEATH_WAIT_S
         for process in found:
             _await_end(process, deadline_s)
     for init in inits.values():

@@ -43,7 +43,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node, as ``node.json`` holds it. Whether it runs is seen at its processes and its phase file."""
+    """A node, as ``node.json`` holds it. Whether it runs is seen at its processes and its phase file.
+
+    Nodes outlive the manager that wrote this: a field that is added needs a default.
+    """
 
     id: str
     sequence: int

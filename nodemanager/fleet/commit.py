@@ -109,7 +109,7 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
     if event is not None and not _there_already(node, event):
         node = move(node, event, snapshot.now_s)
     if isinstance(order, DrainNode):
-        node = replace(node, retiring=order.reason, drained_s=None, broker_told=False)
+        node = replace(node, retiring=order.reason, drained_s=None, broker_told_s=None)
     return _call(node, kind, snapshot, policy)
 
 

@@ -63,7 +63,8 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
         case NodeUndrained():
             return _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
         case BrokerStopped():
-            return _each(snapshot, [fact.launch], lambda node: replace(_answered(node), broker_told=True))
+            told_s = snapshot.now_s
+            return _each(snapshot, [fact.launch], lambda node: replace(_answered(node), broker_told_s=told_s))
         case LeaseEnded():
             return _without(snapshot, fact.launch)
         case FluxCallFailed():

@@ -46,6 +46,7 @@ class Policy:
     probe_s: float = 10.0
     relist_s: float = 60.0
     call_timeout_s: float = 60.0
+    broker_stop_s: float = 5.0  # what a broker gets to leave in good order
     absences: int = 3
     idle_confirmations: int = 2
     idle_timeout_s: float = 300.0

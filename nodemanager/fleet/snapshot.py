@@ -55,7 +55,7 @@ class Node:
     idle_looks: int = 0  # looks in a row that found it idle
     idle_since_s: float | None = None
     drained_s: float | None = None  # when the second look after our drain began
-    broker_told: bool = False
+    broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     call: Call | None = None
     tries: int = 0  # of the call that failed last

@@ -138,8 +138,12 @@ def _draining(node: Node, outlook: Outlook) -> Step:
 def _stopping(node: Node, outlook: Outlook) -> Step:
     """Stop what nothing runs on: first its broker, then the machine, again and again until it is seen gone."""
     reason = node.retiring or because("stopping")
-    if node.rank is not None and node.rank.online and not node.broker_told:
-        return Step(reason, StopBroker(node.id, node.launch.rank))
+    if node.rank is not None and node.rank.online:
+        if node.broker_told_s is None:
+            return Step(reason, StopBroker(node.id, node.launch.rank))
+        told_s = outlook.now_s - node.broker_told_s
+        if told_s < outlook.policy.broker_stop_s:
+            return Step(because("broker_stopping", told_s=told_s, broker_stop_s=outlook.policy.broker_stop_s))
     if node.cloud is None:
         return Step(because("nothing_to_destroy"))
     if outlook.cloud_calls_left <= 0:

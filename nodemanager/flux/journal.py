@@ -55,7 +55,7 @@ class Queue:
         self._jobs: dict[JobId, _Tracked] = {}
         self._told: dict[JobId, Job | UnreadableJob] = {}
         self._touched: dict[JobId, None] = {}  # in the order in which they were
-        self._ended: list[JobId] = []
+        self._ended: dict[JobId, None] = {}
 
     def apply(
         self, job_id: int, event_name: str, timestamp: object, context: object, jobspec: object = None
@@ -68,6 +68,7 @@ class Queue:
         of = JobId(int(job_id))
         if event_name == "submit":
             self._jobs[of] = _Tracked(trimmed(jobspec))
+            self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
             return
@@ -102,7 +103,7 @@ class Queue:
         del self._jobs[job_id]
         self._touched.pop(job_id, None)
         if self._told.pop(job_id, None) is not None:
-            self._ended.append(job_id)
+            self._ended[job_id] = None
 
     def _forget_changes(self) -> None:
         self._touched.clear()

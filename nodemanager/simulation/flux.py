@@ -14,7 +14,8 @@ from nodemanager.ports import FluxError
 from nodemanager.simulation.flux_port import FluxFaults, SimulatedFluxPort
 from nodemanager.simulation.flux_watch import Follower, SimulatedFluxWatch
 from nodemanager.simulation.jobid import format_f58
-from nodemanager.simulation.jobs import Housekeeping, JobEvent, JobManager
+from nodemanager.simulation.housekeeping import Housekeeping
+from nodemanager.simulation.jobs import JobEvent, JobManager
 from nodemanager.simulation.pool import Pool
 from nodemanager.simulation.ranks import Ranks, ResourceEvent
 from nodemanager.simulation.request import Jobspec, jobspec_of
@@ -39,6 +40,7 @@ class SimulatedFlux:
         self.faults = FluxFaults()
         self.records: dict[SlotName, Launch] = {}
         self.claimed_by: str | None = None
+        self.cluster_uuid = ""  # of the first manager that claimed the instance
         self._world = world
         self._draws = world.draws_for("flux")
         self._followers: list[Follower] = []
@@ -120,7 +122,8 @@ class SimulatedFlux:
         with self._world.lock:
             self._jobs.start_queue(queue)
 
-    def drain(self, rank: Rank, reason: str) -> None:
+    def drain(self, rank: Rank, reason: str | None) -> None:
+        """As an administrator does; a rank that is drained keeps its reason."""
         with self._world.lock:
             self._ranks.drain(self._known(rank), reason)
 
@@ -132,11 +135,16 @@ class SimulatedFlux:
         with self._world.lock:
             self._ranks.set_torpid(self._rank_of[slot], torpid=torpid)
 
+    def hang(self, slot: SlotName) -> None:
+        """The slot's broker stays connected and answers nothing, until it is put out."""
+        with self._world.lock:
+            self._ranks.set_hung(self._rank_of[slot], hung=True)
+
     def set_housekeeping(self, housekeeping_s: Housekeeping, *, partial_release: bool = True) -> None:
         """How long each rank of a job stays allocated after it, of jobs submitted from now on."""
         with self._world.lock:
             self._jobs.housekeeping_s = housekeeping_s
-            self._jobs.partial_release = partial_release
+            self._jobs.housekeepers.partial_release = partial_release
 
     def set_clock_skew(self, skew_s: float) -> None:
         """How far the leader's wall clock is ahead of the world's."""
@@ -177,11 +185,16 @@ class SimulatedFlux:
             self.broker_down(node.identity.slot, lost=True, machine=node.provider_id)
 
     def stop_broker(self, rank: Rank) -> None:
-        """Have a rank's broker end in good order, a moment later. One that is not there is no error."""
+        """Have a rank's broker end in good order, a moment later; one that hangs is put out at once.
+
+        One that is not there is no error.
+        """
         with self._world.lock:
             self._known(rank)
             machine = self._machines.get(rank)
-            if self._ranks.connected(rank):
+            if self._ranks.hung(rank):
+                self._leave(rank, lost=True)
+            elif self._ranks.connected(rank):
                 self._world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))
 
     def _stopped(self, rank: Rank, machine: str | None) -> None:
@@ -241,9 +254,12 @@ class SimulatedFlux:
 
     # --- the node manager ---
 
-    def port(self, token: str) -> SimulatedFluxPort:
-        """A port for the manager known by ``token``: one token, one manager, however many ports."""
-        return SimulatedFluxPort(self, self._world, token)
+    def port(self, token: str, cluster_uuid: str = "") -> SimulatedFluxPort:
+        """A port for the manager known by ``token``: one token, one manager, however many ports.
+
+        With a cluster's UUID given, the instance is that cluster's from the first claim on.
+        """
+        return SimulatedFluxPort(self, self._world, token, cluster_uuid)
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> SimulatedFluxWatch:
         return SimulatedFluxWatch(self, self._world, probe_s=probe_s, relist_s=relist_s)
@@ -323,6 +339,11 @@ class SimulatedFlux:
     def drain_reason(self, rank: Rank) -> str | None:
         with self._world.lock:
             return self._ranks.drain_reason(self._known(rank))
+
+    def online(self, rank: Rank) -> bool:
+        """Whether a broker stands there, in truth."""
+        with self._world.lock:
+            return self._ranks.connected(self._known(rank))
 
     def holders(self) -> tuple[tuple[JobId, Grant], ...]:
         """Who holds what of which rank, housekeeping too: the truth, for checks."""

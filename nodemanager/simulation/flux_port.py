@@ -31,10 +31,11 @@ class FluxFaults:
 class SimulatedFluxPort:
     """:class:`nodemanager.ports.FluxPort`, for one manager."""
 
-    def __init__(self, flux: SimulatedFlux, world: World, token: str) -> None:
+    def __init__(self, flux: SimulatedFlux, world: World, token: str, cluster_uuid: str = "") -> None:
         self._flux = flux
         self._world = world
         self._token = token
+        self._cluster_uuid = cluster_uuid
         self._draws: Random = world.draws_for(f"flux port {token}")
 
     # --- who acts ---
@@ -43,10 +44,14 @@ class SimulatedFluxPort:
         self._call(self._claim)
 
     def _claim(self) -> None:
+        named = self._flux.cluster_uuid
+        if named and self._cluster_uuid and named != self._cluster_uuid:
+            raise FluxError(f"this instance belongs to cluster {named}, our site says {self._cluster_uuid}")
         holder = self._flux.claimed_by
         if holder not in (None, self._token):
             raise NotTheActor(f"the name node-manager is held by {holder}")
         self._flux.claimed_by = self._token
+        self._flux.cluster_uuid = named or self._cluster_uuid
 
     def _must_act(self) -> None:
         holder = self._flux.claimed_by

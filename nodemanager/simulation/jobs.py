@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.model import JobId, JobState, Rank
+from nodemanager.simulation.housekeeping import Housekeepers, Housekeeping
 from nodemanager.simulation.jobid import parse_f58
 from nodemanager.simulation.pool import Never, NotNow, Pool
 from nodemanager.simulation.request import Jobspec, Request, read_request
@@ -33,8 +34,6 @@ _STATUS_NODE_LOST = 1 << 8
 
 _USER = 0
 _BEFORE_RESOURCES = frozenset({JobState.NEW, JobState.DEPEND, JobState.PRIORITY, JobState.SCHED})
-
-Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on those named
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +65,13 @@ class _Job:
     events: list[JobEvent] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Holding:
-    """A rank still in housekeeping after a job that has ended."""
-
-    grant: Grant
-    end: Scheduled
-
-
 class JobManager:
     """``connected`` says whether a rank's broker can be reached; ``clock_skew_s``: of the leader's wall clock."""
 
     def __init__(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> None:
         self.listeners: list[Callable[[JobEvent], None]] = []
-        self.housekeeping_s: Housekeeping = 0.0
-        # False: a job's ranks are freed together, when the last has done its housekeeping (no release-after).
-        self.partial_release = True
+        self.housekeeping_s: Housekeeping = 0.0  # of jobs that do not bring their own
+        self.housekeepers = Housekeepers(world, connected, self._free)
         self.clock_skew_s = 0.0
         self.stopped_queues: dict[str, None] = {}
         self.last_ended_at: dict[Rank, float] = {}
@@ -92,7 +82,6 @@ class JobManager:
         self._active: dict[JobId, _Job] = {}
         self._by_rank: dict[int, dict[JobId, _Job]] = {rank: {} for rank in pool.rooms}
         self._awaited_by: dict[JobId, dict[JobId, None]] = {}
-        self._housekeeping: dict[JobId, dict[int, Holding]] = {}
         self._in_line: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
         self._next_pass: Scheduled | None = None
@@ -149,10 +138,7 @@ class JobManager:
         for job in tuple(self._by_rank[rank].values()):
             if job.started:
                 self._fail(job, _exec_failed(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
-        for job_id, holdings in tuple(self._housekeeping.items()):
-            if (holding := holdings.get(rank)) is not None:
-                holding.end.cancel()
-                self._end_housekeeping(job_id, rank)
+        self.housekeepers.lose(rank)
 
     def resources_changed(self) -> None:
         self._schedule_soon()
@@ -184,9 +170,7 @@ class JobManager:
         for job in self._active.values():
             for grant in job.grants:
                 yield job.id, grant
-        for job_id, holdings in self._housekeeping.items():
-            for holding in holdings.values():
-                yield job_id, holding.grant
+        yield from self.housekeepers.holders()
 
     # --- before resources ---
 
@@ -303,10 +287,9 @@ class JobManager:
             self._post(job, "free")
         self._post(job, "clean")
         self._forget(job)
-        self._hand_to_housekeeping(job)
+        self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
         for job_id in self._awaited_by.pop(job.id, ()):
             self._no_longer_awaits(job_id, job.id)
-        self._schedule_soon()
 
     def _forget(self, job: _Job) -> None:
         self.ended += 1
@@ -317,36 +300,15 @@ class JobManager:
         for awaited in job.awaits:
             self._awaited_by[awaited].pop(job.id, None)
 
+    def _free(self, grant: Grant) -> None:
+        self._pool.free(grant)
+        self._schedule_soon()
+
     def _no_longer_awaits(self, job_id: JobId, ended: JobId) -> None:
         job = self._active[job_id]
         self._post(job, "dependency-remove", {"description": job.awaits.pop(ended)})
         if not job.awaits:
             self._to_priority(job)
-
-    # --- housekeeping: the job has ended, its ranks are not free yet ---
-
-    def _hand_to_housekeeping(self, job: _Job) -> None:
-        durations = {grant.rank: _lasts_s(job.housekeeping_s, grant.rank) for grant in job.grants}
-        if not self.partial_release:
-            durations = dict.fromkeys(durations, max(durations.values(), default=0.0))
-        holdings: dict[int, Holding] = {}
-        for grant in job.grants:
-            if durations[grant.rank] > 0 and self._connected(grant.rank):
-                holdings[grant.rank] = self._keep_house(job.id, grant, durations[grant.rank])
-            else:
-                self._pool.free(grant)
-        if holdings:
-            self._housekeeping[job.id] = holdings
-
-    def _keep_house(self, job_id: JobId, grant: Grant, lasts_s: float) -> Holding:
-        return Holding(grant, self._world.after(lasts_s, lambda: self._end_housekeeping(job_id, grant.rank)))
-
-    def _end_housekeeping(self, job_id: JobId, rank: int) -> None:
-        holdings = self._housekeeping[job_id]
-        self._pool.free(holdings.pop(rank).grant)
-        if not holdings:
-            del self._housekeeping[job_id]
-        self._schedule_soon()
 
     # --- the journal ---
 
@@ -370,7 +332,3 @@ class JobManager:
 
 def _exec_failed(note: str) -> Mapping[str, Any]:
     return {"type": "exec", "severity": 0, "userid": _USER, "note": note}
-
-
-def _lasts_s(housekeeping_s: Housekeeping, rank: int) -> float:
-    return housekeeping_s.get(Rank(rank), 0.0) if isinstance(housekeeping_s, Mapping) else housekeeping_s

@@ -62,7 +62,7 @@ class Pump:
 
     world: World
     name: str = "manager"
-    travel_s: Mapping[type[CrashOnlyActor], Range] = TRAVEL_S
+    travel_s: Mapping[type[CrashOnlyActor], Range] = field(default_factory=lambda: TRAVEL_S)
     tick_s: float = 0.25
     inboxes: list[Inbox] = field(default_factory=list)
     alive: bool = True

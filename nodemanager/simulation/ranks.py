@@ -40,8 +40,9 @@ class _Broker:
     error: str = ""
     online: bool = False  # as the resource module has heard
     torpid: bool = False
-    drained_at: float = 0.0
-    drain_reason: str | None = None
+    hung: bool = False  # connected, and answers nothing
+    drained_at: float | None = None  # seconds since the epoch
+    drain_reason: str | None = None  # None, too, where none was given
 
     @property
     def connected(self) -> bool:
@@ -101,6 +102,7 @@ class Ranks:
         broker.overlay = overlay
         broker.since_s = self._world.now_s
         broker.error = _ERRORS.get(overlay, "")
+        broker.hung = False
         self._note_head_status()
         if self._batch is None:
             self._batch = self._world.after(GROUP_DELAY_S, self._hand_over)
@@ -118,7 +120,7 @@ class Ranks:
 
     def _refresh(self, broker: _Broker) -> None:
         """Tell the scheduler whether the rank takes jobs."""
-        self._pool.set_up(broker.rank, up=broker.online and broker.drain_reason is None)
+        self._pool.set_up(broker.rank, up=broker.online and broker.drained_at is None)
 
     def _note_head_status(self) -> None:
         states = {broker.overlay for broker in self._brokers.values()}
@@ -132,29 +134,37 @@ class Ranks:
 
     # --- drains ---
 
-    def drain(self, rank: int, reason: str) -> bool:
-        """Whether it was done: a rank that is drained keeps the reason it has."""
+    def drain(self, rank: int, reason: str | None) -> None:
+        """A rank that is drained stays so, with the reason it has."""
         broker = self._brokers[rank]
-        if broker.drain_reason is not None:
-            return False
-        broker.drain_reason, broker.drained_at = reason, self._wall_at()
+        if broker.drained_at is not None:
+            return
+        broker.drained_at, broker.drain_reason = self._wall_at(), reason
         self._refresh(broker)
-        self._post("drain", {"idset": str(rank), "nodelist": broker.host, "reason": reason, "overwrite": 0})
-        return True
+        context: dict[str, Any] = {"idset": str(rank), "nodelist": broker.host}
+        if reason is not None:
+            context["reason"] = reason
+        self._post("drain", {**context, "overwrite": 0})
 
-    def undrain(self, rank: int) -> bool:
-        """Whether it was done: one that is not drained stays so."""
+    def undrain(self, rank: int) -> None:
         broker = self._brokers[rank]
-        if broker.drain_reason is None:
-            return False
-        broker.drain_reason = None
+        if broker.drained_at is None:
+            return
+        broker.drained_at = broker.drain_reason = None
         self._refresh(broker)
         self._post("undrain", {"idset": str(rank), "nodelist": broker.host, "overwrite": 0})
         self._stirred()
-        return True
 
     def drain_reason(self, rank: int) -> str | None:
-        return self._brokers[rank].drain_reason
+        """None where it is not drained, "" where nobody gave a reason."""
+        broker = self._brokers[rank]
+        return None if broker.drained_at is None else broker.drain_reason or ""
+
+    def set_hung(self, rank: int, *, hung: bool) -> None:
+        self._brokers[rank].hung = hung
+
+    def hung(self, rank: int) -> bool:
+        return self._brokers[rank].hung
 
     def set_torpid(self, rank: int, *, torpid: bool) -> None:
         self._brokers[rank].torpid = torpid
@@ -195,12 +205,12 @@ class Ranks:
 
     def _drains(self) -> dict[str, Any]:
         """Ranks drained in the same second for the same reason share an entry; the second is rounded."""
-        ranks: dict[tuple[float, str], list[int]] = {}
+        ranks: dict[tuple[float, str | None], list[int]] = {}
         for broker in self._brokers.values():
-            if broker.drain_reason is not None:
+            if broker.drained_at is not None:
                 ranks.setdefault((float(round(broker.drained_at)), broker.drain_reason), []).append(broker.rank)
         return {
-            format_idset(drained): {"timestamp": timestamp, "reason": reason}
+            format_idset(drained): {"timestamp": timestamp, "reason": reason or ""}
             for (timestamp, reason), drained in ranks.items()
         }
 

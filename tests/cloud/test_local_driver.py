@@ -240,27 +240,42 @@ class TestDeath:
         assert listed(driver, node).state == NodeState.TERMINATED
 
 
+# Each prints "ready" and the pid of a process that tries to outlive its node.
+ESCAPES = {
+    "grandchild": "(sleep 3600 & echo ready $!) &",
+    "deaf": "trap '' TERM INT HUP; sleep 3600 & echo ready $!",
+    "other session": f"""{sys.executable} -c '
+import os
+os.setsid()
+print("ready", os.getpid(), flush=True)
+os.execv("/bin/sleep", ["sleep", "3600"])' &""",
+    "other group, empty environment": f"""env -i {sys.executable} -c '
+import os
+os.setpgid(0, 0)
+print("ready", os.getpid(), flush=True)
+os.execve("/bin/sleep", ["sleep", "3600"], dict())' &""",
+}
+
+
 class TestDestroy:
-    @pytest.mark.parametrize(
-        "escape",
-        [
-            pytest.param("setsid sleep 3600 &", id="another session"),
-            pytest.param("env -i sleep 3600 &", id="another environment"),
-            pytest.param("trap '' TERM INT HUP; sleep 3600 &", id="deaf to signals"),
-            pytest.param("(sleep 3600 & sleep 3600 &) &", id="grandchildren"),
-        ],
-    )
+    @pytest.mark.parametrize("escape", ESCAPES.values(), ids=ESCAPES.keys())
     def test_reaches_whatever_the_node_started(self, world: World, escape: str) -> None:
         driver = world.driver()
-        node = boot_and_run(driver, f"#!/bin/sh\n{escape}\necho ready $!\nsleep 3600\n")
-        pid = int(driver.ex_console_output(node).split()[1])
+        node = boot_and_run(driver, f"#!/bin/sh\n{escape}\nsleep 3600\n")
+        escaped = int(driver.ex_console_output(node).split()[1])
+        assert not gone(escaped)
         driver.destroy_node(node)
-        assert (listed(driver, node).state, cause(listed(driver, node))) == (
-            NodeState.TERMINATED,
-            local_driver.USER_SHUTDOWN,
-        )
-        assert marked(frozenset([str(node.id)])) == frozenset()
-        until(lambda: gone(pid), f"the end of pid {pid}")
+        ended = listed(driver, node)
+        assert (ended.state, cause(ended)) == (NodeState.TERMINATED, local_driver.USER_SHUTDOWN)
+        assert gone(escaped)
+
+    def test_of_one_that_died_leaves_its_cause(self, world: World) -> None:
+        driver = world.driver()
+        node = boot(driver)
+        os.kill(node.extra["pid"], signal.SIGKILL)
+        until(lambda: listed(driver, node).state == NodeState.TERMINATED, "the death to show")
+        driver.destroy_node(node)
+        assert cause(listed(driver, node)) == local_driver.HOST_FAILURE
 
     def test_of_several_at_once(self, world: World) -> None:
         driver = world.driver()

@@ -1,7 +1,7 @@
 """What the contract of the Flux port is tried on: instances, each with three slots of two cores, ranks 1 to 3.
 
-An adapter joins the suite by an entry in ``SUBJECTS``: a context manager that yields a :class:`FluxSubject`, fresh
-(no broker but the leader's, no drain, no record, nobody holds the name), or skips with the reason why it cannot.
+An adapter joins the suite by an entry in ``SUBJECTS`` of ``test_flux_port.py``: a context manager that yields a
+:class:`FluxSubject`, or skips with the reason why it cannot. One serves all tests; each begins with ``start_anew``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +35,10 @@ class OneManager:
 
 
 class FluxSubject(Protocol):
+    def start_anew(self) -> None:
+        """No broker but the leader's, no job, no drain, no record; nobody holds the name, no cluster is named."""
+        ...
+
     def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
         """Another manager, in a process of its own as far as the instance can tell."""
         ...
@@ -86,9 +90,15 @@ class RealSubject:
         self._managers.append(manager)
         return manager
 
+    def start_anew(self) -> None:
+        self.end_managers()
+        self._instance.clear()
+        self._instance.run("kvs", "unlink", "-Rf", "node-manager")
+
     def end_managers(self) -> None:
         for manager in self._managers:
             manager.end()
+        self._managers.clear()
 
     def bring_online(self, rank: Rank) -> None:
         self._instance.start_slot(rank)
@@ -125,6 +135,3 @@ def a_real_instance() -> Iterator[FluxSubject]:
         finally:
             subject.end_managers()
             instance.reap()
-
-
-SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {"real": a_real_instance}

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 
 from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, TypeName
 from nodemanager.ports import FluxError, FluxPort, NotTheActor
-from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, SUBJECTS, FluxSubject
+from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 
+SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {"real": a_real_instance}
 OURS = "flux-node-manager:launch-7"
 
 
-@pytest.fixture(params=SUBJECTS)
-def subject(request: pytest.FixtureRequest) -> Iterator[FluxSubject]:
-    with SUBJECTS[request.param]() as fresh:
-        yield fresh
+@pytest.fixture(scope="module", params=SUBJECTS)
+def one_for_all(request: pytest.FixtureRequest) -> Iterator[FluxSubject]:
+    with SUBJECTS[request.param]() as subject:
+        yield subject
+
+
+@pytest.fixture
+def subject(one_for_all: FluxSubject) -> FluxSubject:
+    one_for_all.start_anew()
+    return one_for_all
 
 
 @pytest.fixture

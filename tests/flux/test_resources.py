@@ -87,6 +87,7 @@ def test_busy_and_idle_nodes() -> None:
         cores=8,
         gpus=2,
         allocated=True,
+        schedulable=True,
         overlay=Overlay.FULL,
     )
     assert ranks["cloud2"].idle
@@ -109,7 +110,7 @@ def test_a_node_lost_under_its_job() -> None:
 def test_a_drained_node_keeps_its_drain_when_it_has_gone() -> None:
     drained, stopped = look("cloud2 drained")["cloud2"], look("cloud2 stopped cleanly")["cloud2"]
     assert drained.drain_reason == stopped.drain_reason == "node manager: idle, billing window closes"
-    assert (drained.online, drained.cores_free, drained.idle) == (True, 0, True)
+    assert (drained.online, drained.cores_free, drained.idle, drained.schedulable) == (True, 0, True, False)
     assert (stopped.online, stopped.overlay) == (False, Overlay.OFFLINE)
     assert look("cloud2 undrained while offline")["cloud2"].drain_reason is None
 
@@ -168,6 +169,13 @@ def test_nothing_is_free_where_the_scheduler_would_start_nothing(withheld: dict[
     first, second = instance.ranks()
     assert (first.cores_free, first.gpus_free) == (0, 0)
     assert (second.cores_free, second.gpus_free) == (4, 2)
+
+
+def test_schedulable_is_the_scheduler_s_own_word() -> None:
+    instance = Instance()
+    instance.resources["drain"] = {"1": {"timestamp": 1.0, "reason": "just now"}}
+    instance.scheduler["down"] = an_r(("2", "0-3", "0-1"))
+    assert [rank.schedulable for rank in instance.ranks()] == [True, False]
 
 
 def test_what_holds_a_rank_back_is_told_apart() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -134,6 +135,17 @@ class LiveInstance:
         finally:
             _kill([*orphans, broker])
 
+    def clear(self) -> None:
+        """Take away what a test left: slots' brokers, jobs, the memory of jobs, drains."""
+        for name in [name for name in self._brokers if name != "head"]:
+            self._signal(name, signal.SIGKILL)
+        self._flux("cancel", "--all", check=False)
+        eventually("no slot is online", lambda: self.online() <= {0})
+        eventually("no job is active", lambda: self._ask("job-manager.stats-get")["active_jobs"] == 0)
+        self._flux("job", "purge", "--force", "--num-limit=0")
+        for ranks in self._ask("resource.status")["drain"]:
+            self._ask("resource.undrain", {"targets": ranks})
+
     def reap(self) -> None:
         """Leave no process of the instance behind."""
         brokers = list(self._brokers.values())
@@ -152,9 +164,11 @@ class LiveInstance:
         return self._flux(*command)
 
     def online(self) -> frozenset[int]:
+        return frozenset(parse_idset(self._ask("resource.status")["online"]))
+
+    def _ask(self, topic: str, payload: object = None) -> Any:
         with bindings.connection(self.uri) as handle:
-            status = bindings.ask(handle, "resource.status", timeout_s=WITHIN_S)
-        return frozenset(parse_idset(status["online"]))
+            return bindings.ask(handle, topic, payload, timeout_s=WITHIN_S)
 
     def _flux(self, *command: str, check: bool = True) -> str:
         ran = subprocess.run(

@@ -1,0 +1,76 @@
+"""The simulated Flux as a subject of the Flux port's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+
+import pytest
+
+from nodemanager.model import Billing, JobId, NodeType, OnRanks, Rank, Shape, Slot, SlotName, TypeName
+from nodemanager.simulation.flux import SimulatedFlux
+from nodemanager.simulation.world import World
+from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, OneManager
+
+_SLOTS = tuple(Slot(SlotName(f"slot{rank}"), rank, TypeName("small")) for rank in RANKS)
+_SMALL = NodeType(
+    name=TypeName("small"),
+    size="small",
+    cores=2,
+    gpus=0,
+    memory_bytes=2**32,
+    price_per_hour=Decimal("0.1"),
+    billing=Billing(3600),
+    slots=tuple(slot.name for slot in _SLOTS),
+)
+
+
+class SimulatedSubject:
+    def __init__(self) -> None:
+        self.world = World(seed=1)
+        self.flux = SimulatedFlux(self.world, [_SMALL], _SLOTS)
+        self._managers = 0
+
+    def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
+        self._managers += 1
+        token = f"manager-{self._managers}"
+        return OneManager(self.flux.port(token, cluster_uuid), lambda: self._drop(token), lambda: self._drop(token))
+
+    def _drop(self, token: str) -> None:
+        self.flux.drop_claim(token)
+
+    def bring_online(self, rank: Rank) -> None:
+        self.flux.broker_up(_slot(rank))
+
+    def hang(self, rank: Rank) -> None:
+        self.flux.hang(_slot(rank))
+
+    def occupy(self, rank: Rank) -> Callable[[], None]:
+        on_rank = OnRanks(frozenset({int(rank)}))
+        job_id = self.flux.submit(Shape(1, 1, nodes=1, constraint=on_rank), run_s=3600)
+        self.world.advance_by(1)
+        return lambda: self._end(job_id)
+
+    def _end(self, job_id: JobId) -> None:
+        self.flux.cancel(job_id)
+        self.world.advance_by(1)
+
+    def drain(self, rank: Rank, reason: str | None) -> None:
+        self.flux.drain(rank, reason)
+
+    def until(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline_s = self.world.now_s + 60
+        while not holds():
+            if self.world.now_s > deadline_s:
+                pytest.fail(f"waited a minute of the world's in vain: {what}")
+            self.world.advance_by(0.05)
+
+
+def _slot(rank: Rank) -> SlotName:
+    return SlotName(f"slot{rank}")
+
+
+@contextmanager
+def a_simulated_instance() -> Iterator[FluxSubject]:
+    yield SimulatedSubject()

@@ -1,0 +1,52 @@
+"""The record of a launch: what is written is read whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.flux import record
+from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
+
+
+@given(slot=NAMES)
+def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
+    key = record.key_of(SlotName(slot))
+    directory, _, name = key.rpartition(".")
+    assert directory == record.LEASES
+    assert record.slot_of(name) == slot
+
+
+@given(st.builds(Launch, NAMES, NAMES, st.integers(0, 10_000), NAMES, NAMES, st.floats(0, 4e9)))
+def test_what_is_written_is_read(launch: Launch) -> None:
+    assert record.decoded(record.encoded(launch), launch.slot) == launch
+
+
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        ({"version": 2}, "record.version"),
+        ({"slot": "slot2"}, "record.slot"),
+        ({"launch": 7}, "record.launch"),
+        ({"rank": True}, "record.rank"),
+        ({"type": None}, "record.type"),
+        ({"client_token": []}, "record.client_token"),
+        ({"requested_at": "now"}, "record.requested_at"),
+    ],
+)
+def test_a_record_with_a_wrong_field_is_refused_by_its_place(changed: dict[str, object], place: str) -> None:
+    fields = json.loads(record.encoded(LAUNCH)) | changed
+    with pytest.raises(ValueError, match=place):
+        record.decoded(json.dumps(fields), LAUNCH.slot)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
+def test_what_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error or ours
+        record.decoded(text, LAUNCH.slot)

@@ -1,0 +1,98 @@
+"""What the Flux port owes beyond its contract: crashes of rank 0, faults of the instance, messages that help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.port import RealFluxPort
+from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.ports import FluxError, NotTheActor
+from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
+from tests.live.instance import LiveInstance
+
+LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
+
+
+@pytest.fixture
+def port(instance: LiveInstance) -> Iterator[RealFluxPort]:
+    flux = RealFlux(instance.uri, CLUSTER_UUID, MonotonicClock())
+    port = flux.port()
+    yield port
+    port.close()
+    flux.close()
+
+
+def test_a_record_survives_the_sudden_death_of_rank_0_and_the_name_must_be_claimed_again(
+    instance: LiveInstance, port: RealFluxPort
+) -> None:
+    port.claim()
+    port.record([LAUNCH])
+    instance.kill_head()
+    with pytest.raises(FluxError):
+        port.launches()
+    with pytest.raises(FluxError, match="cannot reach Flux"):
+        port.record([LAUNCH])
+    instance.start_head()
+    assert port.launches() == (LAUNCH,)
+    with pytest.raises(NotTheActor):
+        port.forget(LAUNCH)
+    port.claim()
+    port.forget(LAUNCH)
+    assert port.launches() == ()
+
+
+def test_after_a_restart_a_changing_call_finds_the_new_rank_0_by_itself(
+    instance: LiveInstance, port: RealFluxPort
+) -> None:
+    port.claim()
+    instance.stop_head()
+    instance.start_head()
+    with pytest.raises(NotTheActor):
+        port.record([LAUNCH])
+    port.claim()
+    port.record([LAUNCH])
+    assert port.launches() == (LAUNCH,)
+
+
+def test_a_record_that_cannot_be_read_is_named_and_stops_what_depends_on_it(
+    instance: LiveInstance, port: RealFluxPort
+) -> None:
+    port.claim()
+    instance.run("kvs", "put", "--raw", "node-manager.leases.slot1={")
+    for call in (port.launches, lambda: port.record([LAUNCH]), lambda: port.forget(LAUNCH)):
+        with pytest.raises(FluxError, match=r"node-manager\.leases\.slot1 cannot be read"):
+            call()
+
+
+def test_an_instance_without_a_scheduler_says_so(instance: LiveInstance, port: RealFluxPort) -> None:
+    instance.run("module", "remove", "sched-simple")
+    with pytest.raises(FluxError, match="no scheduler"):
+        port.ranks()
+    instance.run("module", "load", "sched-simple")
+    assert len(port.ranks()) == 3
+
+
+def test_a_manager_beside_another_rank_is_told_which_and_what_to_do(instance: LiveInstance) -> None:
+    instance.start_slot(2)
+    flux = RealFlux(instance.uri.replace("head.sock", "slot2.sock"), CLUSTER_UUID, MonotonicClock())
+    port = flux.port()
+    with pytest.raises(FluxError, match=r"leads to rank 2.*beside rank 0"):
+        port.claim()
+    port.close()
+
+
+def test_the_holder_of_the_name_is_named_to_the_one_who_waits(instance: LiveInstance, port: RealFluxPort) -> None:
+    port.claim()
+    second = RealFlux(instance.uri, CLUSTER_UUID, MonotonicClock()).port()
+    with pytest.raises(NotTheActor, match=r"process \d+ on "):
+        second.claim()
+    second.close()
+
+
+def test_an_excluded_rank_cannot_be_drained_and_flux_s_words_are_kept(port: RealFluxPort) -> None:
+    port.claim()
+    with pytest.raises(FluxError, match=r"resource\.drain: .*excluded"):
+        port.drain(Rank(0), "flux-node-manager:launch-1")
