@@ -6,6 +6,7 @@ The simulator wires the same actors through the same :func:`wire`, with a ``spaw
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -214,6 +215,8 @@ def serve(site: Site, outside: Outside, publish: Callable[[Published], None] = u
     service = Service(site, outside, publish)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
+    # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
+    threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
     service.start()
     service.fate.ended.wait()

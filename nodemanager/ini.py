@@ -136,7 +136,8 @@ class _Reader(configparser.RawConfigParser):
             yield line + "\n"
 
     def optionxform(self, optionstr: str) -> str:
-        self.seen.append((self.line, self.section, optionstr))
+        if optionstr:  # a line without a key is in the ParsingError
+            self.seen.append((self.line, self.section, optionstr))
         return optionstr
 
 

@@ -388,6 +388,7 @@ price_per_hour_max = cheap
 [Flux]
 this is no key
 head_adress = 10.0.0.1
+= no key
 [Limits]
 nodes_mni = 0
 [Node cpu]
@@ -408,10 +409,11 @@ slots = head
         ":9: [Flux] head_address: must be given: where the nodes reach rank 0",
         ':10: a "[Section]", a "key = value" or a comment is needed',
         ':11: [Flux] head_adress = "10.0.0.1": no such key; did you mean "head_address"?',
-        ":12: [Limits]: this section begins at line 5 already",
-        ':13: [Limits] nodes_mni = "0": no such key; did you mean "nodes_min"?',
-        ':15: [Node cpu] cores = "0": a whole number of 1 or more is needed',
-        ':17: [Node cpu] price_per_hour = "": a price of 0 or more is needed',
+        ':12: a "[Section]", a "key = value" or a comment is needed',
+        ":13: [Limits]: this section begins at line 5 already",
+        ':14: [Limits] nodes_mni = "0": no such key; did you mean "nodes_min"?',
+        ':16: [Node cpu] cores = "0": a whole number of 1 or more is needed',
+        ':18: [Node cpu] price_per_hour = "": a price of 0 or more is needed',
     ]
 
 

@@ -83,9 +83,10 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
 
 def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline are no longer waited for."""
-    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
     snapshot = replace(
         snapshot,
+        now_s=tick.now_s,
+        wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),

@@ -24,8 +24,7 @@ from nodemanager.notation import compress_hostlist, format_idset
 # What rank 0 loses of its queue at a crash. A checkpoint writes one reference.
 _CHECKPOINT_PERIOD = "10s"
 _KEYGEN_TIMEOUT_S = 60
-# Flux adds nothing to it; unix(7) allows 107, and flux-broker-attributes(7) knows of systems with 92.
-_SOCKET_PATH_MAX_BYTES = 92
+_SOCKET_PATH_MAX_BYTES = 107  # unix(7)
 
 
 class BootstrapError(Exception):

@@ -13,8 +13,8 @@ from nodemanager.model import CloudNode, JobId, JobState, Launch, NodeType, Rank
 from nodemanager.ports import FluxError
 from nodemanager.simulation.flux_port import FluxFaults, SimulatedFluxPort
 from nodemanager.simulation.flux_watch import Follower, SimulatedFluxWatch
-from nodemanager.simulation.jobid import format_f58
 from nodemanager.simulation.housekeeping import Housekeeping
+from nodemanager.simulation.jobid import format_f58
 from nodemanager.simulation.jobs import JobEvent, JobManager
 from nodemanager.simulation.pool import Pool
 from nodemanager.simulation.ranks import Ranks, ResourceEvent

@@ -31,10 +31,15 @@ class Rules:
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
+    _checked: tuple[CloudNode, ...] = ()
 
     def check(self) -> None:
         """After every step of the world."""
-        standing = [node for node in self.provider.nodes() if self._is_ours(node)]
+        nodes = self.provider.nodes()
+        if nodes == self._checked:
+            return
+        self._checked = nodes
+        standing = [node for node in nodes if self._is_ours(node)]
         self.nodes_peak = max(self.nodes_peak, len(standing))
         self._require(len(standing) <= self.policy.nodes_max, f"{len(standing)} nodes, above nodes_max")
         types = [node.identity.type_name for node in standing if node.identity is not None]

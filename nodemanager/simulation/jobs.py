@@ -290,6 +290,7 @@ class JobManager:
         self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
         for job_id in self._awaited_by.pop(job.id, ()):
             self._no_longer_awaits(job_id, job.id)
+        self._schedule_soon()  # whom it blocked may go
 
     def _forget(self, job: _Job) -> None:
         self.ended += 1
