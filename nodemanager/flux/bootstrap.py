@@ -302,6 +302,7 @@ leave() {{
         while kill -0 "$child" 2>/dev/null; do
             if [ "$looks" -eq 0 ]; then
                 kill -KILL "$child"
+                wait "$child"
                 break
             fi
             looks=$((looks - 1))

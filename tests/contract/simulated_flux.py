@@ -28,6 +28,9 @@ _SMALL = NodeType(
 
 class SimulatedSubject:
     def __init__(self) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
         self.world = World(seed=1)
         self.flux = SimulatedFlux(self.world, [_SMALL], _SLOTS)
         self._managers = 0
