@@ -31,13 +31,18 @@ def demand(snapshot: Snapshot) -> Demand:
         bad.id: because("unreadable", why=bad.why) for bad in snapshot.unreadable.values()
     }
     by_shape: dict[Shape, list[Job]] = {}
-    for job in sorted(_waiting(snapshot), key=lambda job: (-job.priority, job.id)):
+    for job in sorted(_waiting(snapshot), key=queue_order):
         obstacle = _not_for_want_of_nodes(job, snapshot.queues_stopped)
         if obstacle is None:
             by_shape.setdefault(job.shape, []).append(job)
         else:
             withheld[job.id] = obstacle
     return Demand(tuple(Group(shape, tuple(jobs)) for shape, jobs in by_shape.items()), withheld)
+
+
+def queue_order(job: Job) -> tuple[int, JobId]:
+    """The order in which Flux considers jobs: by priority, then as they came (an id holds its time)."""
+    return -job.priority, job.id
 
 
 def _waiting(snapshot: Snapshot) -> list[Job]:

@@ -2,8 +2,8 @@
 
 1. What must be asked of the outside is asked (:func:`_asks`).
 2. On stale data, or while another manager acts, nothing is decided (:func:`_standstill`).
-3. The waiting jobs are laid out on the nodes that are up, then on those that drain or come; what is short is
-   bought (``packing``), but only once the queue has settled.
+3. The waiting jobs are laid out on the nodes that are up, then on those that drain or come (``layout``); what is
+   short is bought, but only once the queue has settled.
 4. Each node takes its next step (``steps``): one that drains and is wanted again is undrained before anything is
    bought.
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import supply
-from nodemanager.fleet.demand import Demand, demand
-from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
+from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.packing import Bin
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.steps import NAMES_MAX, ORDER, NodeAction, Outlook, step
@@ -49,20 +49,18 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     stands_still = _standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
-    wanted = demand(snapshot)
-    market = supply.market(snapshot, policy, price)
-    packing = pack(wanted, supply.room(snapshot, policy), market)
+    layout = lay_out(snapshot, policy, price)
     quiet = settled(snapshot, policy)
-    steps, reasons = _steps(snapshot, policy, packing)
-    boots = _boots(snapshot, policy, packing, market) if quiet else ()
+    steps, reasons = _steps(snapshot, policy, layout)
+    boots = _boots(snapshot, policy, layout) if quiet else ()
+    settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
     return Plan(
-        asks,
-        (*steps, *_strays(snapshot, policy), *boots),
-        _job_reasons(snapshot, policy, wanted, packing, quiet),
-        {**reasons, **{boot.launch.id: boot.reason for boot in boots}},
-        None,
-        quiet,
-        price,
+        asks=asks,
+        actions=(*steps, *_strays(snapshot, policy), *boots),
+        jobs=layout.reasons(settling),
+        nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        settled=quiet,
+        price_per_hour=price,
     )
 
 
@@ -138,17 +136,20 @@ def settled(snapshot: Snapshot, policy: Policy) -> bool:
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def _steps(snapshot: Snapshot, policy: Policy, packing: Packing) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
+def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
     nodes = snapshot.nodes.values()
-    cloud_calls_left = policy.calls_in_flight_max - snapshot.calls_in_flight(CallKind.CREATE, CallKind.DESTROY)
+    calls_under_way = snapshot.calls_in_flight(CallKind.CREATE, CallKind.DESTROY)
+    leaving = sum(1 for node in nodes if node.state in (NodeState.DRAINING, NodeState.STOPPING))
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
-        needed=_needed(packing),
+        needed=layout.needed,
+        room_for=layout.capped,
+        room_short=layout.room_short - leaving,
         live=sum(1 for node in nodes if node.costs),
         usable=sum(1 for node in nodes if node.state in supply.USABLE),
         creates_left=int(supply.create_credit(snapshot, policy)),
-        cloud_calls_left=cloud_calls_left,
+        cloud_calls_left=policy.calls_in_flight_max - calls_under_way,
     )
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
@@ -160,15 +161,11 @@ def _steps(snapshot: Snapshot, policy: Policy, packing: Packing) -> tuple[list[N
     return actions, reasons
 
 
-def _needed(packing: Packing) -> Mapping[SlotName, Bin]:
-    return {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
-
-
-def _boots(snapshot: Snapshot, policy: Policy, packing: Packing, market: Market) -> tuple[BootNode, ...]:
-    bought = [bin_ for bin_ in packing.bins if bin_.standing is Standing.NEW]
+def _boots(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[BootNode, ...]:
+    bought = layout.to_buy
     nodes = snapshot.nodes.values()
     there = sum(1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING)) + len(bought)
-    while there < policy.nodes_min and isinstance(more := market.cheapest(), Bin):
+    while there < policy.nodes_min and isinstance(more := layout.market.cheapest(), Bin):
         bought.append(more)
         there += 1
     return tuple(_boot(bin_, snapshot, policy) for bin_ in bought)
@@ -217,26 +214,3 @@ def _launch(id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, r
         client_token=f"{policy.cluster_uuid[:8]}-{id_}"[:64],
         requested_at=requested_at,
     )
-
-
-# --- explaining -------------------------------------------------------------------------------------------
-
-SERVED_BY: Mapping[Standing, str] = {
-    Standing.UP: "fits_on_a_node_that_is_up",
-    Standing.DRAINING: "node_kept_for_it",
-    Standing.COMING: "node_coming",
-    Standing.NEW: "node_ordered",
-}
-
-
-def _job_reasons(
-    snapshot: Snapshot, policy: Policy, wanted: Demand, packing: Packing, quiet: bool
-) -> dict[JobId, Reason]:
-    reasons = {**wanted.withheld, **packing.unplaced}
-    settling = because("settling", settles_at_s=settles_at_s(snapshot, policy))
-    for job, bins in packing.placed.items():
-        latest = max(bin_.standing for bin_ in bins)
-        nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
-        waits = latest is Standing.NEW and not quiet
-        reasons[job] = settling if waits else because(SERVED_BY[latest], nodes=nodes)
-    return reasons

@@ -10,7 +10,7 @@ from nodemanager.fleet.packing import Bin
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import JobId, NodeState, Reason, SlotName, because
+from nodemanager.model import Job, JobId, NodeState, Reason, SlotName, because
 from nodemanager.orders import (
     CreateNode,
     DestroyNode,
@@ -33,6 +33,8 @@ class Outlook:
     snapshot: Snapshot
     policy: Policy
     needed: Mapping[SlotName, Bin]  # where waiting jobs are laid out
+    room_for: Job | None  # the first job that a cap keeps out
+    room_short: int  # idle nodes that must go to let it in
     live: int  # nodes on the bill
     usable: int  # nodes that take jobs, those about to be retired not counted
     creates_left: int  # by the rate bucket
@@ -100,6 +102,10 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
+    if outlook.room_for is not None and outlook.room_short > 0 and surplus > 0 and _confirmed(node, policy):
+        outlook.room_short -= 1
+        outlook.usable -= 1
+        return _drain(node, because("makes_room", job=str(outlook.room_for.id)))
     node_type = policy.types.get(node.launch.type_name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus)
     if not goes:

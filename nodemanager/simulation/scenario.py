@@ -43,7 +43,7 @@ CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 FAULTS_S = 2400.0  # the phase with faults
-PEACE_S = 3 * 3600.0  # what the rest may take without them
+PEACE_S = 6 * 3600.0  # what the rest may take without them
 
 
 def _slots(prefix: str, count: int) -> tuple[SlotName, ...]:

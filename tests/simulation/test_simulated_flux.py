@@ -1,4 +1,4 @@
-"""What the simulated Flux does where the recording is silent. The event orders were seen on a real flux-core 0.88."""
+"""What the simulated Flux does where the recording is silent, as it was seen of a real flux-core 0.88."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_stopped_queue_starts_nothing_until_it_is_started() -> None:
     instance = Instance("cloud1")
     instance.flux.stop_queue()
     job_id = instance.submit()
-    assert (instance.runs(job_id), instance.flux.queues_stopped()) == ([False], {""})
+    assert (instance.runs(job_id), instance.flux.queues_stopped()) == ([False], frozenset({""}))
     instance.flux.start_queue()
     instance.world.advance_by(1.0)
     assert (instance.runs(job_id), instance.flux.queues_stopped()) == ([True], frozenset())

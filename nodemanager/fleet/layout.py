@@ -1,0 +1,84 @@
+"""The waiting jobs laid out on the fleet: who would run where, and which nodes are needed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from nodemanager.fleet import supply
+from nodemanager.fleet.demand import Demand, demand, queue_order
+from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.model import Job, JobId, Reason, SlotName, because
+
+CAPS = ("nodes_max", "price_per_hour_max")
+
+SERVED_BY: Mapping[Standing, str] = {
+    Standing.UP: "fits_on_a_node_that_is_up",
+    Standing.DRAINING: "node_kept_for_it",
+    Standing.COMING: "node_coming",
+    Standing.NEW: "node_ordered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``capped`` is the first job that a cap keeps out, though one node less elsewhere would let it in.
+
+    Behind it nothing may ever start (sched-simple goes by the queue's order). So no node is needed, neither kept
+    nor bought, for the sake of jobs behind it alone: it would keep the first one out for ever.
+    """
+
+    packing: Packing
+    withheld: Mapping[JobId, Reason]
+    needed: Mapping[SlotName, Bin]
+    capped: Job | None
+    market: Market  # what may still be bought beyond
+
+    @property
+    def room_short(self) -> int:
+        """How many nodes have to go to let the capped job in, at the most."""
+        return (self.capped.shape.nodes or 1) if self.capped is not None else 0
+
+    @property
+    def to_buy(self) -> list[Bin]:
+        return [bin_ for bin_ in self.needed.values() if bin_.standing is Standing.NEW]
+
+    def reasons(self, settling: Reason | None) -> dict[JobId, Reason]:
+        """Why each waiting job waits. ``settling``: why nothing is bought for it yet, if so."""
+        reasons = {**self.withheld, **self.packing.unplaced}
+        for job, bins in self.packing.placed.items():
+            latest = max(bin_.standing for bin_ in bins)
+            nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
+            if latest is Standing.NEW and not all(slot in self.needed for slot in nodes):
+                reasons[job] = because("behind_a_capped_job", job=str(self.capped.id) if self.capped else "")
+            elif latest is Standing.NEW and settling is not None:
+                reasons[job] = settling
+            else:
+                reasons[job] = because(SERVED_BY[latest], nodes=nodes)
+        return reasons
+
+
+def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layout:
+    """Lay the queue out on what there is, then on what may be bought."""
+    wanted = demand(snapshot)
+    market = supply.market(snapshot, policy, price_per_hour)
+    packing = pack(wanted, supply.room(snapshot, policy), market)
+    capped = _first_capped(wanted, packing)
+    return Layout(packing, wanted.withheld, _needed(wanted, packing, capped), capped, market)
+
+
+def _first_capped(wanted: Demand, packing: Packing) -> Job | None:
+    jobs = (job for group in wanted.groups for job in group.jobs)
+    capped = (job for job in jobs if job.id in packing.unplaced and packing.unplaced[job.id].code in CAPS)
+    return min(capped, key=queue_order, default=None)
+
+
+def _needed(wanted: Demand, packing: Packing, capped: Job | None) -> Mapping[SlotName, Bin]:
+    needed = {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
+    if capped is None:
+        return needed
+    ahead = {job.id for group in wanted.groups for job in group.jobs if queue_order(job) < queue_order(capped)}
+    return {slot: bin_ for slot, bin_ in needed.items() if ahead.intersection(bin_.serves)}
