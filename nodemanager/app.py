@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -23,17 +24,17 @@ from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.local import LocalCloud
 from nodemanager.config import Mode, Provider, Site, uuid_file
-from nodemanager.facts import FluxUnreachable
+from nodemanager.facts import FailureKind, FluxUnreachable
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
 from nodemanager.messages import Begin, Mailbox, ManagerMessage
 from nodemanager.model import Launch, NodeType
-from nodemanager.ports import Clock, CloudPort, FluxPort, FluxWatch
+from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch
 from nodemanager.simulation.embedded import embedded
 
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
-STOP_S = 1.0  # what an actor gets to end its call before the process leaves without it
+STOP_S = 1.0  # what the actors get to end their calls before the process leaves without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
 
@@ -65,8 +66,19 @@ class Spawn(Protocol):
     def __call__(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an actor in a thread takes its messages. One that is gone misses none: the process is leaving."""
+
+    actor: pykka.ActorRef[Any]
+
+    def tell(self, message: Any) -> None:
+        with suppress(pykka.ActorDeadError):
+            self.actor.tell(message)
+
+
 def in_threads(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
-    return actor.start(*arguments)
+    return Address(actor.start(*arguments))
 
 
 def wire(
@@ -170,7 +182,10 @@ def _cloud(site: Site, clock: Clock) -> CloudPort:
 
 def _user_data(site: Site, launch: Launch, node_type: NodeType) -> str:
     del node_type
-    return bootstrap.user_data(site, launch.slot)
+    try:
+        return bootstrap.user_data(site, launch.slot)
+    except bootstrap.BootstrapError as error:
+        raise CloudError(FailureKind.CONFIG, str(error)) from error
 
 
 def unread(published: Published) -> None:
@@ -199,10 +214,12 @@ class Service:
         """End what can be ended soon. A call that hangs is left to the end of the process: it is on record."""
         self._ticker.stop()
         self._outside.watch.stop()
-        for actor in pykka.ActorRegistry.get_all():
+        deadline_s = time.monotonic() + STOP_S
+        actors = pykka.ActorRegistry.get_all()
+        for actor in actors:
             actor.stop(block=False)
-        for actor in pykka.ActorRegistry.get_all():
-            actor.actor_stopped.wait(STOP_S)
+        for actor in actors:
+            actor.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
         self._outside.close()
 
     def _lost(self, why: str) -> None:

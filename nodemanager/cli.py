@@ -15,8 +15,8 @@ from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 64  # sysexits.h
-EXIT_UNAVAILABLE = 69
+EXIT_USAGE = 2  # as argparse has it
+EXIT_UNAVAILABLE = 69  # this and the next by sysexits.h
 EXIT_CONFIG = 78
 
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 64 wrong use; 69 no Flux bindings; 70 a bug; "
+        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings; 70 a bug; "
         "78 a fault in the site",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")

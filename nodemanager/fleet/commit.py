@@ -110,6 +110,8 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
         node = move(node, event, snapshot.now_s)
     if isinstance(order, DrainNode):
         node = replace(node, retiring=order.reason, drained_s=None, broker_told_s=None)
+    if isinstance(order, UndrainNode):
+        node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
     return _call(node, kind, snapshot, policy)
 
 

@@ -1,4 +1,4 @@
-"""Which pending jobs want nodes, grouped by shape; and why the others do not."""
+"""Which pending jobs want nodes; and why the others do not."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.model import Job, JobId, JobState, Reason, Shape, because
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Interchangeable jobs, in the order in which Flux would start them."""
-
-    shape: Shape
-    jobs: tuple[Job, ...]
+from nodemanager.model import Job, JobId, JobState, Reason, because
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Groups in the order of their first jobs, and the waiting jobs that no node would help."""
+    """Jobs in the order in which Flux would start them, and the waiting jobs that no node would help."""
 
-    groups: tuple[Group, ...]
+    jobs: tuple[Job, ...]
     withheld: Mapping[JobId, Reason]
 
 
@@ -30,14 +22,14 @@ def demand(snapshot: Snapshot) -> Demand:
     withheld: dict[JobId, Reason] = {
         bad.id: because("unreadable", why=bad.why) for bad in snapshot.unreadable.values()
     }
-    by_shape: dict[Shape, list[Job]] = {}
+    wanting: list[Job] = []
     for job in sorted(_waiting(snapshot), key=queue_order):
         obstacle = _not_for_want_of_nodes(job, snapshot.queues_stopped)
         if obstacle is None:
-            by_shape.setdefault(job.shape, []).append(job)
+            wanting.append(job)
         else:
             withheld[job.id] = obstacle
-    return Demand(tuple(Group(shape, tuple(jobs)) for shape, jobs in by_shape.items()), withheld)
+    return Demand(tuple(wanting), withheld)
 
 
 def queue_order(job: Job) -> tuple[int, JobId]:

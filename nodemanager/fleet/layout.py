@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import takewhile
 
 from nodemanager.fleet import supply
-from nodemanager.fleet.demand import Demand, demand, queue_order
+from nodemanager.fleet.demand import Demand, demand
 from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot
@@ -52,7 +53,7 @@ class Layout:
         for job, bins in self.packing.placed.items():
             latest = max(bin_.standing for bin_ in bins)
             nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
-            if latest is Standing.NEW and not all(slot in self.needed for slot in nodes):
+            if not all(slot in self.needed for slot in nodes):
                 reasons[job] = because("behind_a_capped_job", job=str(self.capped.id) if self.capped else "")
             elif latest is Standing.NEW and settling is not None:
                 reasons[job] = settling
@@ -71,14 +72,13 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
 
 
 def _first_capped(wanted: Demand, packing: Packing) -> Job | None:
-    jobs = (job for group in wanted.groups for job in group.jobs)
-    capped = (job for job in jobs if job.id in packing.unplaced and packing.unplaced[job.id].code in CAPS)
-    return min(capped, key=queue_order, default=None)
+    capped = (job for job in wanted.jobs if job.id in packing.unplaced and packing.unplaced[job.id].code in CAPS)
+    return next(capped, None)
 
 
 def _needed(wanted: Demand, packing: Packing, capped: Job | None) -> Mapping[SlotName, Bin]:
     needed = {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
     if capped is None:
         return needed
-    ahead = {job.id for group in wanted.groups for job in group.jobs if queue_order(job) < queue_order(capped)}
+    ahead = {job.id for job in takewhile(lambda job: job is not capped, wanted.jobs)}
     return {slot: bin_ for slot, bin_ in needed.items() if ahead.intersection(bin_.serves)}

@@ -46,7 +46,7 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
         case QueueProbed():
             return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s))
         case RanksStirred():
-            return replace(snapshot, stirred_s=snapshot.now_s)
+            return _stirred(snapshot)
         case RanksSeen():
             return sightings.ranks_seen(snapshot, fact)
         case FluxUnreachable():
@@ -61,12 +61,11 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
         case NodeDrained():
             return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact))
         case NodeUndrained():
-            return _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
+            return _node_undrained(snapshot, fact)
         case BrokerStopped():
-            told_s = snapshot.now_s
-            return _each(snapshot, [fact.launch], lambda node: replace(_answered(node), broker_told_s=told_s))
+            return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
         case LeaseEnded():
-            return _without(snapshot, fact.launch)
+            return _lease_ended(snapshot, fact.launch)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
         case CloudListed():
@@ -113,20 +112,41 @@ def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], 
     return replace(snapshot, nodes={**snapshot.nodes, **changed}) if changed else snapshot
 
 
-def _without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+def _stirred(snapshot: Snapshot) -> Snapshot:
+    """A look at the ranks is due, and before it nothing is bought."""
+    return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=sightings.unsettled_s(snapshot))
+
+
+def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    node = snapshot.nodes.get(launch)
+    if node is None or not (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE)):
+        return snapshot  # old news: it has been leased again
     return replace(snapshot, nodes={id_: node for id_, node in snapshot.nodes.items() if id_ != launch})
 
 
-def _answered(node: Node) -> Node:
-    return replace(node, call=None, tries=0, retry_s=0.0)
-
-
 def _recorded(node: Node) -> Node:
-    return replace(_answered(node), recorded=True)
+    return replace(sightings.answered(node, CallKind.RECORD), recorded=True)
+
+
+def _broker_stopped(node: Node, now_s: float) -> Node:
+    if not sightings.waits_for(node, CallKind.STOP_BROKER):
+        return node
+    return replace(sightings.answered(node, CallKind.STOP_BROKER), broker_told_s=now_s)
+
+
+def _node_undrained(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
+    snapshot = _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
+    return _stirred(snapshot)  # what is free there is known only after a look
 
 
 def _undrained(node: Node, now_s: float) -> Node:
-    node = replace(_answered(node), drained_s=None, retiring=None, idle_looks=0)
+    if not sightings.waits_for(node, CallKind.UNDRAIN):
+        return node
+    rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
+    # A look that began earlier may still show the drain.
+    node = replace(
+        sightings.answered(node, CallKind.UNDRAIN), rank=rank, rank_seen_s=now_s, retiring=None, idle_looks=0
+    )
     return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
 
 
@@ -147,8 +167,7 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
         jobs.pop(bad.id, None)
     now_s = snapshot.now_s
     if any(_newly_waits(job, snapshot.jobs) for job in fact.jobs):
-        began_s = snapshot.unsettled_s if snapshot.unsettled_s is not None else now_s
-        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=began_s)
+        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=sightings.unsettled_s(snapshot))
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
     if jobs != snapshot.jobs or stopped != snapshot.queues_stopped:
         snapshot = replace(snapshot, changed_s=now_s)
@@ -179,12 +198,18 @@ def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
 
 
 def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
-    """Take the record for what it is: adopt what we do not know, drop what never came to be."""
+    """Take the record for what it is: adopt what we do not know, drop what never came to be.
+
+    A node whose slot another launch holds on record has lost it: what there is of it is a stray from now on.
+    """
     on_record = {launch.id: launch for launch in fact.launches}
+    held = {launch.slot for launch in fact.launches}
     nodes: dict[LaunchId, Node] = {}
     for node in snapshot.nodes.values():
         if node.id in on_record:
             nodes[node.id] = replace(node, recorded=True)
+        elif node.launch.slot in held:
+            continue
         elif node.call is not None or node.create_sent_s is not None or node.cloud is not None:
             nodes[node.id] = replace(node, recorded=False)
     for launch in fact.launches:
@@ -206,20 +231,33 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
     )
 
 
+FAILED_ORDER: Mapping[str, CallKind] = {
+    "RecordLaunches": CallKind.RECORD,
+    "DrainNode": CallKind.DRAIN,
+    "UndrainNode": CallKind.UNDRAIN,
+    "StopBroker": CallKind.STOP_BROKER,
+    "EndLease": CallKind.END_LEASE,
+}
+
+
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
-    doubtful = any(
-        (node := snapshot.nodes.get(id_)) is not None
-        and node.call is not None
-        and node.call.kind is CallKind.RECORD
-        for id_ in fact.launches
-    )
-    snapshot = _each(snapshot, fact.launches, lambda node: sightings.call_failed(node, snapshot.now_s))
+    kind = FAILED_ORDER[fact.order]
+    waiting = [
+        id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)
+    ]
+    snapshot = _each(snapshot, waiting, lambda node: sightings.call_failed(node, snapshot.now_s))
     # Whether the record was written is not known: read it again before anything is built on it.
-    return replace(snapshot, claimed=False) if doubtful else snapshot
+    return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
 
 
 def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
     again_s = snapshot.now_s + policy.relist_s
     if fact.launch is None:
         return snapshot
-    return _each(snapshot, [fact.launch], lambda node: replace(node, call=None, tries=0, retry_s=again_s))
+    return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
+
+
+def _told_to_go(node: Node, again_s: float) -> Node:
+    if not sightings.waits_for(node, CallKind.DESTROY):
+        return node
+    return replace(sightings.answered(node, CallKind.DESTROY), retry_s=again_s)

@@ -1,6 +1,6 @@
 """Which nodes serve the demand: those that are there, those that come, and the cheapest that can be had.
 
-Jobs are taken by shape, in Flux's order, first fit. A job gets all the nodes it asks for or none.
+Jobs are taken in Flux's order, first fit. A job gets all the nodes it asks for or none.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from decimal import Decimal
 from enum import IntEnum
 
 from nodemanager.fleet.constraints import holds
-from nodemanager.fleet.demand import Demand, Group
-from nodemanager.model import JobId, NodeType, Rank, Reason, Shape, SlotName, TypeName, because
+from nodemanager.fleet.demand import Demand
+from nodemanager.model import Job, JobId, NodeType, Rank, Reason, Shape, SlotName, TypeName, because
 
 Place = tuple[SlotName, Rank]
 
@@ -96,7 +96,7 @@ class Market:
         free = (place for place in fitting if place in self.free_slots[node_type.name])
         while got < want:
             place = next(free, None)
-            obstacle = self._obstacle(node_type, len(fitting), place is not None)
+            obstacle = self._obstacle(node_type, len(fitting), want - got, place is not None)
             if place is None or obstacle is not None:
                 obstacles += [obstacle] if obstacle is not None else []
                 break
@@ -113,14 +113,14 @@ class Market:
             self._fitting[key] = [place for place in places if _fits(node_type, place, shape)]
         return self._fitting[key]
 
-    def _obstacle(self, node_type: NodeType, slots: int, has_free: bool) -> Reason | None:
+    def _obstacle(self, node_type: NodeType, slots: int, short: int, has_free: bool) -> Reason | None:
         name = node_type.name
         if name in self.blocked:
             return self.blocked[name]
         if not has_free:
-            return because("no_free_slot", node_type=name, slots=slots)
+            return because("no_free_slot", node_type=name, slots=slots, short=short)
         if self.nodes_left <= 0:
-            return because("nodes_max", node_type=name, nodes_max=self.nodes_max)
+            return because("nodes_max", node_type=name, short=short, nodes_max=self.nodes_max)
         if node_type.price_per_hour > self.price_left:
             return because(
                 "price_per_hour_max",
@@ -155,7 +155,7 @@ class Market:
         obstacle: Reason = because("no_node_type")
         for node_type in sorted(self.node_types, key=_cheapest):
             place = next(iter(self.free_slots[node_type.name]), None)
-            in_the_way = self._obstacle(node_type, len(self.all_slots[node_type.name]), place is not None)
+            in_the_way = self._obstacle(node_type, len(self.all_slots[node_type.name]), 1, place is not None)
             if place is not None and in_the_way is None:
                 return self._take(node_type, place)
             obstacle = in_the_way or obstacle
@@ -177,58 +177,76 @@ def fresh_bin(node_type: NodeType, place: Place, standing: Standing) -> Bin:
     return Bin(name, rank, node_type.properties, node_type.cores, node_type.gpus, standing, node_type)
 
 
-def pack(demand: Demand, bins: Iterable[Bin], market: Market) -> Packing:
-    """Lay the demand out on what there is, and buy what is short."""
-    all_bins = sorted(bins, key=lambda bin_: (bin_.standing, bin_.whole, bin_.rank))
-    placed: dict[JobId, tuple[Bin, ...]] = {}
-    unplaced: dict[JobId, Reason] = {}
-    for group in demand.groups:
-        _pack_group(group, all_bins, market, placed, unplaced)
-    return Packing(placed, unplaced, all_bins)
+@dataclass(slots=True)
+class _Floor:
+    """The bins while jobs are laid out; for each shape those that may still take it, and what stands in its way."""
 
+    bins: list[Bin]
+    market: Market
+    candidates: dict[Shape, list[Bin]] = field(default_factory=dict)
+    obstacles: dict[Shape, Reason] = field(default_factory=dict)
 
-def _pack_group(
-    group: Group,
-    bins: list[Bin],
-    market: Market,
-    placed: dict[JobId, tuple[Bin, ...]],
-    unplaced: dict[JobId, Reason],
-) -> None:
-    shape = group.shape
-    least = shape.slots if shape.nodes is not None else 1
-    candidates = [bin_ for bin_ in bins if bin_.suits(shape) and bin_.room(shape) >= least]
-    for index, job in enumerate(group.jobs):
-        chosen, short = _choose(shape, candidates)
-        if short:
-            bought = market.buy(shape, short)
+    def place(self, job: Job) -> tuple[Bin, ...] | Reason:
+        shape = job.shape
+        if shape in self.obstacles:
+            return self.obstacles[shape]  # room only shrinks: equal jobs meet the same obstacle
+        chosen, short = self._choose(shape)
+        if short > 0:
+            bought = self.market.buy(shape, short)
             if isinstance(bought, Reason):
-                # Equal jobs meet the same obstacle.
-                unplaced.update((other.id, bought) for other in group.jobs[index:])
-                return
-            bins += bought
-            candidates += bought
-            chosen, _ = _choose(shape, candidates)
+                self.obstacles[shape] = bought
+                return bought
+            self._add(bought)
+            chosen, _ = self._choose(shape)
         for bin_, slots in chosen:
             bin_.take(shape, slots, job.id)
-        placed[job.id] = tuple(bin_ for bin_, _ in chosen)
-        full = {bin_.slot for bin_, _ in chosen if bin_.room(shape) < least}
-        candidates = [bin_ for bin_ in candidates if bin_.slot not in full] if full else candidates
+        return tuple(bin_ for bin_, _ in chosen)
+
+    def _add(self, bought: list[Bin]) -> None:
+        self.bins += bought
+        for shape, candidates in self.candidates.items():
+            candidates += [bin_ for bin_ in bought if bin_.suits(shape)]
+
+    def _choose(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
+        """The first that serve one job, with the slots each takes; and how many nodes or slots are short.
+
+        Those passed over for want of room are not looked at again: the work is by bins and jobs, not their product.
+        """
+        if shape not in self.candidates:
+            self.candidates[shape] = [bin_ for bin_ in self.bins if bin_.suits(shape)]
+        candidates = self.candidates[shape]
+        short = shape.slots if shape.nodes is None else shape.nodes
+        chosen: list[tuple[Bin, int]] = []
+        passed = 0
+        while short > 0 and passed < len(candidates):
+            bin_ = candidates[passed]
+            passed += 1
+            room = bin_.room(shape)
+            if room >= least_room(shape):
+                chosen.append((bin_, shape.slots if shape.nodes is not None else min(short, room)))
+                short -= 1 if shape.nodes is not None else chosen[-1][1]
+        if passed > len(chosen):
+            candidates[:passed] = [bin_ for bin_, _ in chosen]
+        return chosen, short
 
 
-def _choose(shape: Shape, candidates: Sequence[Bin]) -> tuple[list[tuple[Bin, int]], int]:
-    """The first that serve one job, with the slots each takes; and how many nodes or slots are short."""
-    if shape.nodes is not None:
-        chosen = [(bin_, shape.slots) for bin_ in candidates[: shape.nodes]]
-        return chosen, shape.nodes - len(chosen)
-    short = shape.slots
-    chosen = []
-    for bin_ in candidates:
-        if short <= 0:
-            break
-        slots = min(short, bin_.room(shape))
-        chosen.append((bin_, slots))
-        short -= slots
-    return chosen, short
+def least_room(shape: Shape) -> int:
+    """The slots that a node must have room for to be of any use."""
+    return shape.slots if shape.nodes is not None else 1
+
+
+def pack(demand: Demand, bins: Iterable[Bin], market: Market) -> Packing:
+    """Lay the demand out on what there is, and buy what is short."""
+    floor = _Floor(sorted(bins, key=lambda bin_: (bin_.standing, bin_.whole, bin_.rank)), market)
+    placed: dict[JobId, tuple[Bin, ...]] = {}
+    unplaced: dict[JobId, Reason] = {}
+    for job in demand.jobs:
+        place = floor.place(job)
+        if isinstance(place, Reason):
+            unplaced[job.id] = place
+        else:
+            placed[job.id] = place
+    return Packing(placed, unplaced, floor.bins)
 
 
 def _cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
@@ -237,11 +255,11 @@ def _cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
 
 def _fits(node_type: NodeType, place: Place, shape: Shape) -> bool:
     bin_ = fresh_bin(node_type, place, Standing.NEW)
-    return bin_.room(shape) >= (shape.slots if shape.nodes is not None else 1) and bin_.suits(shape)
+    return bin_.room(shape) >= least_room(shape) and bin_.suits(shape)
 
 
 def _lacks(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
-    slots = shape.slots if shape.nodes is not None else 1
+    slots = least_room(shape)
     lacks = []
     if node_type.cores < slots * shape.cores_per_slot:
         lacks.append(f"cores: has {node_type.cores}, needs {slots * shape.cores_per_slot}")

@@ -146,9 +146,10 @@ def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[Nod
         needed=layout.needed,
         room_for=layout.capped,
         room_short=layout.room_short - leaving,
-        live=sum(1 for node in nodes if node.costs),
+        live=sum(1 for node in nodes if node.costs) - leaving,
         usable=sum(1 for node in nodes if node.state in supply.USABLE),
         creates_left=int(supply.create_credit(snapshot, policy)),
+        blocked=layout.market.blocked,
         cloud_calls_left=policy.calls_in_flight_max - calls_under_way,
     )
     actions: list[NodeAction] = []
@@ -183,16 +184,27 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | Destroy
     """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
     leased = {node.launch.slot for node in snapshot.nodes.values()}
     actions: list[RecordLaunches | DestroyNode] = []
-    for stray in snapshot.strays.values():
+    for stray in supply.strays(snapshot):
         launch = _lease_of(stray, snapshot, policy)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
-        elif waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s:
+        elif _may_go(stray, snapshot, policy):
             reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
             actions.append(DestroyNode(None, stray.node.provider_id, reason))
     return actions
+
+
+def _may_go(stray: Stray, snapshot: Snapshot, policy: Policy) -> bool:
+    """Nobody missed it for long enough, and no job runs on the rank that may be its own."""
+    identity = stray.node.identity
+    rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
+    rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
+    if rank is not None and rank.online and rank.allocated:
+        return False
+    waited_s = snapshot.now_s - stray.since_s
+    return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
 def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
@@ -211,6 +223,6 @@ def _launch(id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, r
         rank=snapshot.rank_of_slot[slot],
         type_name=policy.type_of_slot[slot].name,
         # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
-        client_token=f"{policy.cluster_uuid[:8]}-{id_}"[:64],
+        client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
     )

@@ -15,7 +15,9 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return because("failed_at_provider", detail=cloud.died_because)
     waited_s = now_s - node.requested_s
-    if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s:
+    # A restart of ours may find it long overdue while its broker is only shortly away.
+    known_s = now_s - node.since_s
+    if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
         return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s)
     away_s = now_s - node.since_s
     if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
@@ -52,12 +54,12 @@ def weigh(
 
 def second_look(node: Node, rank: FluxRank) -> Reason | None:
     """What, after the drain was answered, still forbids to stop the node; None when nothing does."""
+    if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
+        return because("held_by_drain", drain_reason=rank.drain_reason or "")
     if rank.allocated:
         return because("job_slipped_in")
     if rank.schedulable:
         return because("still_schedulable")
     if rank.online and rank.drain_reason is None:
         return because("not_drained")
-    if rank.online and rank.drain_reason != drain_text(node.id):
-        return because("held_by_drain", drain_reason=rank.drain_reason or "")
     return None

@@ -32,10 +32,26 @@ def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
     return replace(node, call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
 
 
+def unsettled_s(snapshot: Snapshot) -> float:
+    """Since when news has been coming without a plan that took account of it."""
+    return snapshot.unsettled_s if snapshot.unsettled_s is not None else snapshot.now_s
+
+
+def waits_for(node: Node, kind: CallKind) -> bool:
+    return node.call is not None and node.call.kind is kind
+
+
+def answered(node: Node, kind: CallKind) -> Node:
+    """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
+    return replace(node, call=None, tries=0, retry_s=0.0) if waits_for(node, kind) else node
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
 def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
+    if _is_old(snapshot.flux, fact.started_s):
+        return snapshot
     ranks: Mapping[Rank, FluxRank] = {rank.rank: rank for rank in fact.ranks}
     nodes = {
         id_: _look(node, ranks[node.launch.rank], fact.started_s, snapshot)
@@ -53,17 +69,26 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
         nodes=nodes,
         stirred_s=stirred_s,
         changed_s=snapshot.now_s if ranks != snapshot.ranks else snapshot.changed_s,
+        unsettled_s=unsettled_s(snapshot) if ranks != snapshot.ranks else snapshot.unsettled_s,
         flux=Source(seen_s=fact.started_s),
     )
 
 
+def _is_old(source: Source, started_s: float) -> bool:
+    """Whether a later answer is known already, or this same one."""
+    return source.seen_s is not None and started_s <= source.seen_s
+
+
 def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    was_busy = node.state is NodeState.BUSY
     node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
+    if was_busy and node.state is NodeState.IDLE:
+        node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         # Ours, from before a restart: go on where it was left.
         node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=because("found_drained"))
-    if node.state is NodeState.DRAINING and _released_by_hand(node, rank, started_s):
-        node = replace(move(node, Event.REPRIEVED, snapshot.now_s), retiring=None, drained_s=None)
+    if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
+        node = _let_go(node, snapshot.now_s)
     return _count_idleness(node, rank, snapshot)
 
 
@@ -76,11 +101,16 @@ def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     return node
 
 
-def _released_by_hand(node: Node, rank: FluxRank, started_s: float) -> bool:
+def _let_go(node: Node, now_s: float) -> Node:
+    """Somebody else undrained it, or holds it by a drain of his own, which is not ours to undo."""
+    return replace(move(node, Event.REPRIEVED, now_s), retiring=None, drained_s=None)
+
+
+def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
     return (
         node.call is None
         and rank.online
-        and rank.drain_reason is None
+        and rank.drain_reason != drain_text(node.id)
         and node.drained_s is not None
         and started_s > node.drained_s
     )
@@ -96,17 +126,25 @@ def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
     """Since when it has been idle, by what Flux remembers: a restart of ours must not make it young again."""
     created_at = node.cloud.created_at if node.cloud is not None and node.cloud.created_at is not None else 0.0
-    if rank.last_job_ended_at is not None and rank.last_job_ended_at >= created_at:
-        return min(snapshot.now_s, snapshot.now_s - (snapshot.wall_at - rank.last_job_ended_at))
-    return node.since_s
+    if rank.last_job_ended_at is None or rank.last_job_ended_at < created_at:
+        return node.since_s
+    ended_s = snapshot.now_s - (snapshot.wall_at - rank.last_job_ended_at)
+    return min(snapshot.now_s, max(node.requested_s, ended_s))  # clocks differ, and jump
 
 
 def drained(node: Node, fact: NodeDrained) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
-    node = replace(node, call=None, tries=0, retry_s=0.0)
+    if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
+        return node  # of an earlier drain; since then it may have been undrained
+    node = answered(node, CallKind.DRAIN)
     if node.state is not NodeState.DRAINING:
         return node
-    return replace(node, drained_s=fact.started_s, rank=fact.rank, rank_seen_s=fact.started_s)
+    node = replace(node, drained_s=fact.started_s)
+    if fact.started_s < node.rank_seen_s:
+        return node
+    node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+    held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
+    return _let_go(node, fact.started_s) if held else node
 
 
 # --- the cloud --------------------------------------------------------------------------------------------
@@ -114,11 +152,13 @@ def drained(node: Node, fact: NodeDrained) -> Node:
 
 def created(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
     """The provider answered the create, perhaps long after we stopped waiting."""
-    node = replace(node, call=None, tries=0, retry_s=0.0, known_s=snapshot.now_s)
+    node = replace(answered(node, CallKind.CREATE), known_s=snapshot.now_s)
     return _listed(node, cloud, snapshot)
 
 
 def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
+    if _is_old(snapshot.cloud, fact.started_s):
+        return snapshot
     pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
     lacking = [
         node
@@ -198,12 +238,15 @@ def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy)
         return snapshot
     if fact.operation == "create":
         return _create_failed(snapshot, node, fact, policy)
+    if not waits_for(node, CallKind.DESTROY):
+        return snapshot
     failed_node = call_failed(node, snapshot.now_s, fact.retry_after_s)
     return replace(snapshot, nodes={**snapshot.nodes, node.id: failed_node})
 
 
 def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
-    node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    if waits_for(node, CallKind.CREATE):
+        node = call_failed(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
         return replace(snapshot, nodes={**snapshot.nodes, node.id: node})
     if allows(node, Event.DISPROVED):
@@ -212,4 +255,5 @@ def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy
     scope = node.launch.type_name if of_type else ALL_TYPES
     until_s = snapshot.now_s + max(fact.retry_after_s, policy.block_s[fact.kind])
     block = Block(until_s, because(f"create_{fact.kind}", detail=fact.detail))
-    return replace(snapshot, nodes={**snapshot.nodes, node.id: node}, blocks={**snapshot.blocks, scope: block})
+    longest = max(snapshot.blocks.get(scope, block), block, key=lambda block: block.until_s)
+    return replace(snapshot, nodes={**snapshot.nodes, node.id: node}, blocks={**snapshot.blocks, scope: longest})

@@ -122,7 +122,7 @@ class Snapshot:
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     newest_job_s: float | None = None  # when a job last became known
-    unsettled_s: float | None = None  # since when jobs have been coming without a plan for them
+    unsettled_s: float | None = None  # since when news has been coming without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     stirred_s: float | None = None  # a look at the ranks is due since
 

@@ -9,8 +9,8 @@ from nodemanager.fleet import retirement
 from nodemanager.fleet.packing import Bin
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import Job, JobId, NodeState, Reason, SlotName, because
+from nodemanager.fleet.snapshot import ALL_TYPES, Node, Snapshot
+from nodemanager.model import Job, JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     CreateNode,
     DestroyNode,
@@ -24,6 +24,7 @@ from nodemanager.orders import (
 NodeAction = RecordLaunches | CreateNode | DrainNode | UndrainNode | StopBroker | DestroyNode | EndLease
 
 NAMES_MAX = 10
+BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 
 @dataclass(slots=True)
@@ -35,14 +36,20 @@ class Outlook:
     needed: Mapping[SlotName, Bin]  # where waiting jobs are laid out
     room_for: Job | None  # the first job that a cap keeps out
     room_short: int  # idle nodes that must go to let it in
-    live: int  # nodes on the bill
+    live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     creates_left: int  # by the rate bucket
+    blocked: Mapping[TypeName, Reason]  # types that are not bought now
     cloud_calls_left: int  # creates and destroys that may still be under way at once
 
     @property
     def now_s(self) -> float:
         return self.snapshot.now_s
+
+    @property
+    def all_blocked(self) -> bool:
+        block = self.snapshot.blocks.get(ALL_TYPES)
+        return block is not None and block.until_s > self.now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,10 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
+    obstacle = outlook.blocked.get(node_type.name)
+    if obstacle is not None:
+        # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
+        return Step(obstacle, None if outlook.all_blocked else EndLease(node.launch, obstacle))
     if outlook.creates_left <= 0:
         return Step(because("create_paced", creates_per_s=outlook.policy.creates_per_s))
     if outlook.cloud_calls_left <= 0:
@@ -104,12 +115,14 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
     if outlook.room_for is not None and outlook.room_short > 0 and surplus > 0 and _confirmed(node, policy):
         outlook.room_short -= 1
+        outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, because("makes_room", job=str(outlook.room_for.id)))
     node_type = policy.types.get(node.launch.type_name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus)
     if not goes:
         return Step(reason)
+    outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)
 
@@ -135,16 +148,25 @@ def _draining(node: Node, outlook: Outlook) -> Step:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
-        return _stopping(node, outlook)
-    if obstacle.code in ("job_slipped_in", "held_by_drain") and node.rank.online:
+        return _stop(node, outlook)
+    if obstacle.code == "job_slipped_in" and node.rank.online:
         return _reprieve(node, outlook, obstacle)
-    return _drain(node, node.retiring or obstacle)
+    if obstacle.code in ("still_schedulable", "not_drained"):
+        return _drain(node, node.retiring or obstacle)
+    return Step(obstacle)
 
 
 def _stopping(node: Node, outlook: Outlook) -> Step:
-    """Stop what nothing runs on: first its broker, then the machine, again and again until it is seen gone."""
+    """Again and again until it is seen gone, unless somebody undrained it after the second look."""
+    if node.rank is not None and node.rank.allocated:
+        return Step(because("job_slipped_in"))
+    return _stop(node, outlook)
+
+
+def _stop(node: Node, outlook: Outlook) -> Step:
+    """Stop what nothing runs on: first its broker, then the machine."""
     reason = node.retiring or because("stopping")
-    if node.rank is not None and node.rank.online:
+    if node.rank is not None and node.rank.online and node.tries < BROKER_TRIES:
         if node.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = outlook.now_s - node.broker_told_s
@@ -176,6 +198,7 @@ def _drain(node: Node, reason: Reason) -> Step:
 
 
 def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:
+    outlook.live += 1
     outlook.usable += 1
     return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
 

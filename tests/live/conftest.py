@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.elastic import Elastic, an_elastic_site
 from tests.live.instance import LiveInstance, why_no_flux
+from tests.live.six_jobs import OFFERS
 
 
 @pytest.fixture
@@ -23,3 +25,17 @@ def instance() -> Iterator[LiveInstance]:
             yield live
         finally:
             live.reap()
+
+
+@pytest.fixture(scope="module")
+def elastic_site() -> Iterator[Elastic]:
+    with an_elastic_site(OFFERS) as elastic:
+        yield elastic
+
+
+@pytest.fixture
+def elastic(elastic_site: Elastic) -> Iterator[Elastic]:
+    """A site with the offers of ``six_jobs``: rank 0 is up, and nothing else is there."""
+    yield elastic_site
+    elastic_site.clear()
+    assert elastic_site.witness.doubles() == []

@@ -54,7 +54,7 @@ class LiveInstance:
     def _write_config(self) -> None:
         certificate = self._directory / "curve.cert"
         subprocess.run(["flux", "keygen", certificate], check=True, capture_output=True)
-        endpoint = f"tcp://127.0.0.1:{_free_port()}"
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
         (self._directory / "state").mkdir()
         (self._directory / "conf.toml").write_text(
             f"""
@@ -133,7 +133,7 @@ class LiveInstance:
         try:
             broker.wait(WITHIN_S)
         finally:
-            _kill([*orphans, broker])
+            kill_all([*orphans, broker])
 
     def clear(self) -> None:
         """Take away what a test left: slots' brokers, jobs, the memory of jobs, drains."""
@@ -150,8 +150,8 @@ class LiveInstance:
         """Leave no process of the instance behind."""
         brokers = list(self._brokers.values())
         self._brokers.clear()
-        _kill([child for broker in brokers if broker.is_running() for child in broker.children(recursive=True)])
-        _kill(brokers)
+        kill_all([child for broker in brokers if broker.is_running() for child in broker.children(recursive=True)])
+        kill_all(brokers)
 
     # --- what a user does ---
 
@@ -184,7 +184,7 @@ class LiveInstance:
         return ran.stdout.strip()
 
 
-def _kill(processes: Iterable[psutil.Process]) -> None:
+def kill_all(processes: Iterable[psutil.Process]) -> None:
     killed = []
     for process in processes:
         if process.is_running():
@@ -195,7 +195,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
         raise AssertionError(f"still there after SIGKILL: {alive}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

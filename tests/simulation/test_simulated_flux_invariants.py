@@ -197,7 +197,9 @@ class FluxLife(RuleBasedStateMachine):
 
     @invariant()
     def the_listener_knows_the_queue(self) -> None:
-        self.world.advance_by(0.02)  # changes are handed over in pieces of 10 ms
+        before = None
+        while before != (before := self.flux.active_jobs()):  # changes are handed over in pieces of 10 ms
+            self.world.advance_by(0.02)
         if self.heard_of_it:
             assert sorted(self.queue) == sorted(self.flux.active_jobs())
 

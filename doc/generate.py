@@ -1,0 +1,295 @@
+# ruff: noqa: INP001 - a folder of pages, and no package
+"""Write the pages of this folder that are made from the code: ``python -m doc.generate``, from the project's root.
+
+``settings.md`` comes from ``nodemanager/settings.py`` and the meanings below; ``lifecycle.md`` from the table in
+``nodemanager/fleet/lifecycle.py`` and the comments beside it. ``tests/test_docs.py`` compares them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from nodemanager import model
+from nodemanager.fleet import lifecycle
+from nodemanager.notation import format_fsd
+from nodemanager.settings import (
+    CloudSettings,
+    FluxSettings,
+    Limits,
+    NodeSettings,
+    Policy,
+    Settings,
+    Simulation,
+    SiteSettings,
+    Timing,
+    keys_of,
+)
+
+FOLDER = Path(__file__).parent
+
+SECTIONS: Mapping[str, type[Settings]] = {
+    "Site": SiteSettings,
+    "Flux": FluxSettings,
+    "Cloud": CloudSettings,
+    "Limits": Limits,
+    "Timing": Timing,
+    "Policy": Policy,
+    "Simulation": Simulation,
+    "Node NAME": NodeSettings,
+}
+
+NOT_YET = "Read and checked; nothing uses it yet."
+FOR_PROVIDERS = "For providers that have such a thing. The local and the simulated one ignore it."
+OF_THE_CLOUD = "Not given: that of `[Cloud]`."
+
+# What a key means, where its name and what may be written do not say all of it.
+MEANINGS: Mapping[str, Mapping[str, str]] = {
+    "Site": {
+        "cluster": "The cluster's name. Every node carries it as a tag.",
+        "cluster_uuid": "Tells the nodes of this cluster from those of another one of its name. `init` makes it "
+        "and keeps it in `state_dir/cluster-uuid`, where it is found; a simulated Flux needs none.",
+        "state_dir": "Where the UUID and the nodes of a local cloud lie. Relative to the file's folder.",
+        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it.",
+    },
+    "Flux": {
+        "uri": "Leads to rank 0: `local://PATH`, of its socket, a path being relative to the file's "
+        "folder; or `simulated`. Not given: what `FLUX_URI` names, else the system instance.",
+        "head_host": "Rank 0's name in the bootstrap table. No slot may have it.",
+        "head_address": "Where nodes reach rank 0. Must be given, unless Flux is simulated. A loopback address is "
+        "bound as it is; for any other, rank 0 listens on all interfaces.",
+        "port": "The TCP port on which rank 0 waits for nodes.",
+        "join": "How a node comes by the bootstrap. `directory`: it reads `bootstrap_dir`, on a file system that "
+        "it shares with rank 0.",
+        "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
+        "`flux` in `state_dir`.",
+        "head_cores": "What is declared for rank 0, which runs no jobs.",
+    },
+    "Cloud": {
+        "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
+        "Flux only.",
+        "image": FOR_PROVIDERS,
+        "network": FOR_PROVIDERS,
+        "zones": FOR_PROVIDERS,
+        "calls_in_flight_max": "Creates and destroys under way at once. Each has a thread of its own.",
+        "creates_per_s": "The rate at which create calls are let out in the long run.",
+        "creates_burst": "How many of them may go out together.",
+        "boot_delay": "For `local`: how long a node is pending before it runs its user-data.",
+        "call_timeout": "How long the answer to a call, of the cloud or of Flux, is waited for. Then its subject "
+        "is looked at again; the call is not cut off.",
+    },
+    "Limits": {
+        "nodes_max": "Nodes that cost, or may cost, at once: those that come and those that go are counted.",
+        "nodes_min": "Nodes that are kept though no job needs them. What is short is bought of the cheapest type.",
+        "price_per_hour_max": "What all those nodes may cost an hour together, in the currency of the prices "
+        "below.",
+    },
+    "Timing": {
+        "settle": "Nothing is bought until no new job has come for so long.",
+        "settle_max": "Nor is it put off for longer than this.",
+        "probe": "Flux is asked for news at least so often; so is the cloud while a node is on its way in or out.",
+        "relist": "The queue and the cloud are read whole at least so often. A destroy is repeated at this pace "
+        "until the node is gone.",
+        "boot_timeout": "From the order of a node until its rank must be online. Then the node is given up.",
+        "rejoin_timeout": "How long the broker of a node may be away before the node is given up.",
+        "stale_after": "Nothing is decided on a source that has not answered for so long. Longer than `probe` and "
+        "`relist`.",
+        "orphan_grace": "How long a node of ours that no launch owns, and whose slot is not free to take it back, "
+        "is left alone before it is destroyed.",
+        "create_grace": "For so long a node must be missing, beside `absences`, before its create is taken to "
+        "have never happened.",
+        "absences": "Lists in a row that must lack a node before its absence counts.",
+        "manager_silence_max": NOT_YET,
+    },
+    "Policy": {
+        "idle_confirmations": "Looks in a row that must find a node idle before it may go.",
+        "idle_timeout": "A node whose billing window is no longer than this goes at the end of a window once it "
+        "was without work for so long. For one with a longer window only the end of its window counts.",
+        "stop_lead": "How long before the end of a paid window an idle node is sent away.",
+    },
+    "Simulation": {
+        "time_scale": "Simulated seconds in one of ours.",
+        "seed": "Of all that is drawn.",
+        "workload": "What is submitted. There is one, `builtin`; it repeats every two simulated hours.",
+        "boot_delay": "How long a node takes to boot, a fifth more or less.",
+        "stop_delay": "How long a node takes to end, a fifth more or less.",
+    },
+    "Node NAME": {
+        "size": "The provider's own name for the type. Not given: NAME.",
+        "cores": "What is declared to Flux for each slot. No node is held to it, so it must be true.",
+        "gpus": "The same for GPUs.",
+        "memory": "Told to the provider. Flux's R has no memory, and its simple scheduler heeds none.",
+        "price_per_hour": "In any currency, the same for all. 0 is a price. It is an estimate: no disks, no "
+        "traffic.",
+        "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
+        "billing_minimum": "What is paid at the least, however short a node's life.",
+        "market": NOT_YET,
+        "properties": "Declared to Flux, for jobs and queues to ask for.",
+        "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
+        "on.",
+        "image": OF_THE_CLOUD,
+        "zones": OF_THE_CLOUD,
+        "network": OF_THE_CLOUD,
+    },
+}
+
+SETTINGS_HEAD = """\
+# Settings
+
+<!-- Made by `python -m doc.generate` from nodemanager/settings.py. Do not edit. -->
+
+A site is one INI file. `flux-node-manager check --config site.ini` reads it and names every fault at once, each
+with its line; the exit status is then 78. A key that is not known is a fault.
+
+Durations are Flux's: `90s`, `5m`, `1.5h`, `1h30m`; a number alone is seconds. Sizes have a binary unit: `512MiB`,
+`4GiB`. Slots are a host list: `cloud[1-4],gpu[01-02]`. Comments stand on lines of their own. `${NAME}` is a
+variable of the environment, in any value.
+
+`[Site]`, `[Cloud]` and `[Limits]` hold keys that must be given; so does every `[Node NAME]`, of which there is at
+least one. A real Flux needs `head_address` too.
+"""
+
+CREDENTIALS = """\
+## [Cloud Credentials]
+
+Free keys, for providers that ask who calls. Nothing uses them yet: the local and the simulated cloud ask nobody. A
+secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
+name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
+itself only if nobody else can read that. No value of this section is printed anywhere.
+"""
+
+LIFECYCLE_HEAD = """\
+# How a node lives
+
+<!-- Made by `python -m doc.generate` from nodemanager/fleet/lifecycle.py. Do not edit. -->
+
+A node begins with the lease of a slot, and ends when that lease has ended. There is no other way than those below:
+a move that the table lacks is a bug, and ends the process with the node's story. What is *seen* may be old news, so
+it is compared with the table first, and changes nothing where there is no row; what is *decided* is never compared.
+"""
+
+
+def pages() -> Mapping[str, str]:
+    """Each page's name and text."""
+    return {"settings.md": settings_page(), "lifecycle.md": lifecycle_page()}
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def settings_page() -> str:
+    parts = [SETTINGS_HEAD]
+    for section, settings in SECTIONS.items():
+        rows = [_setting(section, settings, key) for key in keys_of(settings)]
+        parts.append(f"## [{section}]\n\n" + _table(("key", "meaning", "written as", "default"), rows))
+        if section == "Cloud":
+            parts.append(CREDENTIALS)
+    return "\n".join(parts)
+
+
+def _setting(section: str, settings: type[Settings], key: str) -> tuple[str, ...]:
+    name, field = next(
+        (name, field) for name, field in settings.model_fields.items() if key in (name, field.validation_alias)
+    )
+    return f"`{key}`", MEANINGS[section][key], keys_of(settings)[key], _default(name, field)
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    """The default as one would write it in the file."""
+    if field.is_required():
+        return "must be given"
+    value = field.default
+    if isinstance(value, float):
+        is_duration = field.validation_alias is not None and name.endswith("_s")
+        return f"`{format_fsd(value)}`" if is_duration else f"`{value:g}`"
+    return f"`{value}`" if value or isinstance(value, int) else "none"
+
+
+# --- the lifecycle ----------------------------------------------------------------------------------------
+
+
+def lifecycle_page() -> str:
+    states = _comments_of_members(Path(model.__file__), "NodeState")
+    events = _comments_of_members(Path(lifecycle.__file__), "Event")
+    moves = _comments_of_rows(Path(lifecycle.__file__), "NEXT")
+    rows = [
+        (str(state), str(event), str(after), moves[index])
+        for index, ((state, event), after) in enumerate(lifecycle.NEXT.items())
+    ]
+    drawn = [f"    {state} --> {after} : {event}" for state, event, after, _ in rows]
+    return "\n".join(
+        (
+            LIFECYCLE_HEAD,
+            "```mermaid",
+            "stateDiagram-v2",
+            f"    [*] --> {model.NodeState.REQUESTED}",
+            *drawn,
+            f"    {model.NodeState.GONE} --> [*]",
+            "```",
+            "",
+            "## States\n",
+            _table(("state", "meaning"), [(str(state), states[state.name]) for state in model.NodeState]),
+            "## Events\n",
+            "What is seen, unless it says that it is decided.\n",
+            _table(("event", "meaning"), [(str(event), events[event.name]) for event in lifecycle.Event]),
+            "## Moves\n",
+            _table(("from", "event", "to", ""), rows),
+        )
+    )
+
+
+def _comments_of_members(file: Path, name: str) -> Mapping[str, str]:
+    """The comment behind each member of a class."""
+    tree, comments = _read(file)
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {
+        target.id: comments.get(node.lineno, "what its name says")
+        for node in found.body
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name)
+    }
+
+
+def _comments_of_rows(file: Path, name: str) -> Sequence[str]:
+    """The comment behind each row of a table that stands one row a line."""
+    tree, comments = _read(file)
+    [rows] = [
+        node.value.keys
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id == name
+        and isinstance(node.value, ast.Dict)
+    ]
+    return [comments.get(row.lineno, "") if row is not None else "" for row in rows]
+
+
+def _read(file: Path) -> tuple[ast.Module, Mapping[int, str]]:
+    """A module, and the comment on each of its lines."""
+    text = file.read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {it.start[0]: it.string.lstrip("# ") for it in tokens if it.type == tokenize.COMMENT}
+    return ast.parse(text), comments
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in _cells(head, rows))
+
+
+def _cells(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    yield head
+    yield ["---"] * len(head)
+    for row in rows:
+        yield [cell.replace("|", "\\|") for cell in row]
+
+
+if __name__ == "__main__":
+    for page, text in pages().items():
+        (FOLDER / page).write_text(text, encoding="utf-8")

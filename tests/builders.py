@@ -1,0 +1,456 @@
+"""Builders that let a test of the fleet read like a short story.
+
+    world = a_world(nodes_max=2).idle_node("cloud1", hour_ends_in_s=50)
+    assert world.why("cloud1") == "window_closes"
+
+A :class:`World` stands in for the manager's shell: it holds the snapshot, takes facts in, decides, and commits. The
+functions under it make single values, each with what a test does not care about filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, assert_never
+
+from nodemanager.facts import (
+    ClaimHeld,
+    CloudListed,
+    Fact,
+    NodeDrained,
+    QueueProbed,
+    QueueSeen,
+    RanksSeen,
+    Tick,
+)
+from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.observe import at, observe
+from nodemanager.fleet.plan import Action, Plan, plan
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.model import (
+    ANYWHERE,
+    Billing,
+    Call,
+    CallKind,
+    CloudNode,
+    CloudState,
+    Constraint,
+    FluxRank,
+    Identity,
+    Job,
+    JobId,
+    JobState,
+    Launch,
+    LaunchId,
+    NodeState,
+    NodeType,
+    ProviderId,
+    Rank,
+    Reason,
+    Shape,
+    SlotName,
+    TypeName,
+    UnreadableJob,
+)
+from nodemanager.orders import (
+    BootNode,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+
+NOW_S = 100_000.0
+WALL_AT = 1_800_000_000.0
+CLUSTER = "demo"
+CLUSTER_UUID = "0f9c1d7e-0000-4000-8000-000000000001"
+
+
+# --- what is on offer -------------------------------------------------------------------------------------
+
+
+def a_type(
+    name: str = "cloud",
+    *,
+    slots: int = 4,
+    cores: int = 4,
+    gpus: int = 0,
+    price: str = "0.40",
+    window_s: float = 3600.0,
+    minimum_s: float = 0.0,
+    properties: Iterable[str] = (),
+) -> NodeType:
+    """A type with slots ``cloud1`` to ``cloud4``, of 4 cores each, billed by the hour."""
+    return NodeType(
+        name=TypeName(name),
+        size=f"{name}.size",
+        cores=cores,
+        gpus=gpus,
+        memory_bytes=2**34,
+        price_per_hour=Decimal(price),
+        billing=Billing(window_s, minimum_s),
+        slots=tuple(SlotName(f"{name}{number}") for number in range(1, slots + 1)),
+        properties=frozenset(properties),
+    )
+
+
+CLOUD = a_type("cloud")
+GPU = a_type("gpu", slots=2, cores=8, gpus=2, price="3.00", properties=["gpu"])
+
+
+def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
+    """Four cloud slots (ranks 1 to 4) and two GPU slots (5 and 6), unless other types are given."""
+    settings: dict[str, Any] = {
+        "cluster": CLUSTER,
+        "cluster_uuid": CLUSTER_UUID,
+        "node_types": node_types or (CLOUD, GPU),
+        "nodes_max": 6,
+        "price_per_hour_max": Decimal(100),
+    }
+    return Policy(**(settings | changes))
+
+
+def rank_of(policy: Policy, slot: str) -> Rank:
+    """The slots' ranks go up from 1, in the order of the types."""
+    slots = [name for node_type in policy.node_types for name in node_type.slots]
+    return Rank(slots.index(SlotName(slot)) + 1)
+
+
+# --- what jobs ask for ------------------------------------------------------------------------------------
+
+
+def nodes(count: int, *, cores: int = 1, where: Constraint = ANYWHERE) -> Shape:
+    """As ``flux submit -N count -n count -c cores`` asks."""
+    return Shape(slots=1, cores_per_slot=cores, nodes=count, constraint=where)
+
+
+def whole_nodes(count: int, *, where: Constraint = ANYWHERE) -> Shape:
+    """As ``flux submit -N count --exclusive`` asks."""
+    return Shape(slots=1, cores_per_slot=1, nodes=count, exclusive=True, constraint=where)
+
+
+def tasks(count: int, *, cores: int = 1, gpus: int = 0, where: Constraint = ANYWHERE) -> Shape:
+    """As ``flux submit -n count -c cores -g gpus`` asks: slots, wherever they are."""
+    return Shape(slots=count, cores_per_slot=cores, gpus_per_slot=gpus, constraint=where)
+
+
+def a_job(number: int = 1, shape: Shape | None = None, **changes: Any) -> Job:
+    """A job that the scheduler would start at once if there were room."""
+    fields: dict[str, Any] = {
+        "id": JobId(number),
+        "state": JobState.SCHED,
+        "shape": shape if shape is not None else whole_nodes(1),
+        "submitted_at": WALL_AT - 60,
+    }
+    return Job(**(fields | changes))
+
+
+# --- what stands at the provider and in Flux --------------------------------------------------------------
+
+
+def a_launch(
+    slot: str = "cloud1", policy: Policy | None = None, *, number: int = 1, age_s: float = 600.0
+) -> Launch:
+    policy = policy if policy is not None else a_policy()
+    id_ = LaunchId(f"{slot}-{number:x}")
+    return Launch(
+        id=id_,
+        slot=SlotName(slot),
+        rank=rank_of(policy, slot),
+        type_name=policy.type_of_slot[SlotName(slot)].name,
+        client_token=f"token-{id_}",
+        requested_at=WALL_AT - age_s,
+    )
+
+
+def a_cloud_node(launch: Launch, *, provider_id: str = "", **changes: Any) -> CloudNode:
+    """The running instance of a launch, with our tags."""
+    fields: dict[str, Any] = {
+        "provider_id": ProviderId(provider_id or f"i-{launch.id}"),
+        "state": CloudState.RUNNING,
+        "identity": Identity(CLUSTER, CLUSTER_UUID, launch.id, launch.slot, launch.type_name),
+        "created_at": launch.requested_at,
+    }
+    return CloudNode(**(fields | changes))
+
+
+def a_rank(slot: str, policy: Policy | None = None, *, online: bool = False, **changes: Any) -> FluxRank:
+    """The rank of a slot: away, or up with all its cores free."""
+    policy = policy if policy is not None else a_policy()
+    node_type = policy.type_of_slot[SlotName(slot)]
+    fields: dict[str, Any] = {
+        "rank": rank_of(policy, slot),
+        "host": SlotName(slot),
+        "online": online,
+        "cores": node_type.cores,
+        "gpus": node_type.gpus,
+        "cores_free": node_type.cores if online else 0,
+        "gpus_free": node_type.gpus if online else 0,
+        "schedulable": online,
+    }
+    return FluxRank(**(fields | changes))
+
+
+def busy(rank: FluxRank, *, cores_free: int = 0) -> FluxRank:
+    return replace(rank, online=True, allocated=True, schedulable=True, cores_free=cores_free, gpus_free=0)
+
+
+def drained(rank: FluxRank, reason: str) -> FluxRank:
+    return replace(rank, drain_reason=reason, schedulable=False, cores_free=0, gpus_free=0)
+
+
+def a_node(
+    slot: str = "cloud1", state: NodeState = NodeState.IDLE, policy: Policy | None = None, **changes: Any
+) -> Node:
+    """A node as the snapshot of a running manager holds it, in a state and with what belongs to that."""
+    policy = policy if policy is not None else a_policy()
+    launch = changes.pop("launch", None) or a_launch(slot, policy)
+    fields: dict[str, Any] = {
+        "launch": launch,
+        "state": state,
+        "since_s": NOW_S - 300,
+        "requested_s": NOW_S - 600,
+        "recorded": True,
+        "rank": _rank_in(state, slot, launch, policy),
+        "rank_seen_s": NOW_S,
+    }
+    if state is not NodeState.REQUESTED:
+        fields |= {
+            "create_sent_s": NOW_S - 600,
+            "cloud": a_cloud_node(launch),
+            "billed_from_s": NOW_S - 600,
+            "known_s": NOW_S - 1,
+        }
+    if state is NodeState.IDLE:
+        fields |= {"idle_looks": 2, "idle_since_s": NOW_S - 300}
+    if state in (NodeState.DRAINING, NodeState.STOPPING):
+        fields |= {"retiring": Reason("window_closes"), "drained_s": NOW_S - 1}
+    return Node(**(fields | changes))
+
+
+def _rank_in(state: NodeState, slot: str, launch: Launch, policy: Policy) -> FluxRank:
+    up = a_rank(slot, policy, online=True)
+    if state is NodeState.IDLE:
+        return up
+    if state is NodeState.BUSY:
+        return busy(up)
+    if state in (NodeState.DRAINING, NodeState.STOPPING):
+        return drained(up, drain_text(launch.id))
+    return a_rank(slot, policy)
+
+
+def a_call(kind: CallKind, *, started_s: float = NOW_S, lasts_s: float = 60.0) -> Call:
+    return Call(kind, started_s, started_s + lasts_s)
+
+
+# --- all that is known at one moment ----------------------------------------------------------------------
+
+
+def a_snapshot(
+    policy: Policy | None = None,
+    *,
+    nodes: Sequence[Node] = (),
+    jobs: Iterable[Job] = (),
+    ranks: Iterable[FluxRank] = (),
+    **changes: Any,
+) -> Snapshot:
+    """Fresh from all sources, claimed and settled. Slots without a node are away, unless ``ranks`` says more."""
+    policy = policy if policy is not None else a_policy()
+    by_slot = {slot: a_rank(slot, policy) for node_type in policy.node_types for slot in node_type.slots}
+    by_slot |= {node.launch.slot: node.rank for node in nodes if node.rank is not None}
+    by_slot |= {rank.host: rank for rank in ranks}
+    fresh = Source(seen_s=NOW_S - 1)
+    fields: dict[str, Any] = {
+        "now_s": NOW_S,
+        "wall_at": WALL_AT,
+        "claim": fresh,
+        "claimed": True,
+        "queue": fresh,
+        "flux": fresh,
+        "cloud": fresh,
+        "jobs": {job.id: job for job in jobs},
+        "changed_s": NOW_S - 60,
+        "ranks": {rank.rank: rank for rank in by_slot.values()},
+        "rank_of_slot": {rank.host: rank.rank for rank in by_slot.values()},
+        "nodes": {node.id: node for node in nodes},
+    }
+    return Snapshot(**(fields | changes))
+
+
+@dataclass
+class World:
+    """A snapshot and a policy, and what the manager's shell does with them."""
+
+    policy: Policy
+    snapshot: Snapshot
+
+    # -- the story so far
+
+    def node(self, slot: str, state: NodeState, **changes: Any) -> World:
+        node = a_node(slot, state, self.policy, **changes)
+        rank = node.rank if node.rank is not None else a_rank(slot, self.policy)
+        self.snapshot = replace(
+            self.snapshot,
+            nodes={**self.snapshot.nodes, node.id: node},
+            ranks={**self.snapshot.ranks, rank.rank: rank},
+        )
+        return self
+
+    def idle_node(self, slot: str = "cloud1", *, hour_ends_in_s: float = 1800.0, **changes: Any) -> World:
+        """Idle for five minutes, confirmed, with so much left of a window that lasts an hour."""
+        return self.node(slot, NodeState.IDLE, billed_from_s=NOW_S - 3600 + hour_ends_in_s, **changes)
+
+    def busy_node(self, slot: str = "cloud1", *, cores_free: int = 0, **changes: Any) -> World:
+        rank = busy(a_rank(slot, self.policy), cores_free=cores_free)
+        return self.node(slot, NodeState.BUSY, rank=rank, **changes)
+
+    def booting_node(self, slot: str = "cloud1", **changes: Any) -> World:
+        return self.node(slot, NodeState.BOOTING, **changes)
+
+    def draining_node(self, slot: str = "cloud1", **changes: Any) -> World:
+        """Drained by us, and the second look found nothing on it."""
+        return self.node(slot, NodeState.DRAINING, **changes)
+
+    def stopping_node(self, slot: str = "cloud1", **changes: Any) -> World:
+        return self.node(slot, NodeState.STOPPING, **changes)
+
+    def job(self, *shapes: Shape, **changes: Any) -> World:
+        """Jobs that wait, one of each shape, numbered on."""
+        for shape in shapes:
+            job = a_job(len(self.snapshot.jobs) + 1, shape, **changes)
+            self.snapshot = replace(self.snapshot, jobs={**self.snapshot.jobs, job.id: job})
+        return self
+
+    def unreadable_job(self, number: int, why: str) -> World:
+        bad = UnreadableJob(JobId(number), why)
+        self.snapshot = replace(self.snapshot, unreadable={**self.snapshot.unreadable, bad.id: bad})
+        return self
+
+    def rank(self, slot: str, **changes: Any) -> World:
+        """Say more of a rank that no node of ours stands behind."""
+        rank = a_rank(slot, self.policy, **changes)
+        self.snapshot = replace(self.snapshot, ranks={**self.snapshot.ranks, rank.rank: rank})
+        return self
+
+    def but(self, **changes: Any) -> World:
+        self.snapshot = replace(self.snapshot, **changes)
+        return self
+
+    # -- what happens next
+
+    def wait(self, seconds: float, *, wall_jumps_s: float = 0.0) -> World:
+        now_s, wall_at = self.snapshot.now_s + seconds, self.snapshot.wall_at + seconds + wall_jumps_s
+        self.snapshot = at(self.snapshot, Tick(now_s, wall_at))
+        return self
+
+    def see(self, *facts: Fact) -> World:
+        for fact in facts:
+            self.snapshot = observe(self.snapshot, fact, self.policy)
+        return self
+
+    def see_queue(self, *jobs: Job) -> World:
+        return self.see(QueueSeen(self.snapshot.now_s, jobs))
+
+    def see_ranks(self, *changed: FluxRank, age_s: float = 0.0) -> World:
+        """A look at all ranks, of which these are not as they were."""
+        ranks = {**self.snapshot.ranks, **{rank.rank: rank for rank in changed}}
+        return self.see(RanksSeen(self.snapshot.now_s - age_s, tuple(ranks.values())))
+
+    def see_cloud(self, *listed: CloudNode, age_s: float = 0.0) -> World:
+        return self.see(CloudListed(self.snapshot.now_s - age_s, listed))
+
+    def see_claim(self, *launches: Launch) -> World:
+        return self.see(ClaimHeld(self.snapshot.now_s, launches))
+
+    def see_drained(self, slot: str, rank: FluxRank | None = None) -> World:
+        """The drain of a slot's node is answered; the second look shows it drained, or what is given."""
+        node = self[slot]
+        looked = rank if rank is not None else drained(self.rank_now(slot), drain_text(node.id))
+        return self.see(NodeDrained(node.id, self.snapshot.now_s, looked))
+
+    def all_is_fresh(self) -> World:
+        """Every source answers and has nothing new: what was seen last is still so."""
+        listed = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
+        strays = [stray.node for stray in self.snapshot.strays.values()]
+        return self.see(QueueProbed(self.snapshot.now_s)).see_ranks().see_cloud(*listed, *strays)
+
+    # -- what is decided
+
+    def plan(self) -> Plan:
+        return plan(self.snapshot, self.policy)
+
+    def decide(self) -> Plan:
+        """Plan, and let the orders stand in the snapshot as given."""
+        made = self.plan()
+        self.snapshot = committed(asked(self.snapshot, made, self.policy), made, self.policy)
+        return made
+
+    # -- what is known
+
+    def __getitem__(self, slot: str) -> Node:
+        """The one node of a slot."""
+        (node,) = (node for node in self.snapshot.nodes.values() if node.launch.slot == slot)
+        return node
+
+    def id(self, slot: str) -> LaunchId:
+        return self[slot].id
+
+    def has(self, slot: str) -> bool:
+        return any(node.launch.slot == slot for node in self.snapshot.nodes.values())
+
+    def rank_now(self, slot: str) -> FluxRank:
+        return self.snapshot.ranks[rank_of(self.policy, slot)]
+
+    def why(self, slot: str) -> str:
+        """The code of the reason for what is done, or not done, about a slot's node."""
+        return self.plan().nodes[self.id(slot)].code
+
+    def why_job(self, number: int) -> Reason:
+        return self.plan().jobs[JobId(number)]
+
+
+def a_world(*node_types: NodeType, **settings: Any) -> World:
+    """An empty fleet: nothing runs, nothing waits."""
+    policy = a_policy(*node_types, **settings)
+    return World(policy, a_snapshot(policy))
+
+
+# --- reading a plan ---------------------------------------------------------------------------------------
+
+
+def orders(made: Plan) -> list[str]:
+    """The actions in short: ``["drain cloud1-1", "boot cloud2"]``."""
+    return [_in_short(action) for action in made.actions]
+
+
+def boots(made: Plan) -> list[str]:
+    """The slots for which nodes are bought, in order."""
+    return [order.removeprefix("boot ") for order in orders(made) if order.startswith("boot ")]
+
+
+def _in_short(action: Action) -> str:
+    match action:
+        case BootNode(launch=launch):
+            return f"boot {launch.slot}"
+        case RecordLaunches(launches=launches):
+            return " ".join(["record", *(launch.id for launch in launches)])
+        case CreateNode(launch=launch):
+            return f"create {launch.id}"
+        case DrainNode(launch=launch_id):
+            return f"drain {launch_id}"
+        case UndrainNode(launch=launch_id):
+            return f"undrain {launch_id}"
+        case StopBroker(launch=launch_id):
+            return f"stop-broker {launch_id}"
+        case DestroyNode(provider_id=provider_id):
+            return f"destroy {provider_id}"
+        case EndLease(launch=launch):
+            return f"end-lease {launch.id}"
+        case _:
+            assert_never(action)

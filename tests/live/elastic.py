@@ -1,0 +1,363 @@
+"""A site on loopback with short patience: rank 0, the manager as a process of its own, nodes that are processes.
+
+Everything lies in one folder with a short path (sockets), and ``reap`` leaves no process of it behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nodemanager.app import identified
+from nodemanager.cloud.local_driver import LocalNodeDriver
+from nodemanager.config import load_site
+from nodemanager.flux import bindings
+from nodemanager.flux.bootstrap import write_bootstrap
+from nodemanager.flux.claim import Owner, owner_of
+from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.kvs import names
+from nodemanager.flux.port import RealFluxPort
+from nodemanager.model import FluxRank, Launch
+from tests.contract.flux_subjects import MonotonicClock
+from tests.live.instance import eventually, free_port, kill_all, why_no_flux
+from tests.live.manager_process import ManagerProcess
+from tests.live.witness import Witness, launch_of, slot_of
+
+ROOT = Path(__file__).parents[2]
+RPC_WITHIN_S = 10.0
+END_WITHIN_S = 20.0
+EVERY_JOB = 0  # job-list.list: no limit
+RESULTS = {1: "COMPLETED", 2: "FAILED", 4: "CANCELED", 8: "TIMEOUT"}  # flux-core's job.h
+
+SITE = """
+[Site]
+cluster = live
+state_dir = state
+mode = {mode}
+[Flux]
+uri = local://{folder}/state/flux/run/local-0
+head_address = 127.0.0.1
+port = {port}
+[Cloud]
+provider = local
+calls_in_flight_max = 4
+[Limits]
+nodes_max = 24
+price_per_hour_max = 100
+[Timing]
+settle = {settle}
+settle_max = 5s
+probe = 1s
+relist = 3s
+boot_timeout = 30s
+rejoin_timeout = 20s
+create_grace = 3s
+orphan_grace = 5s
+absences = 2
+stale_after = 30s
+[Policy]
+idle_timeout = 1s
+stop_lead = 2s
+"""
+
+NODE_TYPE = """
+[Node {name}]
+cores = 2
+gpus = {gpus}
+memory = 1GiB
+price_per_hour = {price}
+properties = {name}
+billing = {billing}
+slots = {slots}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A node type with two cores; its name is its property too."""
+
+    name: str
+    price: str
+    slots: str
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """What Flux says of a job. ``result`` is "" before it has ended, ``began_at`` None before it ran."""
+
+    result: str
+    submitted_at: float
+    began_at: float | None
+
+
+class Elastic:
+    """One site. It starts with rank 0 down, no manager and no node."""
+
+    def __init__(self, folder: Path, offers: Sequence[Offer], settle: str = "500ms", billing: str = "4s") -> None:
+        self._folder = folder
+        self._settle = settle
+        self._types = "".join(
+            NODE_TYPE.format(
+                name=offer.name, gpus=offer.gpus, price=offer.price, slots=offer.slots, billing=billing
+            )
+            for offer in offers
+        )
+        self._port = free_port()
+        bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
+        self.site = identified(load_site(self._site_file("act")))
+        self._command = bootstrap.start_command
+        self._head: psutil.Popen | None = None
+        self._managers: list[ManagerProcess] = []
+        self.witness = Witness(self.site.state_dir / "cloud")
+        self.witness.start()
+
+    def _site_file(self, mode: str) -> Path:
+        file = self._folder / f"{mode}.ini"
+        if not file.exists():
+            site = SITE.format(folder=self._folder, port=self._port, settle=self._settle, mode=mode)
+            file.write_text(site + self._types, encoding="utf-8")
+        return file
+
+    # --- rank 0 ---
+
+    def start_head(self) -> None:
+        self._head = self._start(self._command, self._folder / "head.log")
+        eventually("rank 0 runs", lambda: " run " in self.flux("uptime", check=False))
+
+    def stop_head(self) -> None:
+        """End rank 0 in good order, as systemd does."""
+        if self._head is not None:
+            self._head.send_signal(signal.SIGTERM)
+            self._head.wait(END_WITHIN_S)
+            self._head = None
+
+    # --- managers ---
+
+    def start_manager(self, *options: str, module: str = "nodemanager.cli", mode: str = "act") -> ManagerProcess:
+        log = self._folder / f"manager-{len(self._managers) + 1}.log"
+        command = [sys.executable, "-m", module, "--config", str(self._site_file(mode)), *options]
+        manager = ManagerProcess(self._start(command, log), log)
+        self._managers.append(manager)
+        return manager
+
+    def owner(self) -> Owner | None:
+        """Who holds the name that lets one manager act."""
+        with bindings.connection(self.site.flux.uri) as handle:
+            return owner_of(handle, timeout_s=RPC_WITHIN_S)
+
+    # --- what a user does ---
+
+    def submit(
+        self,
+        *command: str,
+        nodes: int = 1,
+        requires: Mapping[str, Sequence[str]] | None = None,
+        gpus: int = 0,
+        after: int | None = None,
+        held: bool = False,
+    ) -> int:
+        """Submit a job for whole nodes; its id.
+
+        By the jobspec, for that takes some milliseconds: several must come within one settling.
+        """
+        slot = [{"type": "core", "count": 1}, *([{"type": "gpu", "count": gpus}] if gpus else [])]
+        task = {"type": "slot", "count": 1, "label": "task", "with": slot}
+        system = {"duration": 0, "cwd": "/", "environment": {"PATH": os.environ["PATH"]}}
+        if requires is not None:
+            system["constraints"] = requires
+        if after is not None:
+            system["dependencies"] = [{"scheme": "afterok", "value": str(after)}]
+        jobspec = {
+            "version": 1,
+            "resources": [{"type": "node", "count": nodes, "exclusive": True, "with": [task]}],
+            "tasks": [{"command": command, "slot": "task", "count": {"per_slot": 1}}],
+            "attributes": {"system": system},
+        }
+        job = self.flux("job", "submit", f"--urgency={0 if held else 16}", given=json.dumps(jobspec))
+        return int(self.flux("job", "id", "--to=dec", job))
+
+    def jobs(self) -> dict[int, JobSeen]:
+        """Every job that Flux remembers."""
+        attributes = ["result", "t_submit", "t_run"]
+        listed = self._ask("job-list.list", {"max_entries": EVERY_JOB, "attrs": attributes})["jobs"]
+        return {
+            job["id"]: JobSeen(RESULTS.get(job.get("result"), ""), job["t_submit"], job.get("t_run"))
+            for job in listed
+        }
+
+    def result(self, job: int) -> str:
+        seen = self.jobs().get(job)
+        return seen.result if seen is not None else ""
+
+    def flux(self, *command: str, given: str = "", check: bool = True) -> str:
+        ran = subprocess.run(
+            ["flux", *command],
+            input=given,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=END_WITHIN_S,
+            env=_environment() | {"FLUX_URI": self.site.flux.uri},
+        )
+        if check and ran.returncode != 0:
+            raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
+        return ran.stdout.strip()
+
+    # --- what is there ---
+
+    def ranks(self) -> dict[str, FluxRank]:
+        with self._reading() as port:
+            return {rank.host: rank for rank in port.ranks()}
+
+    def launches(self) -> tuple[Launch, ...]:
+        with self._reading() as port:
+            return port.launches()
+
+    def unrecorded(self) -> list[str]:
+        """Living nodes whose launch is not on record. Only to be asked while no manager runs."""
+        on_record = {launch.id for launch in self.launches()}
+        return [node.id for node in self.witness.living() if launch_of(node) not in on_record]
+
+    def keys(self) -> tuple[str, ...]:
+        """What the node manager keeps in the KVS."""
+        with bindings.connection(self.site.flux.uri) as handle:
+            return names(handle, "node-manager", timeout_s=RPC_WITHIN_S)
+
+    def processes_of_nodes(self) -> list[psutil.Process]:
+        """Inits, user-data and brokers of nodes: whatever names our folder and is neither rank 0 nor a manager."""
+        ours = {
+            process.pid for process in (self._head, *(manager.process for manager in self._managers)) if process
+        }
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                # Those of rank 0 (its modules) are its children.
+                if str(self._folder) in " ".join(process.cmdline()) and not ours & {process.pid, process.ppid()}:
+                    found.append(process)
+        return found
+
+    def kill_node(self, slot: str) -> None:
+        """Sudden death, and not by the cloud's doing: every process of the slot's node gets SIGKILL."""
+        (node,) = (node for node in self.witness.living() if slot_of(node) == slot)
+        assert node.init is not None
+        init = psutil.Process(node.init.pid)
+        kill_all([init, *init.children(recursive=True)])
+
+    def what_is_left(self) -> str:
+        """What a fleet of no nodes would not have; "" when there is nothing of it."""
+        ranks = self.ranks().values()
+        left = {
+            "nodes": [node.id for node in self.witness.living()],
+            "leases": [launch.id for launch in self.launches()],
+            "drained": [rank.host for rank in ranks if rank.drain_reason is not None],
+            "online": [rank.host for rank in ranks if rank.online],
+            "processes": [process.pid for process in self.processes_of_nodes()],
+        }
+        return "; ".join(f"{what}: {items}" for what, items in left.items() if items)
+
+    def eventually(self, what: str, holds: Callable[[], object], within_s: float = 40.0) -> None:
+        """As ``eventually``; a failure shows what the managers said and what is left."""
+        try:
+            eventually(what, holds, within_s)
+        except AssertionError as error:
+            said = "\n".join(manager.tail() for manager in self._managers)
+            raise AssertionError(f"{error}\nleft: {self.what_is_left()}\njobs: {self.jobs()}\n{said}") from error
+
+    # --- between tests, and at the end ---
+
+    def clear(self) -> None:
+        """Take away what a test left, so that the next one finds rank 0 alone."""
+        self._end_managers()
+        self._destroy_nodes()
+        self.flux("cancel", "--all", check=False)
+        eventually("no job is active", lambda: self._ask("job-manager.stats-get")["active_jobs"] == 0)
+        eventually("no rank is online", lambda: not any(rank.online for rank in self.ranks().values()))
+        self.flux("job", "purge", "--force", "--num-limit=0")
+        for rank in self.ranks().values():
+            if rank.drain_reason is not None:
+                self._ask("resource.undrain", {"targets": str(rank.rank)})
+        self.flux("kvs", "unlink", "-Rf", "node-manager")
+
+    def reap(self) -> None:
+        """Leave no process behind, whatever happened."""
+        self.witness.stop()
+        self._end_managers()
+        self._destroy_nodes()
+        if self._head is not None:
+            kill_all([*self._head.children(recursive=True), self._head])
+            self._head = None
+        kill_all(self.processes_of_nodes())
+
+    def _end_managers(self) -> None:
+        for manager in self._managers:
+            manager.kill()
+
+    def _destroy_nodes(self) -> None:
+        driver = self._driver()
+        driver.ex_destroy_nodes(driver.list_nodes())
+
+    # --- how ---
+
+    def _driver(self) -> LocalNodeDriver:
+        return LocalNodeDriver(self.site.state_dir / "cloud")
+
+    @contextmanager
+    def _reading(self) -> Iterator[RealFluxPort]:
+        """The product's own port, of which only what changes nothing is called."""
+        flux = RealFlux(self.site.flux.uri, self.site.cluster_uuid, MonotonicClock(), timeout_s=RPC_WITHIN_S)
+        port = flux.port()
+        try:
+            yield port
+        finally:
+            port.close()
+
+    def _ask(self, topic: str, payload: object = None) -> Any:
+        with bindings.connection(self.site.flux.uri) as handle:
+            return bindings.ask(handle, topic, payload, timeout_s=RPC_WITHIN_S)
+
+    def _start(self, command: Sequence[str], log: Path) -> psutil.Popen:
+        if shutil.which("setpriv"):  # should the tests be killed, it does not outlive them
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
+        with log.open("ab") as file:
+            return psutil.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=_environment(),
+            )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would lead into an instance that encloses us."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
+
+
+@contextmanager
+def an_elastic_site(offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s") -> Iterator[Elastic]:
+    """A site whose rank 0 is up; skips the test where there is no Flux. Reaped at the end, come what may."""
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
+        elastic = Elastic(Path(folder), offers, settle, billing)
+        try:
+            elastic.start_head()
+            yield elastic
+        finally:
+            elastic.reap()

@@ -1,0 +1,32 @@
+"""The manager dies before and after each call that it can make, and the next one brings all to the same end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from nodemanager.ports import CloudPort, FluxPort
+from tests.live.elastic import Elastic
+from tests.live.six_jobs import run_to_the_end, submit_six_jobs
+
+CALLS = [name for port in (CloudPort, FluxPort) for name in vars(port) if not name.startswith("_")]
+
+
+def test_the_list_is_that_of_the_ports() -> None:
+    assert {"create", "destroy", "record", "forget", "claim"} < set(CALLS)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_manager_killed_at_a_call_is_followed_by_one_that_ends_it_all_well(
+    elastic: Elastic, call: str, when: str
+) -> None:
+    jobs = submit_six_jobs(elastic)
+    doomed = elastic.start_manager(call, when, "1", module="tests.live.killed")
+    elastic.eventually(f"it dies {when} {call}", lambda: doomed.status is not None)
+    assert doomed.status == -signal.SIGKILL, doomed.tail()
+    assert elastic.unrecorded() == []
+
+    elastic.start_manager()
+    run_to_the_end(elastic, jobs)
