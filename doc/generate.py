@@ -110,6 +110,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "idle_confirmations": "Looks in a row that must find a node idle before it may go.",
         "idle_timeout": "A node whose billing window is no longer than this goes at the end of a window once it "
         "was without work for so long. For one with a longer window only the end of its window counts.",
+        "queue_policy": "`fifo`: a job that cannot start holds up all behind it, as under sched-simple; no node is "
+        "bought or kept for those. `backfill`: those behind it may go first.",
         "stop_lead": "How long before the end of a paid window an idle node is sent away.",
     },
     "Simulation": {

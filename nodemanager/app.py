@@ -24,7 +24,7 @@ from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.local import LocalCloud
 from nodemanager.config import Mode, Provider, Site, uuid_file
-from nodemanager.facts import FailureKind, FluxUnreachable
+from nodemanager.facts import FailureKind, FluxUnreachable, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
 from nodemanager.messages import Begin, Mailbox, ManagerMessage
@@ -124,6 +124,7 @@ def policy_of(site: Site) -> Policy:
         idle_confirmations=site.policy.idle_confirmations,
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
+        queue_policy=site.policy.queue_policy,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,
@@ -207,6 +208,8 @@ class Service:
         self._ticker = Ticker(outside.clock, self._manager)
 
     def start(self) -> None:
+        # Before the first fact: what is seen is stamped with the time that the manager knows.
+        self._manager.tell(Tick(self._outside.clock.monotonic_s(), self._outside.clock.wall_at()))
         self._outside.watch.start(self._manager.tell, self._lost)
         self._ticker.start()
 

@@ -289,6 +289,13 @@ class Call:
     deadline_s: float
 
 
+class QueuePolicy(StrEnum):
+    """In which order the scheduler starts jobs."""
+
+    FIFO = "fifo"  # one that cannot start holds up all behind it: sched-simple
+    BACKFILL = "backfill"  # those behind it may go first: Fluxion, by its own queue policies
+
+
 # --- what was decided and why -----------------------------------------------------------------------------
 
 Figure = str | int | float | Decimal | bool | tuple[str, ...]

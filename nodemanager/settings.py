@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from nodemanager.model import Billing, Market, SlotName
+from nodemanager.model import Billing, Market, QueuePolicy, SlotName
 from nodemanager.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 
 WHOLE_MAX = 1_000_000_000
@@ -276,6 +276,7 @@ class Timing(Settings):
 class Policy(Settings):
     idle_confirmations: _Positive = 2  # looks in a row that must show a node idle before it may be retired
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
+    queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
 
 

@@ -6,6 +6,7 @@ facts that come together are planned for together, and time alone moves things t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -14,8 +15,9 @@ import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
-from nodemanager.facts import CloudCallFailed, Fact, NodeCreated, NodeDestroyed, Tick
+from nodemanager.facts import CloudCallFailed, Fact, FluxCallFailed, NodeCreated, NodeDestroyed, QueueSeen, Tick
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.layout import SERVED_BY
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
@@ -37,6 +39,8 @@ from nodemanager.orders import (
 )
 
 PLAN_EVERY_S = 1.0
+# What needs no line in the log: the job's nodes are there, or coming.
+ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,7 @@ class Manager(CrashOnlyActor):
     # -- taking in
 
     def _take_in(self, fact: Fact) -> None:
-        if isinstance(fact, CloudCallFailed):
-            self._log.warning("cloud_call_failed", operation=fact.operation, kind=str(fact.kind), why=fact.detail)
+        self._tell_of_trouble(fact)
         if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
             provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
             self._crew.done(str(fact.launch or provider_id))
@@ -88,8 +91,23 @@ class Manager(CrashOnlyActor):
         self._dirty = True
         self._tell_of_moves(before)
 
+    def _tell_of_trouble(self, fact: Fact) -> None:
+        match fact:
+            case CloudCallFailed(operation=operation, kind=kind, detail=why):
+                self._log.warning("cloud_call_failed", operation=operation, kind=str(kind), why=why)
+            case FluxCallFailed(order=order, launches=launches, why=why):
+                self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
+            case QueueSeen(unreadable=unreadable):
+                for job in unreadable:
+                    if job.id not in self._snapshot.unreadable:
+                        self._log.warning("unreadable_job", job=str(job.id), why=job.why)
+            case _:
+                pass
+
     def _tell_of_moves(self, before: Snapshot) -> None:
         after = self._snapshot
+        if after.claimed and not before.claimed:
+            self._log.info("claimed" if self._acts else "observes", launches=len(after.nodes))
         if after.nodes is not before.nodes:
             for id_, node in after.nodes.items():
                 old = before.nodes.get(id_)
@@ -156,15 +174,25 @@ class Manager(CrashOnlyActor):
     def _say(self, made: Plan) -> None:
         """Log each decision once, in observe mode too, where the same one comes up again and again."""
         verb = "decided" if self._acts else "would"
-        lines = frozenset(_line(action) for action in made.actions)
-        if made.stands_still is not None:
-            lines |= {f"stand still: {made.stands_still.code}"}
         for action in made.actions:
             if self._acts or _line(action) not in self._said:
                 self._log.info(verb, order=_line(action), because=str(_why(action)))
-        if made.stands_still is not None and not lines <= self._said:
-            self._log.warning("stands_still", because=str(made.stands_still))
-        self._said = lines
+        said = {_line(action) for action in made.actions}
+        if made.stands_still is not None:
+            # Its figures change with every plan; what is the matter does not.
+            matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
+            said.add(f"{made.stands_still.code} {matter}")
+            if not said <= self._said:
+                self._log.warning("stands_still", because=str(made.stands_still))
+        self._said = frozenset(said | self._say_who_waits(made))
+
+    def _say_who_waits(self, made: Plan) -> set[str]:
+        """Log how many jobs wait, by what stands in their way, whenever that changes."""
+        waiting = Counter(reason.code for reason in made.jobs.values() if reason.code not in ON_ITS_WAY)
+        line = f"waiting {sorted(waiting.items())}"
+        if waiting and line not in self._said:
+            self._log.info("jobs_wait", **waiting)
+        return {line}
 
 
 def _line(action: Action) -> str:

@@ -42,8 +42,10 @@ UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
 
 
 def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
-    """After the outside was asked for news."""
+    """After the plan was made and the outside asked for news, whether its actions are ordered or only said."""
     due_s = snapshot.now_s + policy.call_timeout_s
+    if plan.settled:
+        snapshot = replace(snapshot, unsettled_s=None)
     for ask in plan.asks:
         match ask:
             case ClaimInstance():
@@ -90,7 +92,6 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
         strays=strays,
         create_credit=credit,
         create_credit_s=snapshot.now_s,
-        unsettled_s=None if plan.settled else snapshot.unsettled_s,
     )
 
 

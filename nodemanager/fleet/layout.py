@@ -12,9 +12,12 @@ from nodemanager.fleet.demand import Demand, demand
 from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.model import Job, JobId, Reason, SlotName, because
+from nodemanager.model import Job, JobId, QueuePolicy, Reason, SlotName, because
 
+# Obstacles that a node less elsewhere would clear away.
 CAPS = ("nodes_max", "price_per_hour_max")
+# What no slot could ever serve, Flux refuses at submission: such a job holds up nobody.
+INFEASIBLE = ("no_type_fits", "too_few_slots")
 
 SERVED_BY: Mapping[Standing, str] = {
     Standing.UP: "fits_on_a_node_that_is_up",
@@ -26,22 +29,24 @@ SERVED_BY: Mapping[Standing, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``capped`` is the first job that a cap keeps out, though one node less elsewhere would let it in.
+    """``stuck`` is the first job that cannot be given its nodes now; None under a scheduler that fills gaps.
 
-    Behind it nothing may ever start (sched-simple goes by the queue's order). So no node is needed, neither kept
-    nor bought, for the sake of jobs behind it alone: it would keep the first one out for ever.
+    In queue order nothing starts behind it. So no node is needed, neither kept nor bought, for the sake of jobs
+    behind it alone: such a node would stand idle, and at a cap it would keep the first one out for ever.
     """
 
     packing: Packing
     withheld: Mapping[JobId, Reason]
     needed: Mapping[SlotName, Bin]
-    capped: Job | None
+    stuck: Job | None
     market: Market  # what may still be bought beyond
 
     @property
     def room_short(self) -> int:
-        """How many nodes have to go to let the capped job in, at the most."""
-        return (self.capped.shape.nodes or 1) if self.capped is not None else 0
+        """How many nodes have to go to let the stuck job in, at the most: 0 where that would not help."""
+        if self.stuck is None or self.packing.unplaced[self.stuck.id].code not in CAPS:
+            return 0
+        return self.stuck.shape.nodes or 1
 
     @property
     def to_buy(self) -> list[Bin]:
@@ -54,7 +59,7 @@ class Layout:
             latest = max(bin_.standing for bin_ in bins)
             nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
             if not all(slot in self.needed for slot in nodes):
-                reasons[job] = because("behind_a_capped_job", job=str(self.capped.id) if self.capped else "")
+                reasons[job] = because("behind_a_stuck_job", job=str(self.stuck.id) if self.stuck else "")
             elif latest is Standing.NEW and settling is not None:
                 reasons[job] = settling
             else:
@@ -67,18 +72,19 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
     wanted = demand(snapshot)
     market = supply.market(snapshot, policy, price_per_hour)
     packing = pack(wanted, supply.room(snapshot, policy), market)
-    capped = _first_capped(wanted, packing)
-    return Layout(packing, wanted.withheld, _needed(wanted, packing, capped), capped, market)
+    stuck = _first_stuck(wanted, packing) if policy.queue_policy is QueuePolicy.FIFO else None
+    return Layout(packing, wanted.withheld, _needed(wanted, packing, stuck), stuck, market)
 
 
-def _first_capped(wanted: Demand, packing: Packing) -> Job | None:
-    capped = (job for job in wanted.jobs if job.id in packing.unplaced and packing.unplaced[job.id].code in CAPS)
-    return next(capped, None)
+def _first_stuck(wanted: Demand, packing: Packing) -> Job | None:
+    unplaced = packing.unplaced
+    stuck = (job for job in wanted.jobs if job.id in unplaced and unplaced[job.id].code not in INFEASIBLE)
+    return next(stuck, None)
 
 
-def _needed(wanted: Demand, packing: Packing, capped: Job | None) -> Mapping[SlotName, Bin]:
+def _needed(wanted: Demand, packing: Packing, stuck: Job | None) -> Mapping[SlotName, Bin]:
     needed = {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
-    if capped is None:
+    if stuck is None:
         return needed
-    ahead = {job.id for job in takewhile(lambda job: job is not capped, wanted.jobs)}
+    ahead = {job.id for job in takewhile(lambda job: job is not stuck, wanted.jobs)}
     return {slot: bin_ for slot, bin_ in needed.items() if ahead.intersection(bin_.serves)}

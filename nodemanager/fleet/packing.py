@@ -41,9 +41,14 @@ class Bin:
     serves: list[JobId] = field(default_factory=list)
 
     def room(self, shape: Shape) -> int:
-        """How many slots of the shape fit."""
+        """How many slots of the shape fit, as the scheduler counts.
+
+        A job that takes nodes whole starts on any free node with the cores of one slot, however many it asks for.
+        """
         if shape.exclusive and not self.whole:
             return 0
+        if shape.exclusive and shape.nodes is not None:
+            return shape.slots if self.cores >= shape.cores_per_slot and self.gpus >= shape.gpus_per_slot else 0
         by_cores = self.cores // max(1, shape.cores_per_slot)
         return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
@@ -78,13 +83,41 @@ class Market:
         """As many nodes as bring ``want`` nodes, or slots where the shape asks for slots; or why not."""
         bought: list[Bin] = []
         obstacles: list[Reason] = []
-        for node_type in sorted(self.node_types, key=_cheapest):
+        for node_type in self._by_preference(shape):
             want -= self._buy_of(node_type, shape, want, bought, obstacles)
             if want <= 0:
                 return bought
         for bin_ in bought:
             self._give_back(bin_)
-        return obstacles[0] if obstacles else self._infeasible(shape)
+        return self._never(shape) or obstacles[0]
+
+    def _by_preference(self, shape: Shape) -> list[NodeType]:
+        """The cheapest first; those on which it would start, and yet be cramped, last."""
+        return sorted(self.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *_cheapest(it)))
+
+    def _never(self, shape: Shape) -> Reason | None:
+        """Why the job could not be served by a fleet that serves nothing else; None if it could."""
+        want = shape.slots if shape.nodes is None else shape.nodes
+        nodes, price = 0, Decimal(0)
+        for node_type in self._by_preference(shape):
+            for place in self._places(node_type, shape):
+                if want > 0:
+                    want -= 1 if shape.nodes is not None else fresh_bin(node_type, place, Standing.NEW).room(shape)
+                    nodes += 1
+                    price += node_type.price_per_hour
+        if nodes == 0:
+            return self._infeasible(shape)
+        if want > 0:
+            return because("too_few_slots", slots=nodes, short=want)
+        if nodes > self.nodes_max or price > self.price_per_hour_max:
+            return because(
+                "beyond_limits",
+                nodes=nodes,
+                nodes_max=self.nodes_max,
+                price_per_hour=price,
+                price_per_hour_max=self.price_per_hour_max,
+            )
+        return None
 
     def _buy_of(
         self, node_type: NodeType, shape: Shape, want: int, bought: list[Bin], obstacles: list[Reason]
@@ -259,10 +292,14 @@ def _fits(node_type: NodeType, place: Place, shape: Shape) -> bool:
 
 
 def _lacks(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
+    return _lacks_size(node_type, shape) or ("constraint: not met by any of its slots",)
+
+
+def _lacks_size(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
     slots = least_room(shape)
     lacks = []
     if node_type.cores < slots * shape.cores_per_slot:
         lacks.append(f"cores: has {node_type.cores}, needs {slots * shape.cores_per_slot}")
     if node_type.gpus < slots * shape.gpus_per_slot:
         lacks.append(f"gpus: has {node_type.gpus}, needs {slots * shape.gpus_per_slot}")
-    return tuple(lacks) or ("constraint: not met by any of its slots",)
+    return tuple(lacks)

@@ -144,7 +144,7 @@ def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[Nod
         snapshot=snapshot,
         policy=policy,
         needed=layout.needed,
-        room_for=layout.capped,
+        room_for=layout.stuck,
         room_short=layout.room_short - leaving,
         live=sum(1 for node in nodes if node.costs) - leaving,
         usable=sum(1 for node in nodes if node.state in supply.USABLE),

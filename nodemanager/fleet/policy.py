@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import NodeType, SlotName, TypeName
+from nodemanager.model import NodeType, QueuePolicy, SlotName, TypeName
 
 # How long a failed create keeps its type, or all types, from being tried again.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -51,6 +51,7 @@ class Policy:
     idle_confirmations: int = 2
     idle_timeout_s: float = 300.0
     stop_lead_s: float = 60.0
+    queue_policy: QueuePolicy = QueuePolicy.FIFO
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20

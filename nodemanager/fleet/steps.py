@@ -34,7 +34,7 @@ class Outlook:
     snapshot: Snapshot
     policy: Policy
     needed: Mapping[SlotName, Bin]  # where waiting jobs are laid out
-    room_for: Job | None  # the first job that a cap keeps out
+    room_for: Job | None  # the first job that cannot be given its nodes
     room_short: int  # idle nodes that must go to let it in
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted

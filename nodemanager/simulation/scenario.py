@@ -313,8 +313,8 @@ class _Process:
         manager: Mailbox[ManagerMessage] = wire(
             outside, scenario.policy, acts=True, publish=scenario.publish, fate=Fate(), spawn=self._pump.spawn
         )
-        self._watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
         self._pump.tick(manager, clock)
+        self._watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self, on_the_wire: Callable[[], bool]) -> None:
         self._watch.stop()

@@ -128,8 +128,8 @@ def test_what_was_asked_is_waited_for() -> None:
 def test_a_settled_plan_ends_the_settling_and_another_does_not() -> None:
     policy = a_policy()
     unsettled = a_snapshot(unsettled_s=NOW_S - 3)
-    assert committed(unsettled, Plan(settled=True), policy).unsettled_s is None
-    assert committed(unsettled, Plan(settled=False), policy).unsettled_s == NOW_S - 3
+    assert asked(unsettled, Plan(settled=True), policy).unsettled_s is None
+    assert asked(unsettled, Plan(settled=False), policy).unsettled_s == NOW_S - 3
 
 
 def test_what_is_ordered_is_not_ordered_again() -> None:

@@ -39,6 +39,7 @@ from nodemanager.model import (
     LaunchId,
     NodeState,
     ProviderId,
+    QueuePolicy,
     SlotName,
     TypeName,
     UnreadableJob,
@@ -150,12 +151,24 @@ def test_06_a_job_served_by_a_node_that_boots_buys_nothing_more_across_a_restart
 
 
 def test_07_gang_of_k_with_room_for_fewer_buys_nothing_and_says_why() -> None:
-    world = a_world(nodes_max=3).job(whole_nodes(4))
+    world = a_world(nodes_max=3).busy_node("cloud1").job(whole_nodes(3))
     assert boots(world.plan()) == []
     reason = world.why_job(1)
     assert reason.code == "nodes_max"
     assert reason.figures["nodes_max"] == 3
     assert reason.figures["short"] == 1
+
+
+def test_07_gang_larger_than_the_limit_neither_buys_nor_drains_for_its_sake() -> None:
+    world = a_world(nodes_max=3).job(whole_nodes(4), tasks(1)).idle_node("cloud1")
+    assert orders(world.plan()) == []
+    assert world.why_job(1).code == "beyond_limits"
+    assert world.why_job(2).code == "behind_a_stuck_job"
+
+
+def test_07_a_scheduler_that_fills_gaps_gets_nodes_for_those_behind() -> None:
+    world = a_world(nodes_max=3, queue_policy=QueuePolicy.BACKFILL).job(whole_nodes(4), tasks(1))
+    assert boots(world.plan()) == ["cloud1"]
 
 
 def test_08_a_partly_used_node_with_room_is_used_before_a_boot() -> None:
@@ -187,7 +200,7 @@ def test_10_above_max_after_a_change_idle_nodes_go_first_and_no_more_than_the_su
 
 
 def test_10_far_above_max_a_job_meets_the_limit_not_a_negative_number() -> None:
-    world = a_world(nodes_max=0, price_per_hour_max=Decimal(0)).job(tasks(1))
+    world = a_world(nodes_max=1, price_per_hour_max=Decimal(1)).job(tasks(1))
     world.busy_node("cloud1").busy_node("cloud2")
     assert boots(world.plan()) == []
     assert world.why_job(1).code == "nodes_max"

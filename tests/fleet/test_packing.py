@@ -132,21 +132,36 @@ def test_jobs_are_taken_in_order_whatever_their_shapes() -> None:
 
 def test_a_gang_that_cannot_be_had_whole_leaves_all_to_the_next_job() -> None:
     packing = Shop(nodes_max=2).pack(a_job(1, whole_nodes(3)), a_job(2, whole_nodes(2)))
-    assert packing.unplaced[JobId(1)] == because("nodes_max", node_type="cloud", short=1, nodes_max=2)
+    assert packing.unplaced[JobId(1)].code == "beyond_limits"
+    assert packing.unplaced[JobId(1)].figures["nodes"] == 3
     assert slots(packing, 2) == ["cloud1", "cloud2"]
 
 
 def test_the_price_cap_is_exact_to_the_last_digit() -> None:
     dime = a_type("dime", price="0.1")
     assert len(Shop((dime,), price_max=Decimal("0.3")).pack(a_job(1, whole_nodes(3))).placed) == 1
-    reason = Shop((dime,), price_max=Decimal("0.2999999999999999999")).why_not(whole_nodes(3))
+    short_of = Shop((dime,), price_max=Decimal("0.2999999999999999999"))
+    assert short_of.why_not(whole_nodes(3)).code == "beyond_limits"
+    reason = short_of.pack(a_job(1, whole_nodes(2)), a_job(2, whole_nodes(1))).unplaced[JobId(2)]
     assert reason.code == "price_per_hour_max"
     assert reason.figures["left"] == Decimal("0.0999999999999999999")
 
 
 def test_no_free_slot_says_how_many_there_are_and_how_many_are_short() -> None:
+    packing = Shop((CLOUD,)).pack(a_job(1, whole_nodes(2)), a_job(2, whole_nodes(4)))
+    assert packing.unplaced[JobId(2)] == because("no_free_slot", node_type="cloud", slots=4, short=2)
+
+
+def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
     reason = Shop((CLOUD,)).why_not(whole_nodes(6))
-    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2)
+    assert reason == because("too_few_slots", slots=4, short=2)
+
+
+def test_a_job_for_whole_nodes_starts_on_one_that_is_too_small_and_gets_a_larger_one_where_it_can() -> None:
+    """The scheduler looks at the cores of one slot only (`flux submit -N1 -n8 -x` starts on four cores)."""
+    eight_tasks = Shape(slots=8, cores_per_slot=1, nodes=1, exclusive=True)
+    assert slots(Shop().pack(a_job(1, eight_tasks))) == ["gpu1"]
+    assert slots(Shop((CLOUD,)).pack(a_job(1, eight_tasks))) == ["cloud1"]
 
 
 def test_a_blocked_type_gives_way_to_the_next() -> None:
@@ -250,7 +265,8 @@ def test_what_is_laid_on_a_node_fits_it(shop: Shop, queue: tuple[Job, ...]) -> N
         if start is None:
             assert bin_.node_type is not None
             start = fresh_bin(bin_.node_type, (bin_.slot, bin_.rank), Standing.NEW)
-        fixed = [shapes[job] for job in bin_.serves if shapes[job].nodes is not None]
+        fixed = [shapes[job] for job in bin_.serves if shapes[job].nodes is not None and not shapes[job].exclusive]
+        assert all(shapes[job].cores_per_slot <= start.cores for job in bin_.serves)
         assert sum(shape.slots * shape.cores_per_slot for shape in fixed) <= start.cores
         assert sum(shape.slots * shape.gpus_per_slot for shape in fixed) <= start.gpus
         assert min(bin_.cores, bin_.gpus) >= 0

@@ -163,7 +163,7 @@ def test_nothing_is_kept_or_bought_for_the_jobs_behind_one_that_a_cap_keeps_out(
     assert orders(made) == ["drain cloud1-1"]
     assert made.nodes[world.id("cloud1")].code == "makes_room"
     assert made.jobs[JobId(1)].code == "nodes_max"
-    assert made.jobs[JobId(2)].code == "behind_a_capped_job"
+    assert made.jobs[JobId(2)].code == "behind_a_stuck_job"
 
 
 def test_no_more_nodes_make_room_than_the_job_needs() -> None:

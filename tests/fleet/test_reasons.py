@@ -101,7 +101,7 @@ def _waits_for_nodes(job: Job, snapshot: Snapshot) -> bool:
 
 def _fits(node_type: NodeType, shape: Shape) -> bool:
     """Whether one node of the type has the cores and GPUs that one node must bring to the job."""
-    slots = shape.slots if shape.nodes is not None else 1
+    slots = shape.slots if shape.nodes is not None and not shape.exclusive else 1
     return node_type.cores >= slots * shape.cores_per_slot and node_type.gpus >= slots * shape.gpus_per_slot
 
 
@@ -238,10 +238,31 @@ def _node_ordered(case: Case, job: Job, figures: Figures) -> None:
     assert {rank.host for rank in _served(case, job, figures)} <= bought
 
 
-def _behind_a_capped_job(case: Case, job: Job, figures: Figures) -> None:
-    (capped,) = (each for each in case.queue() if str(each.id) == figures["job"])
-    assert case.queue().index(capped) < case.queue().index(job)
-    assert case.made.jobs[capped.id].code in ("nodes_max", "price_per_hour_max")
+STUCK_BY = ("nodes_max", "price_per_hour_max", "no_free_slot", "blocked_create_capacity", "beyond_limits")
+
+
+def _behind_a_stuck_job(case: Case, job: Job, figures: Figures) -> None:
+    (stuck,) = (each for each in case.queue() if str(each.id) == figures["job"])
+    assert case.queue().index(stuck) < case.queue().index(job)
+    assert case.made.jobs[stuck.id].code in STUCK_BY
+
+
+def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
+    """Even alone: no fewer of the fitting nodes, however cheap, stay within the limits."""
+    fitting = [
+        (node_type.price_per_hour, rank)
+        for node_type in case.policy.node_types
+        for rank in _places(case, node_type, job.shape)
+    ]
+    assert 0 < figures["nodes"] <= len(fitting)
+    too_many = figures["nodes"] > case.policy.nodes_max
+    assert too_many or figures["price_per_hour"] > case.policy.price_per_hour_max
+
+
+def _too_few_slots(case: Case, job: Job, figures: Figures) -> None:
+    fitting = sum(len(_places(case, node_type, job.shape)) for node_type in case.policy.node_types)
+    assert figures["slots"] == fitting
+    assert figures["short"] > 0
 
 
 JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {
@@ -259,7 +280,9 @@ JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {
     "node_kept_for_it": _node_kept_for_it,
     "node_coming": _node_coming,
     "node_ordered": _node_ordered,
-    "behind_a_capped_job": _behind_a_capped_job,
+    "behind_a_stuck_job": _behind_a_stuck_job,
+    "beyond_limits": _beyond_limits,
+    "too_few_slots": _too_few_slots,
 }
 
 

@@ -255,7 +255,10 @@ class Elastic:
         (node,) = (node for node in self.witness.living() if slot_of(node) == slot)
         assert node.init is not None
         init = psutil.Process(node.init.pid)
-        kill_all([init, *init.children(recursive=True)])
+        processes = [init, *init.children(recursive=True)]
+        for process in processes:
+            process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
+        kill_all(processes)
 
     def what_is_left(self) -> str:
         """What a fleet of no nodes would not have; "" when there is nothing of it."""

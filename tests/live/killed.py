@@ -1,7 +1,7 @@
 """The service, killed by its own hand at one call of a port.
 
-``python -m tests.live.killed --config site.ini CALL before|after N``: SIGKILL right before the Nth call of that name
-is made, or right after it was carried out, before anybody hears of it.
+``python -m tests.live.killed --config site.ini CALL before|after N``: SIGKILL right before the Nth call of that
+name is made, or right after it was carried out, before anybody hears of it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""What befalls a fleet: a node dies under a job, rank 0 goes and comes, a second manager waits for its turn."""
+
+from __future__ import annotations
+
+from tests.live.elastic import Elastic
+from tests.live.six_jobs import submit_six_jobs
+from tests.live.witness import slot_of
+
+LARGE = {"properties": ["large"]}  # a type of one slot
+TAKEN_OVER_WITHIN_S = 5.0
+
+
+def test_a_lost_nodes_rank_is_taken_over_and_the_waiting_job_runs(elastic: Elastic) -> None:
+    before = set(elastic.witness.look())
+    elastic.start_manager()
+    dies = elastic.submit("sleep", "600", requires=LARGE)
+    elastic.eventually("the job runs", lambda: elastic.jobs()[dies].began_at is not None)
+
+    elastic.kill_node("large1")
+
+    # For a tenth of a second Flux would give the dead rank to the next job, and that would die too.
+    elastic.eventually("the rank is offline", lambda: not elastic.ranks()["large1"].online)
+    waits = elastic.submit("true", requires=LARGE)
+    elastic.eventually("the waiting job has run", lambda: elastic.result(waits) == "COMPLETED")
+    assert elastic.result(dies) == "FAILED"
+    stood = [slot_of(node) for name, node in elastic.witness.look().items() if name not in before]
+    assert stood == ["large1", "large1"]
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+
+
+def test_of_two_managers_one_acts_and_the_other_takes_over_when_it_dies(elastic: Elastic) -> None:
+    first = elastic.start_manager()
+    first.until_said("claimed")
+    owner = elastic.owner()
+    assert owner is not None
+    second = elastic.start_manager()
+    second.until_said("stands_still", because=f"process {owner.pid} on")
+    job = elastic.submit("true")
+    elastic.eventually("the job has run", lambda: elastic.result(job) == "COMPLETED")
+    assert second.orders() == []
+
+    first.kill()
+
+    elastic.eventually("the second acts", lambda: second.said("claimed"), within_s=TAKEN_OVER_WITHIN_S)
+    again = elastic.submit("true", requires=LARGE)
+    elastic.eventually("its job has run", lambda: elastic.result(again) == "COMPLETED")
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+    assert "BootNode large1" in second.orders()
+
+
+def test_rank_0_goes_and_comes_back_and_the_queue_runs_on(elastic: Elastic) -> None:
+    manager = elastic.start_manager()
+    running = elastic.submit("sleep", "600", requires=LARGE)
+    waiting = elastic.submit("true", requires=LARGE)
+    elastic.eventually("the first job runs", lambda: elastic.jobs()[running].began_at is not None)
+
+    nodes = set(elastic.witness.look())
+
+    elastic.stop_head()
+    elastic.start_head()
+
+    elastic.eventually("its node is back", lambda: elastic.ranks()["large1"].online)
+    elastic.flux("cancel", str(running), check=False)
+    elastic.eventually("the waiting job has run", lambda: elastic.result(waiting) == "COMPLETED")
+    assert set(elastic.witness.look()) == nodes, manager.tail()
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+    assert manager.status is None
+
+
+def test_one_that_observes_says_what_it_would_do_and_changes_nothing(elastic: Elastic) -> None:
+    manager = elastic.start_manager(mode="observe")
+    submit_six_jobs(elastic)
+    manager.until_said("would", order="BootNode gpu1")
+    assert elastic.owner() is None
+    assert elastic.keys() == ()
+    assert not elastic.witness.living()
+    assert manager.said("decided") == []
+    assert manager.terminate(within_s=5.0) == 0
