@@ -74,10 +74,11 @@ class SimulatedStage:
     def tend(self) -> None:
         """Take the first node away under its jobs."""
         if not self.lost and self.world.world.now_s >= LOSE_A_NODE_AT_S:
-            standing = [node for node in self.world.provider.nodes() if node.state is CloudState.RUNNING]
-            if standing:
-                self.lost = True
-                self.world.provider.kill(standing[0].provider_id)
+            at_work = {self.site.slots[grant.rank - 1] for _, grant in self.world.flux.holders()}
+            for node in self.world.provider.nodes():
+                if not self.lost and node.identity is not None and node.identity.slot in at_work:
+                    self.lost = True
+                    self.world.provider.kill(node.provider_id)
 
     def submitted_all(self) -> bool:
         return self.world.workload_done

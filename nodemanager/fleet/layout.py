@@ -40,6 +40,7 @@ class Layout:
     needed: Mapping[SlotName, Bin]
     stuck: Job | None
     market: Market  # what may still be bought beyond
+    unheeded: Mapping[JobId, tuple[str, ...]]  # what jobs ask for and no scheduler we know honours: memory
 
     @property
     def room_short(self) -> int:
@@ -63,7 +64,8 @@ class Layout:
             elif latest is Standing.NEW and settling is not None:
                 reasons[job] = settling
             else:
-                reasons[job] = because(SERVED_BY[latest], nodes=nodes)
+                unheeded = {"unheeded": self.unheeded[job]} if job in self.unheeded else {}
+                reasons[job] = because(SERVED_BY[latest], nodes=nodes, **unheeded)
         return reasons
 
 
@@ -73,7 +75,8 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
     market = supply.market(snapshot, policy, price_per_hour)
     packing = pack(wanted, supply.room(snapshot, policy), market)
     stuck = _first_stuck(wanted, packing) if policy.queue_policy is QueuePolicy.FIFO else None
-    return Layout(packing, wanted.withheld, _needed(wanted, packing, stuck), stuck, market)
+    unheeded = {job.id: job.unheeded for job in wanted.jobs if job.unheeded}
+    return Layout(packing, wanted.withheld, _needed(wanted, packing, stuck), stuck, market, unheeded)
 
 
 def _first_stuck(wanted: Demand, packing: Packing) -> Job | None:

@@ -11,8 +11,12 @@ import pytest
 from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, TypeName
 from nodemanager.ports import FluxError, FluxPort, NotTheActor
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
+from tests.contract.simulated_flux import a_simulated_instance
 
-SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {"real": a_real_instance}
+SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {
+    "real": a_real_instance,
+    "simulated": a_simulated_instance,
+}
 OURS = "flux-node-manager:launch-7"
 
 

@@ -222,3 +222,8 @@ def test_a_stray_waits_out_its_grace_without_a_word_to_the_cloud() -> None:
     )
     assert orders(world.plan()) == []
     assert ListCloud() in world.wait(10).plan().asks
+
+
+def test_memory_that_no_scheduler_heeds_is_said_with_the_nodes() -> None:
+    world = a_world().job(tasks(1), unheeded=("memory",)).idle_node("cloud1")
+    assert world.why_job(1).figures["unheeded"] == ("memory",)

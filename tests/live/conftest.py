@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.live.elastic import Elastic, an_elastic_site
-from tests.live.instance import LiveInstance, why_no_flux
+from tests.live.instance import LiveInstance, flux_version, why_no_flux
 from tests.live.six_jobs import OFFERS
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests met a real Flux: a run without one must not look like proof."""
+    ran = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call" and report.nodeid.startswith("tests/live/")
+    ]
+    why_none = f", {why_not}" if (why_not := why_no_flux()) else ""
+    terminalreporter.write_line(f"live: {len(ran) or 'none'} ran{why_none or ' on ' + flux_version()}")
 
 
 @pytest.fixture

@@ -32,6 +32,12 @@ def why_no_flux() -> str:
     return ""
 
 
+def flux_version() -> str:
+    """The flux-core on PATH: "flux-core 0.88.0"."""
+    said = subprocess.run(["flux", "--version"], check=True, capture_output=True, text=True).stdout
+    return f"flux-core {said.split()[1]}"
+
+
 def eventually(what: str, holds: Callable[[], object], within_s: float = WITHIN_S) -> None:
     """Wait for a condition that other processes bring about; fail loudly when it does not come."""
     deadline_s = time.monotonic() + within_s
