@@ -1,6 +1,6 @@
 """How long a job waits for a node that is not there: printed, not asserted.
 
-``FNM_SUBMISSIONS=200 pytest tests/live/test_latency.py`` for figures worth keeping.
+``FNM_SUBMISSIONS=200 FNM_AT_ONCE=1 pytest tests/live/test_latency.py`` for figures worth keeping.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodemanager.ports import CloudPort
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 
 SUBMISSIONS = int(os.environ.get("FNM_SUBMISSIONS", "10"))
-AT_ONCE = 10  # slots: no job may wait for another's node
+AT_ONCE = int(os.environ.get("FNM_AT_ONCE", "10"))  # slots, too: no job may wait for another's node
 
 
 @dataclass
