@@ -21,8 +21,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get(outcome, ())
         if report.when == "call" and report.nodeid.startswith("tests/live/")
     ]
-    why_none = f", {why_not}" if (why_not := why_no_flux()) else ""
-    terminalreporter.write_line(f"live: {len(ran) or 'none'} ran{why_none or ' on ' + flux_version()}")
+    why_not = why_no_flux()
+    said = f"none ran, {why_not}" if why_not else f"{len(ran)} ran on {flux_version()}"
+    terminalreporter.write_line(f"live: {said}")
 
 
 @pytest.fixture

@@ -99,27 +99,34 @@ class FluxLife(RuleBasedStateMachine):
 
     # --- what may happen ---
 
-    @initialize(joined=st.sets(slots))
+    @initialize(joined=st.sets(slots, min_size=2))
     def begin_with_some_online(self, joined: set[SlotName]) -> None:
         for slot in sorted(joined):
             self.flux.broker_up(slot)
         self.world.advance_by(1.0)
 
     @rule(
-        shape=shapes,
+        several=st.lists(shapes, min_size=1, max_size=4),
         run_s=st.sampled_from([0.0, 1.0, 20.0]),
         duration_s=st.sampled_from([0.0, 10.0]),
-        urgency=st.sampled_from([0, 16, 16, 20, 31]),
+        urgency=st.sampled_from([16, 16, 20, 31, 0]),
         housekeeping_s=st.sampled_from([0.0, 5.0]),
-        waits=st.booleans(),
+        waits=st.sampled_from([False, False, False, True]),
     )
     def submit(
-        self, shape: Shape, run_s: float, duration_s: float, urgency: int, housekeeping_s: float, waits: bool
+        self,
+        several: list[Shape],
+        run_s: float,
+        duration_s: float,
+        urgency: int,
+        housekeeping_s: float,
+        waits: bool,
     ) -> None:
         after = self.flux.active_jobs()[-2:] if waits else ()
-        self.flux.submit(
-            shape, duration_s, run_s=run_s, urgency=urgency, housekeeping_s=housekeeping_s, after=after
-        )
+        for shape in several:
+            self.flux.submit(
+                shape, duration_s, run_s=run_s, urgency=urgency, housekeeping_s=housekeeping_s, after=after
+            )
 
     @rule(index=st.integers(0, 10))
     def cancel(self, index: int) -> None:
