@@ -253,6 +253,7 @@ class Launch:
     type_name: TypeName
     client_token: str
     requested_at: float
+    zone: str = ""  # where in the provider it is made; "" leaves it to the provider
 
 
 class NodeState(StrEnum):

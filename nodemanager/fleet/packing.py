@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import IntEnum
+from itertools import chain
 
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.demand import Demand
@@ -67,10 +68,15 @@ class Bin:
 
 @dataclass(slots=True)
 class Market:
-    """What may be bought: free slots by type, within the limits that are left."""
+    """What may be bought: free slots by type, within the limits that are left.
+
+    A slot that is free in a moment is taken when no other of its type is left: that is waited for, where a dearer
+    type would else be bought.
+    """
 
     node_types: Sequence[NodeType]
     free_slots: Mapping[TypeName, dict[Place, None]]  # an ordered set each
+    soon_free_slots: Mapping[TypeName, dict[Place, None]]  # theirs is a lease that is being ended
     all_slots: Mapping[TypeName, Sequence[Place]]
     blocked: Mapping[TypeName, Reason]
     nodes_left: int
@@ -126,7 +132,8 @@ class Market:
         if not fitting:
             return 0
         got = 0
-        free = (place for place in fitting if place in self.free_slots[node_type.name])
+        slots = (self.free_slots[node_type.name], self.soon_free_slots[node_type.name])
+        free = (place for free_ones in slots for place in fitting if place in free_ones)
         while got < want:
             place = next(free, None)
             obstacle = self._obstacle(node_type, len(fitting), want - got, place is not None)
@@ -165,14 +172,16 @@ class Market:
         return None
 
     def _take(self, node_type: NodeType, place: Place) -> Bin:
-        del self.free_slots[node_type.name][place]
+        free_now = place in self.free_slots[node_type.name]
+        del (self.free_slots if free_now else self.soon_free_slots)[node_type.name][place]
         self.nodes_left -= 1
         self.price_left -= node_type.price_per_hour
-        return fresh_bin(node_type, place, Standing.NEW)
+        return fresh_bin(node_type, place, Standing.NEW if free_now else Standing.COMING)
 
     def _give_back(self, bin_: Bin) -> None:
         assert bin_.node_type is not None  # noqa: S101 - what was bought has a type
-        self.free_slots[bin_.node_type.name][bin_.slot, bin_.rank] = None
+        slots = self.free_slots if bin_.standing is Standing.NEW else self.soon_free_slots
+        slots[bin_.node_type.name][bin_.slot, bin_.rank] = None
         self.nodes_left += 1
         self.price_left += bin_.node_type.price_per_hour
 
@@ -187,7 +196,7 @@ class Market:
         """Any one node, the cheapest: to keep the least number up."""
         obstacle: Reason = because("no_node_type")
         for node_type in sorted(self.node_types, key=_cheapest):
-            place = next(iter(self.free_slots[node_type.name]), None)
+            place = next(chain(self.free_slots[node_type.name], self.soon_free_slots[node_type.name]), None)
             in_the_way = self._obstacle(node_type, len(self.all_slots[node_type.name]), 1, place is not None)
             if place is not None and in_the_way is None:
                 return self._take(node_type, place)

@@ -18,7 +18,7 @@ from decimal import Decimal
 
 from nodemanager.fleet import supply
 from nodemanager.fleet.layout import Layout, lay_out
-from nodemanager.fleet.packing import Bin
+from nodemanager.fleet.packing import Bin, Standing
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.steps import NAMES_MAX, ORDER, NodeAction, Outlook, step
@@ -167,7 +167,7 @@ def _boots(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[BootNode
     nodes = snapshot.nodes.values()
     there = sum(1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING)) + len(bought)
     while there < policy.nodes_min and isinstance(more := layout.market.cheapest(), Bin):
-        bought.append(more)
+        bought += [more] if more.standing is Standing.NEW else []
         there += 1
     return tuple(_boot(bin_, snapshot, policy) for bin_ in bought)
 

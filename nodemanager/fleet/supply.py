@@ -81,21 +81,23 @@ def _owned(stray: Stray, snapshot: Snapshot) -> bool:
 def market(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Market:
     """What may be bought beside a fleet that costs ``price_per_hour`` now, those coming and going included."""
     ownerless = strays(snapshot)
-    leased = {node.launch.slot for node in snapshot.nodes.values()}
-    leased |= {stray.node.identity.slot for stray in ownerless if stray.node.identity is not None}
+    held = {stray.node.identity.slot for stray in ownerless if stray.node.identity is not None}
+    leased = {node.launch.slot for node in snapshot.nodes.values()} | held
+    # What keeps these is a lease whose end takes a moment.
+    ending = {node.launch.slot for node in snapshot.nodes.values() if node.state is NodeState.GONE} - held
     places: dict[TypeName, list[Place]] = {}
     free: dict[TypeName, dict[Place, None]] = {}
+    soon_free: dict[TypeName, dict[Place, None]] = {}
     for node_type in policy.node_types:
         known = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot]
         places[node_type.name] = [(slot, snapshot.rank_of_slot[slot]) for slot in known]
-        free[node_type.name] = {
-            place: None
-            for place in places[node_type.name]
-            if place[0] not in leased and _vacant(snapshot.ranks[place[1]])
-        }
+        vacant = [place for place in places[node_type.name] if _vacant(snapshot.ranks[place[1]])]
+        free[node_type.name] = {place: None for place in vacant if place[0] not in leased}
+        soon_free[node_type.name] = {place: None for place in vacant if place[0] in ending}
     return Market(
         node_types=policy.node_types,
         free_slots=free,
+        soon_free_slots=soon_free,
         all_slots=places,
         blocked=_blocked(snapshot, policy),
         nodes_left=policy.nodes_max - sum(1 for node in snapshot.nodes.values() if node.costs) - len(ownerless),

@@ -33,6 +33,7 @@ def encoded(launch: Launch) -> str:
         "type": launch.type_name,
         "client_token": launch.client_token,
         "requested_at": launch.requested_at,
+        "zone": launch.zone,
     }
     return json.dumps(fields, sort_keys=True)
 
@@ -51,4 +52,5 @@ def decoded(text: str, slot: SlotName) -> Launch:
         type_name=TypeName(text_at(fields.get("type"), "record.type")),
         client_token=text_at(fields.get("client_token"), "record.client_token"),
         requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
+        zone=text_at(fields.get("zone"), "record.zone"),
     )

@@ -225,7 +225,16 @@ def test_12_the_price_cap_is_exact_with_dead_unknown_and_free_nodes() -> None:
     made = world.plan()
     assert boots(made) == ["free1", "free2", "dime3", "dime4"]
     assert made.price_per_hour == 0
-    assert made.jobs[JobId(5)].code == "no_free_slot"
+    assert made.jobs[JobId(5)].code == "node_coming"  # dime1, as soon as its lease is ended
+    assert made.jobs[JobId(6)].code == "no_free_slot"
+
+
+def test_a_dearer_type_is_not_bought_while_the_lease_of_a_cheap_slot_is_being_ended() -> None:
+    cheap, dear = a_type("cheap", slots=1, price="0.10"), a_type("dear", slots=1, price="2")
+    world = a_world(cheap, dear).job(whole_nodes(1))
+    world.node("cheap1", NodeState.GONE)
+    assert boots(world.plan()) == []
+    assert world.why_job(1).code == "node_coming"
 
 
 def test_13_the_last_slot_goes_to_the_job_of_the_highest_priority_whatever_its_type() -> None:

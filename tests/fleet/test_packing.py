@@ -40,6 +40,7 @@ class Shop:
             free_slots={
                 name: {place: None for place in those if place[0] not in taken} for name, those in places.items()
             },
+            soon_free_slots={name: {} for name in places},
             all_slots=places,
             blocked={
                 node_type.name: because("blocked")

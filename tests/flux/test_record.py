@@ -12,7 +12,9 @@ from nodemanager.flux import record
 from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
+LAUNCH = Launch(
+    LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25, "z1"
+)
 
 
 @given(slot=NAMES)
@@ -38,6 +40,7 @@ def test_what_is_written_is_read(launch: Launch) -> None:
         ({"type": None}, "record.type"),
         ({"client_token": []}, "record.client_token"),
         ({"requested_at": "now"}, "record.requested_at"),
+        ({"zone": None}, "record.zone"),
     ],
 )
 def test_a_record_with_a_wrong_field_is_refused_by_its_place(changed: dict[str, object], place: str) -> None:

@@ -49,6 +49,7 @@ def elastic_site() -> Iterator[Elastic]:
 @pytest.fixture
 def elastic(elastic_site: Elastic) -> Iterator[Elastic]:
     """A site with the offers of ``six_jobs``: rank 0 is up, and nothing else is there."""
+    elastic_site.witness.begin_anew()
     yield elastic_site
     elastic_site.clear()
     assert elastic_site.witness.doubles() == []

@@ -277,8 +277,12 @@ class Elastic:
         try:
             eventually(what, holds, within_s)
         except AssertionError as error:
-            said = "\n".join(manager.tail() for manager in self._managers)
-            raise AssertionError(f"{error}\nleft: {self.what_is_left()}\njobs: {self.jobs()}\n{said}") from error
+            left = self.what_is_left()
+            raise AssertionError(f"{error}\nleft: {left}\njobs: {self.jobs()}\n{self.said()}") from error
+
+    def said(self) -> str:
+        """The ends of the managers' logs."""
+        return "\n".join(manager.tail() for manager in self._managers)
 
     # --- between tests, and at the end ---
 

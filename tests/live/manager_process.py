@@ -11,7 +11,7 @@ import psutil
 
 from tests.live.instance import WITHIN_S, eventually
 
-LINES_SHOWN = 40
+LINES_SHOWN = 90
 
 
 class ManagerProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.live.elastic import Elastic, Offer
+from tests.live.witness import types_of
 
 OFFERS = (
     Offer("cpu", price="0.1", slots="cpu[1-4]"),
@@ -39,5 +40,5 @@ def run_to_the_end(elastic: Elastic, jobs: SixJobs) -> None:
     assert {elastic.result(job) for job in jobs.to_run} == {"COMPLETED"}
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
     assert elastic.jobs()[jobs.held].began_at is None
-    assert "large" not in {node.order.tags["fnm:type"] for node in elastic.witness.look().values()}
+    assert "large" not in types_of(elastic.witness.look().values()), elastic.said()
     assert elastic.witness.doubles() == []

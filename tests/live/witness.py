@@ -25,6 +25,7 @@ class Witness(threading.Thread):
         super().__init__(name="witness", daemon=True)
         self._store = Store(cloud)
         self._seen: dict[str, NodeRecord] = {}
+        self._of_old: frozenset[str] = frozenset()
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -35,10 +36,15 @@ class Witness(threading.Thread):
         self._stopped.set()
         self.join()
 
+    def begin_anew(self) -> None:
+        """Forget every node that was there up to now: the next test has its own."""
+        self._of_old |= self.look().keys()
+
     def look(self) -> dict[str, NodeRecord]:
+        """Every node since the beginning, the forgotten ones too."""
         with self._store.locked():
             self._seen.update({record.id: record for record in self._store.read_all()})
-        return dict(self._seen)
+        return {name: record for name, record in self._seen.items() if name not in self._of_old}
 
     def living(self) -> tuple[NodeRecord, ...]:
         return tuple(record for record in self.look().values() if record.terminated_at is None)
