@@ -95,6 +95,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "probe": "Flux is asked for news at least so often; so is the cloud while a node is on its way in or out.",
         "relist": "The queue and the cloud are read whole at least so often. A destroy is repeated at this pace "
         "until the node is gone.",
+        "sweep": "How often the provider is asked for what nodes left behind: volumes, interfaces, addresses. What "
+        "two sweeps in a row find is deleted; in mode `act` only.",
         "boot_timeout": "From the order of a node until its rank must be online. Then the node is given up.",
         "rejoin_timeout": "How long the broker of a node may be away before the node is given up.",
         "stale_after": "Nothing is decided on a source that has not answered for so long. Longer than `probe` and "

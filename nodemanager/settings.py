@@ -264,6 +264,7 @@ class Timing(Settings):
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
     relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    sweep_s: _Period = Field(default=600.0, validation_alias="sweep")
     boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
     rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
     stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
