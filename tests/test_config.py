@@ -101,6 +101,14 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             ),
         ),
         networks={TypeName("cpu"): ""},
+        nodes={
+            TypeName("cpu"): NodeSettings(
+                cores=4,
+                memory_bytes=2**33,
+                price_per_hour=Decimal("0.25"),
+                slots=(SlotName("cpu1"), SlotName("cpu2"), SlotName("cpu3"), SlotName("cpu4")),
+            )
+        },
     )
 
 
