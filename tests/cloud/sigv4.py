@@ -1,4 +1,4 @@
-"""AWS's Signature Version 4, checked as its documentation describes it: nothing of libcloud's or botocore's is used."""
+"""AWS's Signature Version 4, checked as its documentation describes it, with nothing of libcloud or botocore."""
 
 from __future__ import annotations
 
