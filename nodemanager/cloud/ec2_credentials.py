@@ -112,5 +112,9 @@ class InstanceRole:
         request = urllib.request.Request(  # noqa: S310 - a service of this instance, by the site's environment
             self._service + path, method=method, headers={header: value}
         )
-        with self._opener.open(request, timeout=_METADATA_TIMEOUT_S) as reply:
-            return str(reply.read().decode())
+        try:
+            with self._opener.open(request, timeout=_METADATA_TIMEOUT_S) as reply:
+                return str(reply.read().decode())
+        except urllib.error.HTTPError as refused:
+            refused.close()  # it holds the connection
+            raise

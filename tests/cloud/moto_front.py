@@ -160,8 +160,11 @@ class MotoFront:
         """An instance ends by itself: "Server.SpotInstanceTermination", "Client.InstanceInitiatedShutdown", ..."""
         with self._lock:
             made = self.instances()[instance]
+            was = made._state.name
+            made.terminate()  # its volumes and interfaces go with it
             made.state_reason.code, made.state_reason.message = code, f"{code}: {message}"
-            self._enter(made, "terminated")
+            if was == "running":
+                self._events.append((self.on_end, made))
 
     def move(self) -> None:
         """Let what is due happen, and tell of it: outside of the front's own lock."""
@@ -334,12 +337,9 @@ class MotoFront:
                 self._enter(made, state)
 
     def _enter(self, made: Any, state: str) -> None:
-        was = made._state.name
         made._state.name, made._state.code = state, {"running": 16, "terminated": 48}[state]
         if state == "running":
             self._events.append((self.on_running, made))
-        elif was == "running":
-            self._events.append((self.on_end, made))
 
     def _without_hidden(self, content: bytes) -> bytes:
         now_s = time.monotonic()

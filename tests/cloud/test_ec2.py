@@ -19,7 +19,7 @@ from libcloud.compute.drivers.ec2 import EC2NodeDriver
 
 from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_credentials import Keys
-from nodemanager.cloud.ec2_driver import READ_TRIES_MAX, Ec2Driver, endpoint_of
+from nodemanager.cloud.ec2_driver import READ_TRIES_MAX, Action, Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2_launch import Placement
 from nodemanager.facts import FailureKind
 from nodemanager.model import (
@@ -114,6 +114,7 @@ def test_every_call_is_a_signed_post_without_a_query(front: MotoFront, cloud: Ec
     cloud.destroy(created.provider_id)
     assert len(front.received) >= 7
     assert {(call.method, call.query) for call in front.received} == {("POST", "")}
+    assert front.calls.keys() <= set(Action)
     # The front refuses whatever it cannot verify; what it verified is version 4, for this region and service.
     assert all(f"/{REGION}/ec2/aws4_request" in call.headers["authorization"] for call in front.received)
 
@@ -534,6 +535,8 @@ def test_what_is_found_twice_in_a_row_is_deleted_and_said(front: MotoFront, clou
     assert set(cloud.sweep()) == set(left)
     assert what_there_is(front) == set()
     assert cloud.sweep() == ()
+    cloud.destroy(cloud.create(a_launch(), a_type()).provider_id)
+    assert front.calls.keys() == set(Action), "each action that the policy allows is made use of, and no other"
 
 
 def test_what_is_not_ours_or_is_in_use_or_may_be_soon_is_left_alone(front: MotoFront, cloud: Ec2Cloud) -> None:
