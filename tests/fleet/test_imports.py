@@ -29,7 +29,7 @@ INWARDS: dict[str, set[str]] = {
     "config": {"model", "notation", "ini", "settings", "credentials", "config_ec2"},
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
-    "cloud": {*VALUES, "ports", "notation", "config"},
+    "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
     "flux": {*VALUES, "ports", "notation", "config"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
     "app": {*VALUES, "ports", "messages", "fleet", "config", "logs", "actors", "cloud", "flux", "simulation"},
