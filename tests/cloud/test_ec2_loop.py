@@ -20,13 +20,14 @@ from nodemanager.actors.manager import Published
 from nodemanager.app import Outside, Service
 from nodemanager.cloud.libcloud_port import identity_in
 from nodemanager.cloud.providers import cloud_factory
+from nodemanager.cloud_test import USER_DATA, CloudTest, site_of_the_test
 from nodemanager.config import Site, load_site
 from nodemanager.model import CloudNode, CloudState, HasProperty, ProviderId, Rank, Shape, Slot
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.world import World
 from tests.cloud.moto_front import IMAGE, REGION, SECRETS, Fault, MotoFront
-from tests.contract.cloud_subjects import a_script
+from tests.contract.cloud_subjects import SystemClock, a_script
 
 TIME_SCALE = 20.0
 WAIT_S = 60.0  # of ours; a loop takes some seconds
@@ -46,7 +47,7 @@ endpoint = {endpoint}
 image = {image}
 call_timeout = 2m
 [Cloud Credentials]
-access_key_id = {key}
+access_key_id = ${{KEY}}
 secret_access_key = ${{SECRET}}
 [Limits]
 nodes_max = 6
@@ -77,6 +78,12 @@ market = spot
 properties = gpu
 slots = gpu[1-2]
 """
+
+
+def a_site(folder: Path, front: MotoFront) -> Site:
+    key, secret = next(iter(SECRETS.items()))
+    (folder / "site.ini").write_text(SITE.format(region=REGION, endpoint=front.url, image=IMAGE))
+    return load_site(folder / "site.ini", {"KEY": key, "SECRET": secret})
 
 
 def tags_of(thing: Any) -> dict[str, str]:
@@ -150,11 +157,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     front = MotoFront()
     front.boot_delay_s = 0.1
     front.stop_delay_s = 0.1
-    key, secret = next(iter(SECRETS.items()))
-    site = tmp_path / "site.ini"
-    site.write_text(SITE.format(region=REGION, endpoint=front.url, image=IMAGE, key=key))
-    site.chmod(0o600)
-    loop = Loop(load_site(site, {"SECRET": secret}), front)
+    loop = Loop(a_site(tmp_path, front), front)
     yield loop
     loop.close()
     front.close()
@@ -199,3 +202,16 @@ def test_an_instance_that_is_taken_away_under_its_job_is_replaced_and_swept_up_a
     loop.until(loop.all_went, "every instance to go")
     assert len(loop.front.instances()) == 2
     loop.until(lambda: not loop.front.backend.volumes, "the volume that was left to be swept up")
+
+
+def test_the_test_of_an_account_passes_on_ec2_and_leaves_nothing(tmp_path: Path) -> None:
+    front = MotoFront()
+    site = site_of_the_test(a_site(tmp_path, front))
+    port = cloud_factory(site, lambda *_: USER_DATA, SystemClock())()
+    said: list[str] = []
+    try:
+        CloudTest(site, port, SystemClock(), pause=lambda _: None, say=said.append).run()
+        assert len(front.instances()) == 1
+        assert not front.standing()
+    finally:
+        front.close()

@@ -329,7 +329,9 @@ def test_what_destroys_is_allowed_on_what_the_cluster_tagged_only() -> None:
     destroys = {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface", "ec2:ReleaseAddress"}
     for statement in the_policy()["Statement"]:
         if destroys & set(_listed(statement["Action"])):
-            assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/fnm:cluster": "lab"}}
+            assert statement["Condition"] == {
+                "StringEquals": {"aws:ResourceTag/fnm:cluster": ["lab", "lab-cloud-test"]}
+            }
 
 
 def _listed(value: object) -> list[str]:
