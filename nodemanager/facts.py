@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, ProviderId, UnreadableJob
+from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, Leftover, ProviderId, UnreadableJob
 
 
 class FailureKind(StrEnum):
@@ -159,10 +159,17 @@ class NodeDestroyed:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudCallFailed:
-    """``launch`` is None for a list, or for an instance that no launch owns."""
+class LeftoversRemoved:
+    """A sweep is over. What nodes of ours had left behind, and was deleted."""
 
-    operation: str  # "create", "list", "destroy"
+    leftovers: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCallFailed:
+    """``launch`` is None for a list, a sweep, or an instance that no launch owns."""
+
+    operation: str  # "create", "list", "destroy", "sweep"
     launch: LaunchId | None
     kind: FailureKind
     detail: str
@@ -184,5 +191,5 @@ FluxFact = (
     | LeaseEnded
     | FluxCallFailed
 )
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | CloudCallFailed
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
 Fact = FluxFact | CloudFact

@@ -14,6 +14,7 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -41,6 +42,7 @@ class Mode(StrEnum):
 class Provider(StrEnum):
     LOCAL = "local"
     SIMULATED = "simulated"
+    EC2 = "ec2"
 
 
 class Join(StrEnum):
@@ -158,6 +160,32 @@ def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
 
 
+def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
+    """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
+    pairs = []
+    for item in _comma_list(text):
+        zone, _, subnet = item.partition(":")
+        _require(zone and subnet)
+        pairs.append((zone, subnet))
+    zones = [zone for zone, _ in pairs]
+    if len(set(zones)) < len(zones):
+        twice = next(zone for zone in zones if zones.count(zone) > 1)
+        raise ValueError(f'zone "{twice}" has two subnets')
+    return tuple(pairs)
+
+
+def _endpoint(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(valid and "@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
+    return text
+
+
 def _properties(text: str) -> frozenset[str]:
     names = _comma_list(text)
     for name in names:
@@ -198,6 +226,10 @@ _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_ZoneSubnets = Annotated[
+    tuple[tuple[str, str], ...],
+    Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+]
 _Billing = Annotated[
     float,
     Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
@@ -244,6 +276,12 @@ class CloudSettings(Settings):
     image: _OptionalWord = ""
     network: _OptionalWord = ""
     zones: _Words = ()
+    region: _OptionalWord = ""
+    endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -264,6 +302,7 @@ class Timing(Settings):
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
     relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    sweep_s: _Period = Field(default=600.0, validation_alias="sweep")
     boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
     rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
     stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
@@ -289,7 +328,7 @@ class Simulation(Settings):
 
 
 class NodeSettings(Settings):
-    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones and network are those of the cloud."""
+    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones, network and the like the cloud's."""
 
     size: _OptionalWord = ""
     cores: _Positive
@@ -304,6 +343,10 @@ class NodeSettings(Settings):
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
 
     @property
     def billing(self) -> Billing:

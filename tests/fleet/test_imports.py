@@ -25,17 +25,18 @@ INWARDS: dict[str, set[str]] = {
     "ini": {"notation"},
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
-    "config": {"model", "notation", "ini", "settings", "credentials"},
+    "config_ec2": {"ini", "settings", "credentials", "model"},
+    "config": {"model", "notation", "ini", "settings", "credentials", "config_ec2"},
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
-    "cloud": {*VALUES, "ports", "notation"},
+    "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
     "flux": {*VALUES, "ports", "notation", "config"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
     "app": {*VALUES, "ports", "messages", "fleet", "config", "logs", "actors", "cloud", "flux", "simulation"},
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app"},
+    "cli": {"config", "logs", "flux", "app", "cloud"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
