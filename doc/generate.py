@@ -28,6 +28,7 @@ from nodemanager.settings import (
     Simulation,
     SiteSettings,
     Timing,
+    WebSettings,
     keys_of,
 )
 
@@ -40,6 +41,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Limits": Limits,
     "Timing": Timing,
     "Policy": Policy,
+    "Web": WebSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
 }
@@ -122,6 +124,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "queue_policy": "`fifo`: a job that cannot start holds up all behind it, as under sched-simple; no node is "
         "bought or kept for those. `backfill`: those behind it may go first.",
         "stop_lead": "How long before the end of a paid window an idle node is sent away.",
+    },
+    "Web": {
+        "listen": "Where status, control and the dashboard are served. `unix`: on the socket `web.sock` in "
+        "`state_dir`, which only its owner may use; a path is relative to the file's folder. `HOST:PORT`: on TCP, "
+        "for everybody who can reach it. `off`: nowhere, and the verbs that ask the service do not work.",
+        "token_file": "What those who steer must know. Made, readable by its owner only, where it is missing. "
+        "Relative to the file's folder; not given: `token` in `state_dir`.",
+        "hosts": "Names by which the service may be called over TCP, beside `localhost` and the address it listens "
+        "on. A request for another host is refused.",
+        "jobs_shown_to": "Whom the list of jobs is shown, and why each waits. `owner`: who uses the socket or has "
+        "the token; others see counts. `everybody`: everybody.",
     },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",

@@ -33,6 +33,7 @@ from nodemanager.settings import (
     Simulation,
     SiteSettings,
     Timing,
+    WebSettings,
     keys_of,
 )
 
@@ -40,7 +41,7 @@ __all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_sit
 
 _NODE = "Node "
 _LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
-_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Simulation")
+_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Web", "Simulation")
 
 _S = TypeVar("_S", bound=Settings)
 
@@ -68,6 +69,7 @@ class Site:
     limits: Limits
     timing: Timing
     policy: Policy
+    web: WebSettings
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
@@ -109,6 +111,7 @@ class _Loading:
         limits = self._section("Limits", Limits)
         timing = self._section("Timing", Timing)
         policy = self._section("Policy", Policy)
+        web = self._section("Web", WebSettings)
         simulation = self._section("Simulation", Simulation)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
@@ -120,7 +123,7 @@ class _Loading:
         )
         if cloud:
             self._faults += _of_the_provider(self._document, cloud, nodes)
-        if self._faults or not (site and flux and cloud and limits and timing and policy and simulation):
+        if self._faults or not (site and flux and cloud and limits and timing and policy and web and simulation):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
             path=self._document.file,
@@ -134,6 +137,7 @@ class _Loading:
             limits=limits,
             timing=timing,
             policy=policy,
+            web=self._web(web, state_dir),
             simulation=simulation,
             node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
@@ -191,6 +195,15 @@ class _Loading:
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
         return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+
+    def _web(self, web: WebSettings, state_dir: Path) -> WebSettings:
+        listen = web.listen
+        if listen == "unix":
+            listen = f"unix:{state_dir / 'web.sock'}"
+        elif listen.startswith("unix:"):
+            listen = f"unix:{_absolute(self._folder / listen.removeprefix('unix:'))}"
+        folder = self._folder if "token_file" in web.model_fields_set else state_dir
+        return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
 
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))

@@ -9,7 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, Leftover, ProviderId, UnreadableJob
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Job,
+    JobId,
+    Launch,
+    LaunchId,
+    Leftover,
+    Mark,
+    ProviderId,
+    Steering,
+    UnreadableJob,
+)
 
 
 class FailureKind(StrEnum):
@@ -63,10 +75,11 @@ class RanksStirred:
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """All ranks but the leader, from one look."""
+    """All ranks but the leader, from one look; and how many jobs the instance remembers as ended."""
 
     started_s: float
     ranks: tuple[FluxRank, ...]
+    jobs_ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +92,11 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and these are the launches on record."""
+    """We are the one that acts, and this is on record: launches, and what operators have set."""
 
     started_s: float
     launches: tuple[Launch, ...]
+    steering: Steering = Steering()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +139,65 @@ class LeaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCordoned:
+    """The rank takes no new job; ``rank`` is a look at it, asked after the answer."""
+
+    launch: LaunchId
+    started_s: float
+    rank: FluxRank
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringKept:
+    """What operators had set is on record."""
+
+    steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class FluxCallFailed:
     """An order to Flux was not carried out, or not surely so."""
 
     launches: tuple[LaunchId, ...]
     order: str
     why: str
+
+
+# --- from operators ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPlaced:
+    launch: LaunchId
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class RetirementAsked:
+    launch: LaunchId
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReleased:
+    """Neither held nor to be retired any more."""
+
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsPaused:
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsResumed:
+    pass
 
 
 # --- from the cloud ---------------------------------------------------------------------------------------
@@ -189,7 +256,11 @@ FluxFact = (
     | NodeUndrained
     | BrokerStopped
     | LeaseEnded
+    | NodeCordoned
+    | SteeringKept
+    | SteeringNotKept
     | FluxCallFailed
 )
+OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact
+Fact = FluxFact | CloudFact | OperatorFact

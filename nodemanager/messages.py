@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
+from nodemanager.fleet.policy import Policy
 from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -31,4 +32,11 @@ class Begin:
     cloud: Sequence[Mailbox[CloudOrder]]
 
 
-ManagerMessage = Begin | Tick | Fact
+@dataclass(frozen=True, slots=True)
+class UsePolicy:
+    """The site was read anew: decide by this from now on."""
+
+    policy: Policy
+
+
+ManagerMessage = Begin | Tick | UsePolicy | Fact

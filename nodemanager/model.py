@@ -315,6 +315,36 @@ class QueuePolicy(StrEnum):
     BACKFILL = "backfill"  # those behind it may go first: Fluxion, by its own queue policies
 
 
+# --- what operators set ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Who set something, and when."""
+
+    by: str
+    at: float
+
+
+def _no_marks() -> Mapping[LaunchId, Mark]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What operators have set, until they take it back: it outlives the manager, on record in the instance's KVS.
+
+    A node of ``holds`` is never stopped and gets no work; one of ``retirements`` goes as soon as nothing runs there.
+    """
+
+    holds: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
+    retirements: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
+    paused: Mark | None = None
+
+    def keeps_work_from(self, launch: LaunchId) -> bool:
+        return launch in self.holds or launch in self.retirements
+
+
 # --- what was decided and why -----------------------------------------------------------------------------
 
 Figure = str | int | float | Decimal | bool | tuple[str, ...]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason
+from collections.abc import Mapping
+
+from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason, Steering
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -39,6 +41,16 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CordonNode:
+    """Let the rank take no new job, and leave what runs there alone. ``text`` is what Flux shows as the reason."""
+
+    launch: LaunchId
+    rank: Rank
+    text: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class UndrainNode:
     launch: LaunchId
     rank: Rank
@@ -59,6 +71,20 @@ class EndLease:
 
     launch: Launch
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSteering:
+    """Put what operators have set on record."""
+
+    steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOnJobs:
+    """Show each job why it waits, where users look; None takes away what is shown."""
+
+    texts: Mapping[JobId, str | None]
 
 
 # --- to the cloud -----------------------------------------------------------------------------------------
@@ -103,5 +129,16 @@ class BootNode:
     reason: Reason
 
 
-FluxOrder = ClaimInstance | LookAtRanks | RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease
+FluxOrder = (
+    ClaimInstance
+    | LookAtRanks
+    | RecordLaunches
+    | DrainNode
+    | CordonNode
+    | UndrainNode
+    | StopBroker
+    | EndLease
+    | KeepSteering
+    | ShowOnJobs
+)
 CloudOrder = CreateNode | DestroyNode

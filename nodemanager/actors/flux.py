@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
@@ -15,24 +16,33 @@ from nodemanager.facts import (
     FluxUnreachable,
     LaunchesRecorded,
     LeaseEnded,
+    NodeCordoned,
     NodeDrained,
     NodeUndrained,
     RanksSeen,
+    SteeringKept,
+    SteeringNotKept,
 )
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.messages import Mailbox
-from nodemanager.model import LaunchId
+from nodemanager.model import FluxRank, LaunchId, Rank
 from nodemanager.orders import (
     ClaimInstance,
+    CordonNode,
     DrainNode,
     EndLease,
     FluxOrder,
+    KeepSteering,
     LookAtRanks,
     RecordLaunches,
+    ShowOnJobs,
     StopBroker,
     UndrainNode,
 )
 from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor
+
+
+Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease
 
 
 class FluxWorker(CrashOnlyActor):
@@ -55,8 +65,12 @@ class FluxWorker(CrashOnlyActor):
                 self._carry_out(message, (launch.id for launch in launches))
             case EndLease(launch=launch):
                 self._carry_out(message, [launch.id])
-            case DrainNode() | UndrainNode() | StopBroker():
+            case DrainNode() | CordonNode() | UndrainNode() | StopBroker():
                 self._carry_out(message, [message.launch])
+            case KeepSteering():
+                self._keep(message)
+            case ShowOnJobs():
+                self._show(message)
             case _:
                 assert_never(message)
 
@@ -66,27 +80,41 @@ class FluxWorker(CrashOnlyActor):
             if self._acts:
                 self._port.claim()
             launches = self._port.launches()
+            steering = self._port.steering()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches))
+            self._manager.tell(ClaimHeld(started_s, launches, steering))
 
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
             ranks = self._port.ranks()
+            jobs_ended = self._port.jobs_ended()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks))
+            self._manager.tell(RanksSeen(started_s, ranks, jobs_ended))
 
-    def _carry_out(
-        self,
-        order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease,
-        launches: Iterable[LaunchId],
-    ) -> None:
+    def _keep(self, order: KeepSteering) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._port.keep_steering(order.steering)
+        except FluxError as error:
+            self._manager.tell(SteeringNotKept(str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+        else:
+            self._manager.tell(SteeringKept(order.steering))
+
+    def _show(self, order: ShowOnJobs) -> None:
+        """A courtesy: one that fails is not tried again, and changes nothing."""
+        with suppress(FluxError):
+            self._port.show_on_jobs(order.texts)
+
+    def _carry_out(self, order: Effect, launches: Iterable[LaunchId]) -> None:
         started_s = self._clock.monotonic_s()
         try:
             self._manager.tell(self._effect(order))
@@ -95,13 +123,15 @@ class FluxWorker(CrashOnlyActor):
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease) -> FluxFact:
+    def _effect(self, order: Effect) -> FluxFact:
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode():
-                return self._drain(order)
+            case DrainNode(launch=launch, rank=rank):
+                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case CordonNode(launch=launch, rank=rank, text=text):
+                return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):
                 self._port.undrain(rank)
                 return NodeUndrained(launch)
@@ -116,11 +146,11 @@ class FluxWorker(CrashOnlyActor):
             case _:
                 assert_never(order)
 
-    def _drain(self, order: DrainNode) -> NodeDrained:
+    def _drained(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
         """Drain, and look again after the answer: between idle and drained a job may have begun."""
-        self._port.drain(order.rank, drain_text(order.launch))
+        self._port.drain(rank, text)
         started_s = self._clock.monotonic_s()
-        looked = {rank.rank: rank for rank in self._port.ranks()}
-        if order.rank not in looked:
-            raise FluxError(f"rank {order.rank} is not in the instance's resources")
-        return NodeDrained(order.launch, started_s, looked[order.rank])
+        looked = {seen.rank: seen for seen in self._port.ranks()}
+        if rank not in looked:
+            raise FluxError(f"rank {rank} is not in the instance's resources")
+        return started_s, looked[rank]

@@ -16,23 +16,31 @@ from nodemanager.facts import (
     ClaimRefused,
     CloudCallFailed,
     CloudListed,
+    DecisionsPaused,
+    DecisionsResumed,
     Fact,
     FluxCallFailed,
     FluxUnreachable,
+    HoldPlaced,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
+    NodeCordoned,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeReleased,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
     RanksSeen,
     RanksStirred,
+    RetirementAsked,
+    SteeringKept,
+    SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import sightings
+from nodemanager.fleet import sightings, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
@@ -67,6 +75,12 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
         case LeaseEnded():
             return _lease_ended(snapshot, fact.launch)
+        case NodeCordoned():
+            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact))
+        case SteeringKept() | SteeringNotKept():
+            return steering.kept(snapshot, fact)
+        case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
+            return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
         case CloudListed():
@@ -90,6 +104,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         now_s=tick.now_s,
         wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
+        keeper=_waited_for(snapshot.keeper, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
@@ -124,7 +139,8 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
     node = snapshot.nodes.get(launch)
     if node is None or not (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE)):
         return snapshot  # old news: it has been leased again
-    return replace(snapshot, nodes={id_: node for id_, node in snapshot.nodes.items() if id_ != launch})
+    nodes = {id_: node for id_, node in snapshot.nodes.items() if id_ != launch}
+    return steering.without(replace(snapshot, nodes=nodes), launch)
 
 
 def _recorded(node: Node) -> Node:
@@ -217,7 +233,8 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
             nodes[node.id] = replace(node, recorded=False)
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopted(launch, snapshot))
-    return replace(snapshot, claimed=True, claim=_fresh(snapshot.claim, fact.started_s), nodes=nodes)
+    claim = _fresh(snapshot.claim, fact.started_s)
+    return steering.read(replace(snapshot, claimed=True, claim=claim, nodes=nodes), fact.steering)
 
 
 def adopted(launch: Launch, snapshot: Snapshot) -> Node:
@@ -237,6 +254,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
 FAILED_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
+    "CordonNode": CallKind.DRAIN,
     "UndrainNode": CallKind.UNDRAIN,
     "StopBroker": CallKind.STOP_BROKER,
     "EndLease": CallKind.END_LEASE,

@@ -27,13 +27,14 @@ from nodemanager.orders import (
     BootNode,
     ClaimInstance,
     DestroyNode,
+    KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
     SweepCloud,
 )
 
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
 Action = BootNode | NodeAction
 
 
@@ -85,6 +86,9 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
         asks.append(LookAtRanks())
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
+    unkept = snapshot.steering != snapshot.steering_on_record
+    if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
+        asks.append(KeepSteering(snapshot.steering))
     return tuple(asks)
 
 
@@ -119,7 +123,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
-    return None
+    paused = snapshot.steering.paused
+    return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
 
 
 # --- settling ---------------------------------------------------------------------------------------------
@@ -161,7 +166,7 @@ def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[Nod
         room_for=layout.stuck,
         room_short=layout.room_short - leaving,
         live=sum(1 for node in nodes if node.costs) - leaving,
-        usable=sum(1 for node in nodes if node.state in supply.USABLE),
+        usable=sum(1 for node in nodes if node.state in supply.USABLE and not snapshot.steered(node)),
         creates_left=int(supply.create_credit(snapshot, policy)),
         blocked=layout.market.blocked,
         cloud_calls_left=policy.calls_in_flight_max - calls_under_way,
@@ -179,7 +184,9 @@ def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[Nod
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[BootNode, ...]:
     bought = layout.to_buy
     nodes = snapshot.nodes.values()
-    there = sum(1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING)) + len(bought)
+    there = len(bought) + sum(
+        1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING) and not snapshot.steered(node)
+    )
     while there < policy.nodes_min and isinstance(more := layout.market.cheapest(), Bin):
         bought += [more] if more.standing is Standing.NEW else []
         there += 1

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nodemanager.facts import CloudCallFailed, CloudListed, FailureKind, NodeDrained, RanksSeen
+from nodemanager.facts import (
+    CloudCallFailed,
+    CloudListed,
+    FailureKind,
+    NodeCordoned,
+    NodeDrained,
+    RanksSeen,
+)
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Source, Stray
-from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, because
+from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, Reason, because
 
 DRAIN_MARK = "flux-node-manager:"
 RETRY_S_MAX = 60.0
@@ -68,6 +75,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
         rank_of_slot={rank.host: rank.rank for rank in fact.ranks},
         nodes=nodes,
         stirred_s=stirred_s,
+        jobs_ended=fact.jobs_ended,
         changed_s=snapshot.now_s if ranks != snapshot.ranks else snapshot.changed_s,
         unsettled_s=unsettled_s(snapshot) if ranks != snapshot.ranks else snapshot.unsettled_s,
         flux=Source(seen_s=fact.started_s),
@@ -86,10 +94,17 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         # Ours, from before a restart: go on where it was left.
-        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=because("found_drained"))
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=_found_drained(node, snapshot))
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
     return _count_idleness(node, rank, snapshot)
+
+
+def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
+    mark = snapshot.steering.retirements.get(node.id)
+    if mark is not None:
+        return because("retired_by_operator", by=mark.by, since_at=mark.at)
+    return because("found_drained")
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -145,6 +160,13 @@ def drained(node: Node, fact: NodeDrained) -> Node:
     node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
     return _let_go(node, fact.started_s) if held else node
+
+
+def cordoned(node: Node, fact: NodeCordoned) -> Node:
+    node = answered(node, CallKind.DRAIN)
+    if fact.started_s < node.rank_seen_s:
+        return node
+    return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
 
 
 # --- the cloud --------------------------------------------------------------------------------------------

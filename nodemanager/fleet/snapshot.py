@@ -25,6 +25,7 @@ from nodemanager.model import (
     Rank,
     Reason,
     SlotName,
+    Steering,
     TypeName,
     UnreadableJob,
 )
@@ -126,6 +127,12 @@ class Snapshot:
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     stirred_s: float | None = None  # a look at the ranks is due since
 
+    jobs_ended: int = 0  # of all users, as far as the instance remembers
+
+    steering: Steering = Steering()  # what operators have set
+    steering_on_record: Steering = Steering()
+    keeper: Source = Source()  # of the call that puts it there
+
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
@@ -138,6 +145,10 @@ class Snapshot:
     blocks: Mapping[TypeName, Block] = field(default_factory=_empty)
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
+
+    def steered(self, node: Node) -> bool:
+        """Whether an operator keeps work from it."""
+        return self.steering.keeps_work_from(node.id)
 
     def calls_in_flight(self, *kinds: CallKind) -> int:
         return sum(1 for node in self.nodes.values() if node.call is not None and node.call.kind in kinds)

@@ -22,7 +22,8 @@ def room(snapshot: Snapshot, policy: Policy) -> list[Bin]:
     bins: dict[Rank, Bin] = {}
     for rank in snapshot.ranks.values():
         node = leases.get(rank.rank)
-        if rank.online and rank.schedulable and (node is None or node.state in USABLE):
+        takes_jobs = node is None or (node.state in USABLE and not snapshot.steered(node))
+        if rank.online and rank.schedulable and takes_jobs:
             bins[rank.rank] = _what_is_free(rank, policy)
     for node in leases.values():
         if node.launch.rank not in bins and (bin_ := _to_come(node, snapshot, policy)) is not None:
@@ -46,7 +47,7 @@ def _what_is_free(rank: FluxRank, policy: Policy) -> Bin:
 
 def _to_come(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
     node_type = policy.types.get(node.launch.type_name)
-    if node_type is None:
+    if node_type is None or snapshot.steered(node):
         return None
     place = (node.launch.slot, node.launch.rank)
     if node.state is NodeState.DRAINING and node.rank is not None and _may_be_kept(node, node.rank):

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from nodemanager.model import CloudNode, JobId, JobState, Launch, NodeType, Rank, Shape, Slot, SlotName
+from nodemanager.model import (
+    CloudNode,
+    JobId,
+    JobState,
+    Launch,
+    NodeType,
+    Rank,
+    Shape,
+    Slot,
+    SlotName,
+    Steering,
+)
 from nodemanager.ports import FluxError
 from nodemanager.simulation.flux_port import FluxFaults, SimulatedFluxPort
 from nodemanager.simulation.flux_watch import Follower, SimulatedFluxWatch
@@ -39,6 +50,8 @@ class SimulatedFlux:
     ) -> None:
         self.faults = FluxFaults()
         self.records: dict[SlotName, Launch] = {}
+        self.steering = Steering()
+        self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
         self._world = world
@@ -235,6 +248,7 @@ class SimulatedFlux:
                 self._jobs.lose(rank)
             self._down = True
             self.claimed_by = None
+            self.shown_on_jobs = {}
             self._lose_followers("rank 0 has stopped")
             self._world.after(down_s, lambda: self._come_back(rejoin_s))
 
@@ -263,6 +277,11 @@ class SimulatedFlux:
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> SimulatedFluxWatch:
         return SimulatedFluxWatch(self, self._world, probe_s=probe_s, relist_s=relist_s)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        active = set(self._jobs.active())
+        shown = {**self.shown_on_jobs, **texts}
+        self.shown_on_jobs = {job: text for job, text in shown.items() if text is not None and job in active}
 
     def drop_claim(self, token: str) -> None:
         """The manager's process died: the name it held is free."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, Launch, Rank
+from nodemanager.model import FluxRank, JobId, Launch, Rank, Steering
 from nodemanager.ports import FluxError, NotTheActor
 from nodemanager.simulation.world import World
 
@@ -85,6 +85,25 @@ class SimulatedFluxPort:
         holder = self._flux.records.get(launch.slot)
         if holder is not None and holder.id == launch.id:
             del self._flux.records[launch.slot]
+
+    # --- what operators have set ---
+
+    def steering(self) -> Steering:
+        return self._call(lambda: self._flux.steering)
+
+    def keep_steering(self, steering: Steering) -> None:
+        def keep() -> None:
+            self._flux.steering = steering
+
+        self._change(keep)
+
+    # --- jobs ---
+
+    def jobs_ended(self) -> int:
+        return self._call(lambda: self._flux.jobs_ended)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        self._change(lambda: self._flux.show_on_jobs(texts))
 
     # --- ranks ---
 

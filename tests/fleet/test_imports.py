@@ -21,7 +21,7 @@ INWARDS: dict[str, set[str]] = {
     "orders": {"model"},
     "ports": {"model", "facts"},
     "fleet": VALUES,
-    "messages": VALUES,
+    "messages": {*VALUES, "fleet"},
     "ini": {"notation"},
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
