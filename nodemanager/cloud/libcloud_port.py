@@ -94,6 +94,7 @@ class NodeRequest:
     client_token: str
     tags: Mapping[str, str]
     user_data: str
+    launch: Launch
 
 
 class LibcloudPort(ABC):
@@ -160,7 +161,9 @@ class LibcloudPort(ABC):
             TAG_SLOT: launch.slot,
             TAG_TYPE: node_type.name,
         }
-        return NodeRequest(f"{self._cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data)
+        return NodeRequest(
+            f"{self._cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch
+        )
 
     def _seen(self, node: Node) -> CloudNode:
         return CloudNode(
