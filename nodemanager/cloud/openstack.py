@@ -29,7 +29,7 @@ from nodemanager.model import CloudNode, CloudState, Launch, LaunchId, ProviderI
 from nodemanager.ports import Clock, CloudError
 
 _NAME_MAX_CHARS = 60  # it becomes the host name
-_QUOTA = re.compile(r"quota|maximum number|limit", re.IGNORECASE)
+_QUOTA = re.compile(r"quota|maximum number of (?!retries)|limit exceeded", re.IGNORECASE)
 _FORBIDDEN, _TOO_LARGE = 403, 413
 
 
@@ -133,7 +133,8 @@ class OpenStackCloud(PatientPort):
             raise
 
     def _tags(self, node: Node) -> Mapping[str, str]:
-        return node.extra["metadata"] or {}
+        metadata = node.extra["metadata"]
+        return metadata if isinstance(metadata, dict) else {}
 
     def _died_because(self, node: Node) -> str:
         if node.state != NodeState.ERROR:

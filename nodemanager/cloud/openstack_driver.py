@@ -22,6 +22,7 @@ from libcloud.compute.drivers.openstack import (
     OpenStack_2_NetworkConnection,
     OpenStack_2_NodeDriver,
 )
+from libcloud.utils.iso8601 import ParseError
 
 from nodemanager.cloud.transport import (
     PAGES_MAX,
@@ -34,7 +35,8 @@ from nodemanager.cloud.transport import (
 )
 
 _UNAUTHORIZED = 401
-_STUMBLES = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # what libcloud raises on foreign replies
+# What libcloud raises on foreign replies.
+_STUMBLES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,14 @@ SERVER = Path(__file__).with_name("server.py")
 WAIT_S = 60.0
 POLL_S = 0.1
 PASSWORD = "not-a-secret"
-FLAVOR = {"name": "local.small", "vcpus": 1, "ram": 64, "disk": 1}  # as the contract's node type asks for it
+# As the node type of the contract asks for it.
+FLAVOR = {
+    "id": "small",
+    "name": "local.small",
+    "vcpus": 1,
+    "ram": 64,
+    "disk": 1,
+}  # as the contract's node type asks for it
 
 
 def nova_python() -> Path:
@@ -40,9 +47,9 @@ def nova_python() -> Path:
 class Nova:
     """A running Nova. ``url`` is also its identity service's."""
 
-    def __init__(self, python: Path) -> None:
+    def __init__(self, python: Path, page: int = 1_000) -> None:
         self._process = subprocess.Popen(
-            [python, SERVER, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [python, SERVER, "0", str(page)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         atexit.register(self.stop)
         assert self._process.stdout is not None

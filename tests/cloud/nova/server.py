@@ -1,9 +1,10 @@
 """A real Nova on loopback, in one process: API, conductor, scheduler, placement, three hosts without a hypervisor.
 
-Run by the Python of an environment that has Nova in it (``bin/test --openstack`` makes one), never imported. It
-prints ``READY PORT``. Nova's own functional fixtures start it, and stand for the other services as far as Nova
-calls them; here is only what a client sees of those: tokens and a catalog, images and networks by name. A tenant
-calls with the roles ``reader`` and ``member``; ``X-Control`` makes a call an administrator's.
+``server.py PORT PAGE`` is run by the Python of an environment that has Nova in it (``bin/test --openstack`` makes
+one), never imported. It prints ``READY PORT``. PAGE is how many servers or flavors a list has at once. Nova's own
+functional fixtures start it, and stand for the other services as far as Nova calls them; here is only what a client
+sees of those: tokens and a catalog, images and networks by name. A tenant calls with the roles ``reader`` and
+``member``; ``X-Control`` makes a call an administrator's.
 
 ``POST /control`` turns what a test may turn: ``{"expire": true}`` ends all tokens, ``{"lose": n}`` carries out the
 next n creates and never answers, ``{"throttle": n}`` refuses the next n calls, ``{"status": s, "times": n}`` fails
@@ -197,6 +198,7 @@ class Serve(integrated_helpers._IntegratedTestBase):  # type: ignore[misc]
 
     def setUp(self) -> None:
         self.flags(compute_driver=self.compute_driver)
+        self.flags(max_limit=int(sys.argv[2]), group="api")
         super().setUp()
         for number in range(1, HOSTS):
             self._start_compute(f"host{number}")
