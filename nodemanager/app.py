@@ -22,8 +22,8 @@ from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
-from nodemanager.cloud.local import LocalCloud
-from nodemanager.config import Mode, Provider, Site, uuid_file
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config import Mode, Site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
@@ -157,28 +157,13 @@ def outside_of(site: Site) -> Outside:
     clock = SystemClock()
     flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
-    return Outside(clock, flux.port, lambda: _cloud(site, clock), watch, flux.close)
+    cloud = cloud_factory(site, lambda launch, node_type: _user_data(site, launch, node_type), clock)
+    return Outside(clock, flux.port, cloud, watch, flux.close)
 
 
 def _embedded(site: Site) -> Outside:
     simulated = embedded(site)
     return Outside(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
-
-
-def _cloud(site: Site, clock: Clock) -> CloudPort:
-    match site.cloud.provider:
-        case Provider.LOCAL:
-            return LocalCloud(
-                site.state_dir / "cloud",
-                site.cluster,
-                site.cluster_uuid,
-                lambda launch, node_type: _user_data(site, launch, node_type),
-                clock,
-                boot_delay_s=site.cloud.boot_delay_s,
-            )
-        case Provider.SIMULATED:
-            # Refused by the config: nodes that do not exist cannot join an instance that does.
-            raise ValueError("a simulated cloud has no nodes for a real Flux instance")
 
 
 def _user_data(site: Site, launch: Launch, node_type: NodeType) -> str:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
-from nodemanager import credentials
+from nodemanager import config_azure, config_gce, config_openstack, credentials
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -71,6 +71,7 @@ class Site:
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
+    nodes: Mapping[TypeName, NodeSettings]  # as written: what a provider needs beside a NodeType
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -117,6 +118,8 @@ class _Loading:
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
+        if cloud:
+            self._faults += _of_the_provider(self._document, cloud, nodes)
         if self._faults or not (site and flux and cloud and limits and timing and policy and simulation):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
@@ -134,6 +137,7 @@ class _Loading:
             simulation=simulation,
             node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
+            nodes=MappingProxyType(nodes),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -255,6 +259,21 @@ def _contradictions(
             if slot in taken:
                 yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
             taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+def _of_the_provider(
+    document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """What this provider needs, and another one does not."""
+    match cloud.provider:
+        case Provider.OPENSTACK:
+            yield from config_openstack.faults(document, cloud, nodes)
+        case Provider.GCE:
+            yield from config_gce.faults(document, cloud, nodes)
+        case Provider.AZURE:
+            yield from config_azure.faults(document, cloud, nodes)
+        case Provider.LOCAL | Provider.SIMULATED:
+            pass
 
 
 # --- what is allowed and hardly wanted --------------------------------------------------------------------

@@ -101,6 +101,14 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             ),
         ),
         networks={TypeName("cpu"): ""},
+        nodes={
+            TypeName("cpu"): NodeSettings(
+                cores=4,
+                memory_bytes=2**33,
+                price_per_hour=Decimal("0.25"),
+                slots=(SlotName("cpu1"), SlotName("cpu2"), SlotName("cpu3"), SlotName("cpu4")),
+            )
+        },
     )
 
 
@@ -400,7 +408,7 @@ slots = head
     faults = faults_of(tmp_path, text)
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
-        ": [Cloud] provider: must be given: local or simulated",
+        ": [Cloud] provider: must be given: local or simulated or openstack or gce or azure",
         ":1: stray: this must stand in a section",
         ":4: [Site] state_dir: the environment variable NOWHERE is not set",
         ":7: [Limits] nodes_max: this key is given at line 6 already",

@@ -94,7 +94,7 @@ class NodeRequest:
     client_token: str
     tags: Mapping[str, str]
     user_data: str
-    launch: Launch
+    zone: str = ""  # "" leaves it to the provider
 
 
 class LibcloudPort(ABC):
@@ -161,9 +161,8 @@ class LibcloudPort(ABC):
             TAG_SLOT: launch.slot,
             TAG_TYPE: node_type.name,
         }
-        return NodeRequest(
-            f"{self._cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch
-        )
+        name = f"{self._cluster}-{launch.slot}"
+        return NodeRequest(name, node_type, launch.client_token, tags, user_data, launch.zone)
 
     def _seen(self, node: Node) -> CloudNode:
         return CloudNode(

@@ -8,7 +8,6 @@ there is room shows only after the create was taken: a server that ends in ERROR
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 import time
 import uuid
@@ -21,23 +20,23 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.libcloud_port import NodeRequest, UserData
+from nodemanager.cloud.libcloud_port import TAG_LAUNCH, NodeRequest, UserData
+from nodemanager.cloud.names import launch_digest, unique_name
 from nodemanager.cloud.openstack_driver import Account, NovaDriver
 from nodemanager.cloud.patient_port import PatientPort, Sleep
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, Launch, LaunchId, ProviderId, TypeName
+from nodemanager.model import CloudNode, CloudState, LaunchId, ProviderId, TypeName
 from nodemanager.ports import Clock, CloudError
 
-_NAME_MAX_CHARS = 60  # it becomes the host name
 _QUOTA = re.compile(r"quota|maximum number of (?!retries)|limit exceeded", re.IGNORECASE)
 _FORBIDDEN, _TOO_LARGE = 403, 413
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a server gets beside its flavor and image."""
+    """What the servers of a node type get beside flavor and image."""
 
-    networks: Mapping[TypeName, tuple[str, ...]]  # each type's, by id or name; Nova takes no server without
+    networks: tuple[str, ...]  # by id or name; Nova takes no server without
     security_groups: tuple[str, ...] = ()
     key_name: str = ""
     config_drive: bool = False
@@ -49,7 +48,7 @@ class OpenStackCloud(PatientPort):
     def __init__(
         self,
         account: Account,
-        placement: Placement,
+        placements: Mapping[TypeName, Placement],
         cluster: str,
         cluster_uuid: str,
         user_data: UserData,
@@ -62,7 +61,7 @@ class OpenStackCloud(PatientPort):
         super().__init__(
             self.driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
         )
-        self._placement = placement
+        self._placements = placements
         self._ids: dict[tuple[str, str], str] = {}  # of flavors, images and networks, by kind and name
 
     def destroy(self, provider_id: ProviderId) -> None:
@@ -74,7 +73,7 @@ class OpenStackCloud(PatientPort):
 
     def _create_node(self, request: NodeRequest) -> Node:
         started_s = self._clock.monotonic_s()
-        made = self._made_already(request.launch)
+        made = self._made_already(LaunchId(request.tags[TAG_LAUNCH]))
         if made is not None:
             return made
         server = self._server(request)
@@ -86,33 +85,32 @@ class OpenStackCloud(PatientPort):
             # It exists: what is not known of it now, the next list will say.
             return Node(server_id, request.name, NodeState.PENDING, [], [], self.driver, extra=_extra(request.tags))
 
-    def _made_already(self, launch: Launch) -> Node | None:
-        tags = (cluster_tag(self._cluster), launch_tag(launch.id))
+    def _made_already(self, launch: LaunchId) -> Node | None:
+        tags = (cluster_tag(self._cluster), launch_tag(launch))
         for node in self._reading(lambda: self.driver.tagged_servers(tags)):
             identity = self._seen(node).identity
-            if identity and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch.id):
+            if identity and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch):
                 return node
         return None
 
     def _server(self, request: NodeRequest) -> dict[str, Any]:
         """The body of the create, everything looked up that the site has by name."""
-        node_type, launch, placement = request.node_type, request.launch, self._placement
-        zone = launch.zone or next(iter(node_type.zones), "")
+        node_type, launch = request.node_type, LaunchId(request.tags[TAG_LAUNCH])
+        placement = self._placements[node_type.name]
         wanted = {
-            "name": server_name(request.name, launch.id),
+            "name": unique_name(request.name, launch),
             "flavorRef": self._id("flavor", node_type.size, self.driver.flavor_id),
             "imageRef": self._id("image", node_type.image, self.driver.image_id),
             "networks": [
-                {"uuid": self._id("network", name, self.driver.network_id)}
-                for name in placement.networks[node_type.name]
+                {"uuid": self._id("network", name, self.driver.network_id)} for name in placement.networks
             ],
             "metadata": dict(request.tags),
-            "tags": [cluster_tag(self._cluster), launch_tag(launch.id)],
+            "tags": [cluster_tag(self._cluster), launch_tag(launch)],
             "user_data": base64.b64encode(request.user_data.encode()).decode("ascii"),
             "security_groups": [{"name": name} for name in placement.security_groups],
             "key_name": placement.key_name,
             "config_drive": placement.config_drive,
-            "availability_zone": zone,
+            "availability_zone": request.zone or next(iter(node_type.zones), ""),
         }
         return {key: value for key, value in wanted.items() if value or key == "networks"}
 
@@ -171,17 +169,7 @@ def cluster_tag(cluster: str) -> str:
 
 def launch_tag(launch: LaunchId) -> str:
     """The server tag of one launch."""
-    return f"fnm-launch-{_digest(launch)}"
-
-
-def server_name(name: str, launch: LaunchId) -> str:
-    """A name that no other launch has, fit for a host name."""
-    fit = re.sub(r"[^A-Za-z0-9-]+", "-", name).strip("-")
-    return f"{fit[: _NAME_MAX_CHARS - 10].rstrip('-')}-{_digest(launch)[:8]}"
-
-
-def _digest(launch: LaunchId) -> str:
-    return hashlib.sha256(launch.encode()).hexdigest()[:32]
+    return f"fnm-launch-{launch_digest(launch)}"
 
 
 def _extra(metadata: Mapping[str, str]) -> dict[str, object]:

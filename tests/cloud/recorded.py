@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,6 +55,7 @@ class Service:
     def __init__(self, url: str) -> None:
         self.url = url
         self.calls: list[Call] = []
+        self.on_call: Callable[[], None] = lambda: None
         self._replies: dict[tuple[str, str], list[Reply]] = {}
 
     def says(self, method: str, path: str, *replies: Reply) -> None:
@@ -65,6 +66,7 @@ class Service:
 
     def answer(self, call: Call) -> Reply:
         self.calls.append(call)
+        self.on_call()
         replies = self._replies.get((call.method, call.path))
         if not replies:
             return said({"itemNotFound": {"code": 404, "message": f"no {call.path}"}}, 404)

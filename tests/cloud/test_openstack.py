@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from nodemanager.cloud.openstack import OpenStackCloud, Placement, cluster_tag, launch_tag, server_name
+from nodemanager.cloud.names import unique_name
+from nodemanager.cloud.openstack import OpenStackCloud, Placement, cluster_tag, launch_tag
 from nodemanager.cloud.openstack_driver import Account
 from nodemanager.cloud.patient_port import READ_TRIES
 from nodemanager.facts import FailureKind
@@ -40,6 +41,9 @@ class ATime:
     def __init__(self) -> None:
         self.now_s = 0.0
 
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+
     def monotonic_s(self) -> float:
         return self.now_s
 
@@ -62,11 +66,11 @@ def nova() -> Iterator[Service]:
 
 
 def cloud_at(service: Service, clock: ATime | None = None, **changes: Any) -> OpenStackCloud:
-    placement = changes.pop("placement", Placement({TypeName("small"): ("private",)}))
+    placement = changes.pop("placement", Placement(("private",)))
     account = Account(service.url, "demo", "not-a-secret", project="demo", region="RegionOne")
     return OpenStackCloud(
         replace(account, **changes),
-        placement,
+        {TypeName("small"): placement},
         CLUSTER,
         CLUSTER_UUID,
         a_script,
@@ -80,7 +84,7 @@ def a_nova_type(**changes: Any) -> NodeType:
 
 
 def failure_of(cloud: OpenStackCloud, call: str = "list") -> CloudError:
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "create": lambda: cloud.create(a_launch(), a_type()),
         "list": cloud.list_nodes,
         "destroy": lambda: cloud.destroy(ProviderId(MADE)),
@@ -105,7 +109,7 @@ class TestWhatACreateAsksFor:
         (asked,) = nova.asked(*POST)
         assert asked.body == {
             "server": {
-                "name": server_name("ada-node-1", LaunchId("launch-1")),
+                "name": unique_name("ada-node-1", LaunchId("launch-1")),
                 "flavorRef": json.loads(recorded("openstack/flavors-page-4").body)["flavors"][-1]["id"],
                 "imageRef": IMAGE,
                 "networks": [{"uuid": NETWORK}],
@@ -125,9 +129,7 @@ class TestWhatACreateAsksFor:
         )
 
     def test_what_the_site_adds_is_in_it(self, nova: Service) -> None:
-        placement = Placement(
-            {TypeName("small"): (NETWORK, "private")}, ("default", "flux"), "key", config_drive=True
-        )
+        placement = Placement((NETWORK, "private"), ("default", "flux"), "key", config_drive=True)
         cloud_at(nova, placement=placement).create(a_launch(), a_nova_type(zones=("az1", "az2"), image=IMAGE))
         (asked,) = nova.asked(*POST)
         server = asked.body["server"]
@@ -146,7 +148,7 @@ class TestWhatACreateAsksFor:
         assert {call.headers.get("openstack-api-version") for call in asked} == {"compute 2.90"}
 
     def test_names_are_unlike_and_fit_for_hosts_whatever_a_slot_is_called(self) -> None:
-        names = [server_name(name, LaunchId(launch)) for name in ("-Ünï code_", "x" * 99, "a.b") for launch in "12"]
+        names = [unique_name(name, LaunchId(launch)) for name in ("-Ünï code_", "x" * 99, "a.b") for launch in "12"]
         assert len(set(names)) == len(names)
         assert all(len(name) <= 60 and name.replace("-", "").isalnum() and name.isascii() for name in names)
         assert all(name[0].isalnum() for name in names)
@@ -159,7 +161,7 @@ class TestWhatACreateAsksFor:
     def test_script_that_is_too_long_is_never_sent(self, nova: Service) -> None:
         cloud = OpenStackCloud(
             Account(nova.url, "demo", "not-a-secret", project="demo"),
-            Placement({TypeName("small"): ("private",)}),
+            {},
             CLUSTER,
             CLUSTER_UUID,
             lambda *_: "#" * 16_385,
@@ -194,7 +196,10 @@ class TestLookUp:
         [
             ("/v2.1/flavors", said({"flavors": []})),
             ("/image/v2/images", said({"images": []})),
-            ("/image/v2/images", said({"images": [{"id": "1", "name": "image"}, {"id": "2", "name": "image"}]})),
+            (
+                "/image/v2/images",
+                said({"images": [{"id": "1", "name": "ami-03cf127a"}, {"id": "2", "name": "ami-03cf127a"}]}),
+            ),
             ("/network/v2.0/networks", said({"networks": [{"id": "1", "name": "privateer"}]})),
         ],
     )
@@ -255,8 +260,7 @@ class TestNoSecondServer:
     def test_nothing_is_created_when_the_look_took_so_long_that_nobody_waits(self, nova: Service) -> None:
         clock = ATime()
         cloud = cloud_at(nova, clock)
-        answer = nova.answer
-        nova.answer = lambda call: (setattr(clock, "now_s", 61.0), answer(call))[1]  # type: ignore[method-assign]
+        nova.on_call = lambda: clock.pass_by(61.0)
         assert failure_of(cloud, "create").kind is FailureKind.TRANSIENT
         assert nova.asked(*POST) == []
 
@@ -481,7 +485,10 @@ class TestIdentity:
         path = {"list": LIST, "create": POST}[call]
         good = {"list": recorded("openstack/servers-none"), "create": recorded("openstack/server-created")}[call]
         nova.says(*path, recorded("openstack/unauthorized"), good)
-        {"list": cloud.list_nodes, "create": lambda: cloud.create(a_launch(), a_type())}[call]()
+        if call == "list":
+            cloud.list_nodes()
+        else:
+            cloud.create(a_launch(), a_type())
         assert len(nova.asked(*path)) == {"list": 3, "create": 2}[call]
 
     @pytest.mark.parametrize("call", ["list", "create", "destroy"])

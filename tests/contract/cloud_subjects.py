@@ -58,7 +58,7 @@ def a_type(name: str = "small") -> NodeType:
         price_per_hour=Decimal("0.10"),
         billing=Billing(window_s=3600),
         slots=(SlotName("node-1"), SlotName("node-2")),
-        image="image",
+        image="ami-03cf127a",  # one that moto has; the others take any
     )
 
 

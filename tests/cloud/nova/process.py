@@ -118,7 +118,7 @@ def openstack_cloud(nova: Nova, cluster: str, cluster_uuid: str, user_data: User
     """A port on it, for node types whatever they are called."""
     return OpenStackCloud(
         Account(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne"),
-        Placement(networks=defaultdict(lambda: ("private",))),
+        defaultdict(lambda: Placement(("private",))),
         cluster,
         cluster_uuid,
         user_data,

@@ -52,7 +52,7 @@ def record(nova: Nova, port: CloudPort) -> None:
         page += 1
         links = ask(f"flavors-page-{page}", "GET", flavors).get("flavors_links") or [{"href": ""}]
         flavors = links[0]["href"].removeprefix(nova.url)
-    ask("images", "GET", "/image/v2/images?name=image")
+    ask("images", "GET", "/image/v2/images?name=ami-03cf127a")
     ask("networks", "GET", "/network/v2.0/networks?name=private")
     ask("unauthorized", "GET", mine, **{"X-Auth-Token": "none"})
     ask("microversion-refused", "GET", mine, **{"OpenStack-API-Version": "compute 9.99"})

@@ -209,7 +209,7 @@ class Serve(integrated_helpers._IntegratedTestBase):  # type: ignore[misc]
         images = [
             {"id": image["id"], "name": image["name"], "status": "active"} for image in self.glance.images.values()
         ]
-        images.append({**images[0], "name": "image"})
+        images.append({**images[0], "name": "ami-03cf127a"})
         networks = [dict(self.neutron.network_1, subnets=[])]
         cloud = Cloud(self.api_fixture.app(), self.api_fixture.project_id, images, networks)
         with make_server("127.0.0.1", int(sys.argv[1]), cloud, Server, Handler) as server:
