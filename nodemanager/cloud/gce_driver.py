@@ -83,7 +83,8 @@ class _Connection(GCEConnection):
         named = {name: value for name, value in named.items() if name in ("timeout", "proxy_url")}
         # Not by way of Google's: it asks for a token at once, and begins in a thread that must not fail.
         ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, **named)  # type: ignore[no-untyped-call]
-        self.oauth2_credential = _Credential(self.user_id, self.key)
+        credential: Any = _Credential(user_id, key)
+        self.oauth2_credential = credential
         self.request_path = f"/compute/v1/projects/{project}"
         self.gce_params = None
 

@@ -9,11 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
+
+import libcloud
 
 DATA = Path(__file__).parents[1] / "data"
 SERVICE = "http://openstack.test"  # stands in recordings for the address of the service
+
+
+LIBCLOUDS = Path(libcloud.__file__).parent / "test" / "compute" / "fixtures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Call:
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
-    body: Any
+    body: Any  # what the JSON says, else the text
 
 
 LOST = Reply(0, lost=True)
@@ -47,6 +52,11 @@ def recorded(name: str, **changes: Any) -> Reply:
     kept = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     body = kept["body"]
     return Reply(kept["status"], json.dumps(body | changes) if body is not None else "", kept["headers"])
+
+
+def of_libcloud(name: str) -> Any:
+    """What a provider said once to those who test libcloud, as its wheel has it."""
+    return json.loads((LIBCLOUDS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 class Service:
@@ -74,11 +84,14 @@ class Service:
         return replace(reply, body=reply.body.replace(SERVICE, self.url))
 
 
+S = TypeVar("S", bound=Service)
+
+
 @contextmanager
-def a_service() -> Iterator[Service]:
+def a_service(kind: type[S]) -> Iterator[S]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
-        service = Service(f"http://127.0.0.1:{server.server_port}")
+        service = kind(f"http://127.0.0.1:{server.server_port}")
         setattr(server, "service", service)  # noqa: B010 - the handler meets nothing but its server
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
@@ -99,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urlsplit(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        body = json.loads(content) if content else None
+        is_json = "json" in self.headers.get("Content-Type", "")
+        body = json.loads(content) if content and is_json else content.decode()
         service: Service = getattr(self.server, "service")  # noqa: B009
         reply = service.answer(Call(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body))
         if reply.lost:

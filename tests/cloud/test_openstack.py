@@ -54,7 +54,7 @@ class ATime:
 @pytest.fixture
 def nova() -> Iterator[Service]:
     """A cloud where everything goes well: a list is empty, a create makes what was recorded."""
-    with a_service() as service:
+    with a_service(Service) as service:
         service.says(*TOKENS, recorded("openstack/token"))
         service.says(*LIST, recorded("openstack/servers-none"))
         service.says(*FLAVORS, *(recorded(f"openstack/flavors-page-{page}") for page in (1, 2, 3, 4)))
