@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,13 @@ class Nova:
         return reply.json() if reply.content else {}
 
 
-def openstack_cloud(nova: Nova, cluster: str, cluster_uuid: str, user_data: UserData) -> OpenStackCloud:
+def openstack_cloud(
+    nova: Nova, cluster: str, cluster_uuid: str, user_data: UserData, **changes: str | bool
+) -> OpenStackCloud:
     """A port on it, for node types whatever they are called."""
+    account = Account(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
     return OpenStackCloud(
-        Account(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne"),
+        replace(account, **changes),  # type: ignore[arg-type]
         defaultdict(lambda: Placement(("private",))),
         cluster,
         cluster_uuid,

@@ -1,4 +1,4 @@
-"""A real Nova on loopback, in one process: API, conductor, scheduler, placement, three hosts without a hypervisor.
+"""A real Nova on loopback, in one process: API, conductor, scheduler, placement, a host without a hypervisor.
 
 ``server.py PORT PAGE`` is run by the Python of an environment that has Nova in it (``bin/test --openstack`` makes
 one), never imported. It prints ``READY PORT``. PAGE is how many servers or flavors a list has at once. Nova's own
@@ -37,7 +37,6 @@ monkey_patch.patch()
 
 from nova.tests.functional import integrated_helpers  # noqa: E402
 
-HOSTS = 3
 USER, PASSWORD, PROJECT = "demo", "not-a-secret", "demo"
 APPLICATION_CREDENTIAL = ("application-credential", "not-a-secret-either")
 Reply = Callable[..., Any]
@@ -200,8 +199,6 @@ class Serve(integrated_helpers._IntegratedTestBase):  # type: ignore[misc]
         self.flags(compute_driver=self.compute_driver)
         self.flags(max_limit=int(sys.argv[2]), group="api")
         super().setUp()
-        for number in range(1, HOSTS):
-            self._start_compute(f"host{number}")
         warnings.resetwarnings()
         warnings.simplefilter("ignore")
 
