@@ -72,10 +72,21 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only.",
+        "Flux only. `openstack`, `gce`, `azure`: see [clouds/openstack.md](clouds/openstack.md), "
+        "[clouds/gce.md](clouds/gce.md), [clouds/azure.md](clouds/azure.md).",
         "image": FOR_PROVIDERS,
-        "network": FOR_PROVIDERS,
-        "zones": FOR_PROVIDERS,
+        "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
+        "zones": FOR_PROVIDERS + " `gce` tries them in their order; `openstack` and `azure` take one.",
+        "region": "For `openstack`: which of the catalog's; needed if there are several. For `azure`: the location.",
+        "security_groups": "For `openstack`: by name. Not given: the project's default one.",
+        "key_name": "For `openstack`: the key pair to log in by. Not given: none.",
+        "auth_url": "For `openstack`: the identity service.",
+        "microversion": "For `openstack`: of Nova's API.",
+        "config_drive": "For `openstack`: whether servers get their user-data from a drive, where the metadata "
+        "service cannot be reached.",
+        "project": "For `gce`: the project's id.",
+        "resource_group": "For `azure`: the one in which nodes are made.",
+        "ssh_public_key": "For `azure`: who may log in to a node, as `azureuser`.",
         "calls_in_flight_max": "Creates and destroys under way at once. Each has a thread of its own.",
         "creates_per_s": "The rate at which create calls are let out in the long run.",
         "creates_burst": "How many of them may go out together.",
@@ -130,13 +141,16 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "traffic.",
         "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
         "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": NOT_YET,
+        "market": "`spot` on `gce`: cheaper, and may be taken away. `openstack` and `azure` have none. The local and "
+        "the simulated cloud have one market.",
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,
+        "security_groups": OF_THE_CLOUD,
+        "key_name": OF_THE_CLOUD,
     },
 }
 
@@ -159,8 +173,10 @@ least one. A real Flux needs `head_address` too.
 CREDENTIALS = """\
 ## [Cloud Credentials]
 
-Free keys, for providers that ask who calls. Nothing uses them yet: the local and the simulated cloud ask nobody. A
-secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
+Who calls, for providers that ask. `openstack` takes `username`, `password` and `project`, or
+`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or neither;
+`azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated cloud ask
+nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
 name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
 itself only if nobody else can read that. No value of this section is printed anywhere.
 """
