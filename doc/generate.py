@@ -77,7 +77,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
         "zones": FOR_PROVIDERS + " `gce` tries them in their order; `openstack` and `azure` take one.",
-        "region": "For `openstack`: which of the catalog's; needed if there are several. For `azure`: the location.",
+        "region": "For `openstack`: needed if its catalog has several. For `azure`: the location.",
         "security_groups": "For `openstack`: by name. Not given: the project's default one.",
         "key_name": "For `openstack`: the key pair to log in by. Not given: none.",
         "auth_url": "For `openstack`: the identity service.",
@@ -141,8 +141,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "traffic.",
         "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
         "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": "`spot` on `gce`: cheaper, and may be taken away. `openstack` and `azure` have none. The local and "
-        "the simulated cloud have one market.",
+        "market": "`spot` on `gce`: cheaper, and may be taken away. `openstack` and `azure` have none. The local "
+        "and the simulated cloud have one market.",
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
@@ -174,10 +174,10 @@ CREDENTIALS = """\
 ## [Cloud Credentials]
 
 Who calls, for providers that ask. `openstack` takes `username`, `password` and `project`, or
-`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or neither;
-`azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated cloud ask
-nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
-name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
+`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or
+neither; `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated
+cloud ask nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can
+read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
 itself only if nobody else can read that. No value of this section is printed anywhere.
 """
 
