@@ -177,8 +177,8 @@ Who calls, for providers that ask. `openstack` takes `username`, `password` and 
 `application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or
 neither; `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated
 cloud ask nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can
-read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
-itself only if nobody else can read that. No value of this section is printed anywhere.
+read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may
+stand in the site itself only if nobody else can read that. No value of this section is printed anywhere.
 """
 
 LIFECYCLE_HEAD = """\

@@ -129,10 +129,10 @@ class AzureCloud(PatientPort):
         """Interfaces of ours that no machine has."""
         taken = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
         for interface in interfaces:
-            tags = interface.get("tags") or {}
+            tags = _tags_in(interface)
             lonely = str(interface.get("id")).lower() not in taken and not _machine_of(interface)
             if lonely and tags.get(TAG_CLUSTER) == self._cluster:
-                extra = {"tags": tags, "properties": {}}
+                extra = {"tags": tags}
                 name = str(interface.get("name"))
                 yield Node(name, name, NodeState.PENDING, [], [], self.driver, extra=extra)
 
@@ -140,7 +140,7 @@ class AzureCloud(PatientPort):
         started_s = self._clock.monotonic_s()
         launch = LaunchId(request.tags[TAG_LAUNCH])
         name = unique_name(request.name, launch)
-        made = self._made_already(name)
+        made = self._made_already(name, launch)
         if made is not None:
             return made
         self._still_awaited(started_s)
@@ -157,13 +157,18 @@ class AzureCloud(PatientPort):
                     self._delete(lambda: self.driver.delete_interface(interface))
             raise
 
-    def _made_already(self, name: str) -> Node | None:
+    def _made_already(self, name: str, launch: LaunchId) -> Node | None:
         try:
-            return self._reading(lambda: self._node(self.driver.machine(name)))
+            found = self._reading(lambda: self._node(self.driver.machine(name)))
         except CloudError as error:
             if error.kind is FailureKind.GONE:
                 return None
             raise
+        identity = self._seen(found).identity
+        if identity is None or (identity.cluster_uuid, identity.launch) != (self._cluster_uuid, launch):
+            # A put would change that machine, whosever it is.
+            raise CloudError(FailureKind.CONFIG, f"the resource group has another machine of the name {name}")
+        return found
 
     def _interface(self, request: NodeRequest) -> dict[str, Any]:
         subnet = self.driver.subnet_id(self._placements[request.node_type.name].network)
@@ -216,7 +221,7 @@ class AzureCloud(PatientPort):
                 [],
                 [],
                 self.driver,
-                extra={"tags": machine.get("tags") or {}, "properties": properties},
+                extra={"tags": _tags_in(machine)},
                 created_at=datetime.fromisoformat(created) if created else None,
             )
         except _STUMBLES as error:
@@ -261,6 +266,11 @@ def _interfaces_of(machine: Mapping[str, Any]) -> list[str]:
         return [str(it["id"]) for it in machine["properties"]["networkProfile"]["networkInterfaces"]]
     except _STUMBLES as error:
         raise foreign(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+
+
+def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
+    tags = found.get("tags")
+    return tags if isinstance(tags, dict) else {}
 
 
 def _machine_of(interface: Mapping[str, Any]) -> object:

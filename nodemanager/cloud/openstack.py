@@ -137,8 +137,9 @@ class OpenStackCloud(PatientPort):
     def _died_because(self, node: Node) -> str:
         if node.state != NodeState.ERROR:
             return ""
-        fault = node.extra.get("fault") or {}
-        return str(fault.get("message", "")).strip() or "in state ERROR, and no fault is shown"
+        fault = node.extra.get("fault")
+        message = fault.get("message") if isinstance(fault, dict) else None
+        return str(message or "").strip() or "in state ERROR, and no fault is shown"
 
     def _seen(self, node: Node) -> CloudNode:
         seen = super()._seen(node)

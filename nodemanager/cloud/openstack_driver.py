@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -45,7 +45,7 @@ class Account:
 
     auth_url: str
     user: str  # a user's name, or an application credential's id
-    secret: str
+    secret: str = field(repr=False)
     application_credential: bool = False
     project: str = ""
     user_domain: str = "Default"  # by name

@@ -164,11 +164,16 @@ class TestCreate:
         assert create(cloud_at(azure)).identity == IDENTITY
         assert azure.asked("PUT", MACHINE) == azure.asked("PUT", INTERFACE) == []
 
-    @pytest.mark.parametrize("variable", ["LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS"])
+    @pytest.mark.parametrize("tags", [None, [], {}, {**TAGS, "fnm:cluster-uuid": "another"}])
+    def test_machine_of_somebody_else_is_not_put_over(self, azure: Service, tags: object) -> None:
+        azure.says("GET", MACHINE, said(a_machine(tags=tags)))
+        assert failure_of(lambda: create(cloud_at(azure))).kind is FailureKind.CONFIG
+        assert azure.asked("PUT", MACHINE) == azure.asked("PUT", INTERFACE) == []
+
     def test_lost_reply_is_ambiguous_and_keeps_the_interface(
-        self, azure: Service, variable: str, monkeypatch: pytest.MonkeyPatch
+        self, azure: Service, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv(variable, "1")
+        monkeypatch.setenv("LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS", "1")
         azure.says("PUT", MACHINE, LOST)
         assert failure_of(lambda: create(cloud_at(azure))).kind is FailureKind.AMBIGUOUS
         assert len(azure.asked("PUT", MACHINE)) == 1

@@ -348,11 +348,11 @@ class TestFailedServers:
             ({"message": "Exceeded maximum number of retries. Exhausted all hosts"}, FailureKind.CAPACITY),
             ({"message": "Build of instance aborted: image is unacceptable"}, FailureKind.CAPACITY),
             (None, FailureKind.CAPACITY),
+            ("odd", FailureKind.CAPACITY),
+            ({"message": None}, FailureKind.CAPACITY),
         ],
     )
-    def test_fault_says_what_to_make_of_it(
-        self, nova: Service, fault: dict[str, str] | None, kind: FailureKind
-    ) -> None:
+    def test_fault_says_what_to_make_of_it(self, nova: Service, fault: object, kind: FailureKind) -> None:
         nova.says(*LIST, a_list(a_server(status="ERROR", fault=fault)))
         (failed,) = cloud_at(nova).list_nodes()
         assert (failed.state, failed.died_of) == (CloudState.FAILED, kind)
