@@ -108,13 +108,13 @@ class _Reply(EC2Response):
 
 class _Signed(EC2Connection):
     conn_class = _Http
-    responseCls = _Reply  # noqa: N815 - libcloud's name
+    responseCls = _Reply
 
 
 class Ec2Driver(EC2NodeDriver):
     """One account and region. ``sleep`` waits between two tries of a read; nothing else is tried again."""
 
-    connectionCls = _Signed  # noqa: N815 - libcloud's name
+    connectionCls = _Signed
 
     def __init__(
         self,

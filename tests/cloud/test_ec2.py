@@ -120,14 +120,14 @@ def test_every_call_is_a_signed_post_without_a_query(front: MotoFront, cloud: Ec
 
 
 def test_a_temporary_key_brings_its_session_token(front: MotoFront) -> None:
-    cloud = a_cloud_with(front, keys=replace(KEYS, session_token="a-session"))  # noqa: S106
+    cloud = a_cloud_with(front, keys=replace(KEYS, session_token="a-session"))
     assert cloud.list_nodes() == ()
     assert front.received[-1].headers["x-amz-security-token"] == "a-session"
     assert "x-amz-security-token" in front.received[-1].headers["authorization"]
 
 
 def test_a_wrong_secret_is_a_matter_of_credentials(front: MotoFront) -> None:
-    cloud = a_cloud_with(front, keys=replace(KEYS, secret_access_key="another"))  # noqa: S106
+    cloud = a_cloud_with(front, keys=replace(KEYS, secret_access_key="another"))
     assert failure_of(cloud.list_nodes).kind is FailureKind.CREDENTIALS
     assert failure_of(lambda: cloud.create(a_launch(), a_type())).kind is FailureKind.CREDENTIALS
 

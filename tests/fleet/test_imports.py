@@ -26,7 +26,21 @@ INWARDS: dict[str, set[str]] = {
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
     "config_ec2": {"ini", "settings", "credentials", "model"},
-    "config": {"model", "notation", "ini", "settings", "credentials", "config_ec2"},
+    "config_provider": {"model", "ini", "settings", "credentials"},
+    "config_openstack": {"ini", "settings", "config_provider"},
+    "config_gce": {"ini", "settings", "config_provider"},
+    "config_azure": {"ini", "settings", "config_provider"},
+    "config": {
+        "model",
+        "notation",
+        "ini",
+        "settings",
+        "credentials",
+        "config_ec2",
+        "config_openstack",
+        "config_gce",
+        "config_azure",
+    },
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
     "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
@@ -36,7 +50,9 @@ INWARDS: dict[str, set[str]] = {
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app", "cloud"},
+    "prices": {"model"},
+    "cloud_test": {*VALUES, "ports", "fleet", "config"},
+    "cli": {"ports", "config", "logs", "flux", "app", "cloud", "prices", "cloud_test"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
