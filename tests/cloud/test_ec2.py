@@ -32,7 +32,8 @@ from nodemanager.model import (
     TypeName,
 )
 from nodemanager.ports import CloudError
-from tests.cloud.moto_front import IMAGE, NAMESPACE, REGION, SECRETS, Fault, MotoFront
+from tests.cloud.moto_faults import Fault
+from tests.cloud.moto_front import IMAGE, NAMESPACE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import (
     CLUSTER,
     CLUSTER_UUID,
