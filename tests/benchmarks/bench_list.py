@@ -9,8 +9,7 @@ same process, the functions by which AWS ParallelCluster does the like for Slurm
 
 They parse the text of ``scontrol show nodes`` where we parse EC2's XML (theirs is parsed by boto3, and not counted
 here), and pair by the id of the instance. Each figure is the median of five runs, of the CPU time that one thread
-took: on a machine that does nothing else that is the time that passes. Only of the list over HTTP it is the time that
-passed.
+took: where nothing else runs, that is the time that passes. Only of the list over HTTP it is the time that passed.
 """
 
 from __future__ import annotations
