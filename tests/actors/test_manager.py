@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Manager
@@ -38,10 +39,9 @@ def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
     assert lister.told.count(SweepCloud()) == (1 if acts else 0)
 
 
-def test_what_was_swept_up_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_swept_up_is_said() -> None:
     manager = Manager(a_policy(), acts=True, publish=lambda _: None, fate=Fate())
     left = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LaunchId("cloud1-1"))
-    manager.on_receive(LeftoversRemoved((left,)))
-    said = capsys.readouterr().out
-    assert "removed" in said
-    assert "vol-1" in said
+    with capture_logs() as said:
+        manager.on_receive(LeftoversRemoved((left,)))
+    assert [(line["event"], line["what"], line["provider_id"]) for line in said] == [("removed", "volume", "vol-1")]
