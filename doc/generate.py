@@ -72,14 +72,21 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only. `openstack`, `gce`, `azure`: see [clouds/openstack.md](clouds/openstack.md), "
-        "[clouds/gce.md](clouds/gce.md), [clouds/azure.md](clouds/azure.md).",
+        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds/ec2.md](clouds/ec2.md), "
+        "[clouds/openstack.md](clouds/openstack.md), [clouds/gce.md](clouds/gce.md), "
+        "[clouds/azure.md](clouds/azure.md).",
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
-        "zones": FOR_PROVIDERS + " `gce` tries them in their order; `openstack` and `azure` take one.",
-        "region": "For `openstack`: needed if its catalog has several. For `azure`: the location.",
-        "security_groups": "For `openstack`: by name. Not given: the project's default one.",
-        "key_name": "For `openstack`: the key pair to log in by. Not given: none.",
+        "zones": FOR_PROVIDERS + " For `ec2`, unless given, those of `subnets`. `gce` tries them in their order; "
+        "`openstack` and `azure` take one.",
+        "region": "For `ec2` and `azure`: must be given. For `openstack`: if its catalog has several.",
+        "endpoint": "For `ec2`: where its API answers. Not given: the region's own.",
+        "subnets": "For `ec2`: the subnet that nodes are put into, for each zone. Not given: the zone's default "
+        "subnet.",
+        "security_groups": "For `ec2` by id, for `openstack` by name. Not given: the default one of the network, "
+        "or of the project.",
+        "key_name": "For `ec2` and `openstack`: the key pair to log in by. Not given: none.",
+        "instance_profile": "For `ec2`: the name or ARN of the role that nodes have. Not given: none.",
         "auth_url": "For `openstack`: the identity service.",
         "microversion": "For `openstack`: of Nova's API.",
         "config_drive": "For `openstack`: whether servers get their user-data from a drive, where the metadata "
@@ -106,6 +113,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "probe": "Flux is asked for news at least so often; so is the cloud while a node is on its way in or out.",
         "relist": "The queue and the cloud are read whole at least so often. A destroy is repeated at this pace "
         "until the node is gone.",
+        "sweep": "How often the provider is asked for what nodes left behind: volumes, interfaces, addresses. What "
+        "two sweeps in a row find is deleted; in mode `act` only.",
         "boot_timeout": "From the order of a node until its rank must be online. Then the node is given up.",
         "rejoin_timeout": "How long the broker of a node may be away before the node is given up.",
         "stale_after": "Nothing is decided on a source that has not answered for so long. Longer than `probe` and "
@@ -141,16 +150,18 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "traffic.",
         "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
         "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": "`spot` on `gce`: cheaper, and may be taken away. `openstack` and `azure` have none. The local "
-        "and the simulated cloud have one market.",
+        "market": "`spot` on `ec2` and `gce`: cheaper, and may be taken away. `openstack` and `azure` have none. "
+        "The local and the simulated cloud have one market.",
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,
+        "subnets": OF_THE_CLOUD,
         "security_groups": OF_THE_CLOUD,
         "key_name": OF_THE_CLOUD,
+        "instance_profile": OF_THE_CLOUD,
     },
 }
 
@@ -173,12 +184,13 @@ least one. A real Flux needs `head_address` too.
 CREDENTIALS = """\
 ## [Cloud Credentials]
 
-Who calls, for providers that ask. `openstack` takes `username`, `password` and `project`, or
-`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or
-neither; `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated
-cloud ask nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can
-read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may
-stand in the site itself only if nobody else can read that. No value of this section is printed anywhere.
+Who calls, for providers that ask. `ec2` takes `access_key_id`, `secret_access_key` and `session_token`;
+`openstack` takes `username`, `password` and `project`, or `application_credential_id` and
+`application_credential_secret`; `gce` takes `service_account` and `key`, or neither; `azure` takes `tenant_id`,
+`subscription_id`, `client_id` and `client_secret`; the local and the simulated cloud ask nobody. A secret is
+written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose name says
+that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site itself only
+if nobody else can read that. No value of this section is printed anywhere.
 """
 
 LIFECYCLE_HEAD = """\

@@ -119,6 +119,7 @@ def policy_of(site: Site) -> Policy:
         stale_after_s=site.timing.stale_after_s,
         probe_s=site.timing.probe_s,
         relist_s=site.timing.relist_s,
+        sweep_s=site.timing.sweep_s,
         absences=site.timing.absences,
         call_timeout_s=site.cloud.call_timeout_s,
         idle_confirmations=site.policy.idle_confirmations,

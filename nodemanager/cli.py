@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nodemanager import app, logs
+from nodemanager.cloud.providers import cautions
 from nodemanager.config import ConfigError, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
@@ -73,7 +74,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _warn(site: Site) -> None:
-    for warning in warnings(site):
+    for warning in (*warnings(site), *cautions(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
-from nodemanager import config_azure, config_gce, config_openstack, credentials
+from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -213,7 +213,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         properties=node.properties,
         market=node.market,
         image=node.image or cloud.image,
-        zones=node.zones or cloud.zones,
+        zones=config_ec2.zones_of(node) or config_ec2.zones_of(cloud),
     )
 
 
@@ -266,6 +266,8 @@ def _of_the_provider(
 ) -> Iterator[Fault]:
     """What this provider needs, and another one does not."""
     match cloud.provider:
+        case Provider.EC2:
+            yield from config_ec2.faults(document, cloud, nodes)
         case Provider.OPENSTACK:
             yield from config_openstack.faults(document, cloud, nodes)
         case Provider.GCE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nodemanager import model
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, ProviderId, UnreadableJob
+from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, Leftover, ProviderId, UnreadableJob
 
 FailureKind = model.FailureKind  # a node's death has one too, so it stands with the values
 
@@ -148,10 +148,17 @@ class NodeDestroyed:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudCallFailed:
-    """``launch`` is None for a list, or for an instance that no launch owns."""
+class LeftoversRemoved:
+    """A sweep is over. What nodes of ours had left behind, and was deleted."""
 
-    operation: str  # "create", "list", "destroy"
+    leftovers: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCallFailed:
+    """``launch`` is None for a list, a sweep, or an instance that no launch owns."""
+
+    operation: str  # "create", "list", "destroy", "sweep"
     launch: LaunchId | None
     kind: FailureKind
     detail: str
@@ -173,5 +180,5 @@ FluxFact = (
     | LeaseEnded
     | FluxCallFailed
 )
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | CloudCallFailed
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
 Fact = FluxFact | CloudFact

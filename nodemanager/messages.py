@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
-from nodemanager.orders import CloudOrder, FluxOrder, ListCloud
+from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
 
@@ -27,7 +27,7 @@ class Begin:
     """The brain's first message: whom it may give orders to."""
 
     flux: Mailbox[FluxOrder]
-    lister: Mailbox[ListCloud]
+    lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
 
 

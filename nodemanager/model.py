@@ -216,6 +216,24 @@ class CloudNode:
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
     died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
+    market: Market | None = None  # how it is paid for; None where the provider does not say
+
+
+class LeftoverKind(StrEnum):
+    """What may outlive the node that it was made for, and costs all the same."""
+
+    VOLUME = "volume"
+    INTERFACE = "interface"
+    ADDRESS = "address"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something of this cluster's at the provider that belongs to no node any more."""
+
+    kind: LeftoverKind
+    provider_id: ProviderId
+    launch: LaunchId
 
 
 class Overlay(StrEnum):

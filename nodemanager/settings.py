@@ -44,6 +44,7 @@ class Mode(StrEnum):
 class Provider(StrEnum):
     LOCAL = "local"
     SIMULATED = "simulated"
+    EC2 = "ec2"
     OPENSTACK = "openstack"
     GCE = "gce"
     AZURE = "azure"
@@ -182,6 +183,32 @@ def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
 
 
+def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
+    """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
+    pairs = []
+    for item in _comma_list(text):
+        zone, _, subnet = item.partition(":")
+        _require(zone and subnet)
+        pairs.append((zone, subnet))
+    zones = [zone for zone, _ in pairs]
+    if len(set(zones)) < len(zones):
+        twice = next(zone for zone in zones if zones.count(zone) > 1)
+        raise ValueError(f'zone "{twice}" has two subnets')
+    return tuple(pairs)
+
+
+def _endpoint(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(valid and "@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
+    return text
+
+
 def _properties(text: str) -> frozenset[str]:
     names = _comma_list(text)
     for name in names:
@@ -223,6 +250,10 @@ _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
 _Flag = Annotated[bool, Written("yes or no", _flag)]
+_ZoneSubnets = Annotated[
+    tuple[tuple[str, str], ...],
+    Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+]
 _Billing = Annotated[
     float,
     Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
@@ -270,8 +301,11 @@ class CloudSettings(Settings):
     network: _OptionalWord = ""
     zones: _Words = ()
     region: _OptionalWord = ""
+    endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
+    subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
     key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
     auth_url: Annotated[str, Written('an address such as "https://cloud.example:5000/v3"', _url)] = ""
     microversion: Annotated[str, Written('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
     config_drive: _Flag = False
@@ -298,6 +332,7 @@ class Timing(Settings):
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
     relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    sweep_s: _Period = Field(default=600.0, validation_alias="sweep")
     boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
     rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
     stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
@@ -338,8 +373,10 @@ class NodeSettings(Settings):
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""
+    subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
     key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
 
     @property
     def billing(self) -> Billing:

@@ -230,7 +230,7 @@ def test_every_example_loads_without_a_warning(example: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {"local.ini", "embedded.ini"} <= {path.name for path in EXAMPLES.glob("*.ini")}
+    assert {"local.ini", "embedded.ini", "ec2.ini"} <= {path.name for path in EXAMPLES.glob("*.ini")}
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ slots = head
     faults = faults_of(tmp_path, text)
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
-        ": [Cloud] provider: must be given: local or simulated or openstack or gce or azure",
+        f": [Cloud] provider: must be given: {' or '.join(Provider)}",
         ":1: stray: this must stand in a section",
         ":4: [Site] state_dir: the environment variable NOWHERE is not set",
         ":7: [Limits] nodes_max: this key is given at line 6 already",

@@ -15,7 +15,16 @@ import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
-from nodemanager.facts import CloudCallFailed, Fact, FluxCallFailed, NodeCreated, NodeDestroyed, QueueSeen, Tick
+from nodemanager.facts import (
+    CloudCallFailed,
+    Fact,
+    FluxCallFailed,
+    LeftoversRemoved,
+    NodeCreated,
+    NodeDestroyed,
+    QueueSeen,
+    Tick,
+)
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.layout import SERVED_BY
 from nodemanager.fleet.observe import at, observe
@@ -35,6 +44,7 @@ from nodemanager.orders import (
     LookAtRanks,
     RecordLaunches,
     StopBroker,
+    SweepCloud,
     UndrainNode,
 )
 
@@ -95,6 +105,9 @@ class Manager(CrashOnlyActor):
         match fact:
             case CloudCallFailed(operation=operation, kind=kind, detail=why):
                 self._log.warning("cloud_call_failed", operation=operation, kind=str(kind), why=why)
+            case LeftoversRemoved(leftovers=leftovers):
+                for left in leftovers:
+                    self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
             case FluxCallFailed(order=order, launches=launches, why=why):
                 self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
@@ -131,6 +144,9 @@ class Manager(CrashOnlyActor):
                     addresses.flux.tell(ask)
                 case ListCloud():
                     addresses.lister.tell(ask)
+                case SweepCloud():
+                    if self._acts:
+                        addresses.lister.tell(ask)
                 case _:
                     assert_never(ask)
         self._snapshot = asked(self._snapshot, made, self._policy)

@@ -294,7 +294,7 @@ class OpenStackSubject(CloudSubject):
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
         if identity is None:
-            _lacks("list what does not carry our cluster's tag")
+            return self.nova.add_untagged()
         theirs = openstack_cloud(self.nova, identity.cluster, identity.cluster_uuid, a_script)
         launch = a_launch("theirs", identity.slot, identity.type_name)
         return theirs.create(launch, a_type(identity.type_name)).provider_id
@@ -329,8 +329,16 @@ def a_simulated_subject(_: Path) -> CloudSubject:
     return SimulatedSubject(world, cloud.SimulatedProvider(world))
 
 
+def an_ec2_subject(_: Path) -> CloudSubject:
+    pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
+    from tests.contract.ec2_subject import Ec2Subject  # noqa: PLC0415 - moto takes its time to import
+
+    return Ec2Subject()
+
+
 SUBJECTS: dict[str, Built] = {
     "local": LocalSubject,
     "simulated": a_simulated_subject,
+    "ec2": an_ec2_subject,
     "openstack": OpenStackSubject,
 }
