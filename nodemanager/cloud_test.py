@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeVar
 
-from nodemanager.config import Site
+from nodemanager.config import Provider, Site
 from nodemanager.facts import FailureKind
 from nodemanager.fleet.billing import cost
 from nodemanager.model import CloudNode, CloudState, Launch, LaunchId, NodeType, ProviderId, Rank, SlotName
@@ -26,9 +26,14 @@ _CLUSTER_MAX_CHARS = 32
 _SUFFIX = "-cloud-test"
 _OVER = (CloudState.TERMINATED,)
 
+# A machine ends by itself, should nobody be left to end it. A process of this machine must not try that: it would
+# turn this machine off.
 USER_DATA = f"""#!/bin/sh
 # A test of flux-node-manager: does nothing, and ends by itself.
 shutdown -h +{LIFE_MAX_MIN} || (sleep {LIFE_MAX_MIN * 60} && poweroff) &
+"""
+USER_DATA_OF_A_PROCESS = f"""#!/bin/sh
+exec sleep {LIFE_MAX_MIN * 60}
 """
 
 Say = Callable[[str], None]
@@ -37,6 +42,11 @@ _T = TypeVar("_T")
 
 class CloudTestFailed(Exception):
     """A promise of the port that the provider did not keep, in words."""
+
+
+def user_data(site: Site) -> str:
+    """What the node runs: nothing, and its own end after half an hour."""
+    return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
 
 
 def site_of_the_test(site: Site) -> Site:
@@ -49,8 +59,8 @@ def site_of_the_test(site: Site) -> Site:
 class CloudTest:
     """One run. ``site`` is that of :func:`site_of_the_test`, and ``port`` was made for it.
 
-    ``pause`` waits that many seconds; ``repeatable``: whether the provider takes a token that makes a create safe
-    to repeat. ``run`` raises :class:`CloudTestFailed` or ``CloudError`` once it has cleaned up.
+    ``pause`` waits that many seconds. ``run`` raises :class:`CloudTestFailed` or ``CloudError`` once it has
+    cleaned up.
     """
 
     site: Site
@@ -58,7 +68,6 @@ class CloudTest:
     clock: Clock
     pause: Callable[[float], None]
     say: Say
-    repeatable: bool = True
     keep: bool = False
     wait_max_s: float = 900.0
     _made_s: float | None = field(default=None, init=False)
@@ -104,12 +113,7 @@ class CloudTest:
             self._wait_for("the node in the list", lambda: self._listed(created.provider_id))
         with self._step("running"):
             self._wait_for("the node running", lambda: self._state(created.provider_id) is CloudState.RUNNING)
-        if not self.repeatable:
-            self.say(
-                "  --            the provider has no tokens: the service looks by tag before it repeats a create"
-            )
-            return
-        with self._step("create again with the same token: the same node"):
+        with self._step("created again by the same launch: the same node"):
             again = self.port.create(self.launch, self.node_type)
             if again.provider_id != created.provider_id:
                 raise CloudTestFailed(f"a second node came: {again.provider_id} beside {created.provider_id}")

@@ -31,8 +31,8 @@ class Verdict(StrEnum):
     DEARER = "dearer than the table"
     CHEAPER = "cheaper than the table"
     MISSING = "not in the table"
-    ZERO = "0 in the table, which is no price"
-    SPOT = "spot: no table has its price"
+    ZERO = "0 in the table: no price"
+    SPOT = "spot: in no table"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from nodemanager.cloud_test import USER_DATA, CloudTest, CloudTestFailed, site_of_the_test
-from nodemanager.config import Site, load_site
+from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
+from nodemanager.config import Provider, Site, load_site
 from nodemanager.facts import FailureKind
 from nodemanager.model import CloudNode, CloudState, Launch, NodeType
 from nodemanager.ports import CloudError
@@ -52,7 +52,6 @@ class Account:
     site: Site
     faults: CloudFaults = field(default_factory=CloudFaults)
     said: list[str] = field(default_factory=list)
-    repeatable: bool = True
     keep: bool = False
     at_pause: Callable[[int], None] = lambda _: None
 
@@ -74,7 +73,7 @@ class Account:
     def test(self) -> CloudTest:
         site = site_of_the_test(self.site)
         port = self.provider.port(site.cluster, site.cluster_uuid)
-        return CloudTest(site, port, self, self.pause, self.said.append, self.repeatable, self.keep)
+        return CloudTest(site, port, self, self.pause, self.said.append, self.keep)
 
     def standing(self) -> list[CloudNode]:
         return [node for node in self.provider.nodes() if node.state is not CloudState.TERMINATED]
@@ -94,7 +93,7 @@ def test_a_sound_account_passes_every_step_and_keeps_nothing(account: Account) -
         "create",
         "listed, with its tags",
         "running",
-        "create again with the same token: the same node",
+        "created again by the same launch: the same node",
         "destroyed, and seen gone",
     ]
     assert account.standing() == []
@@ -117,25 +116,17 @@ def test_no_service_takes_the_node_for_its_own(account: Account) -> None:
 
 def test_a_lost_reply_is_looked_for_and_the_node_destroyed(account: Account) -> None:
     account.faults.p_lost_reply = 1.0
-    account.repeatable = False
     account.at_pause = lambda _: setattr(account.faults, "p_lost_reply", 0.0)
     account.test().run()
     assert any("the reply was lost" in line for line in account.said)
     assert account.standing() == []
 
 
-def test_a_provider_whose_token_makes_a_second_node_fails_and_both_are_destroyed(account: Account) -> None:
+def test_a_launch_that_makes_a_second_node_fails_and_both_are_destroyed(account: Account) -> None:
     account.faults.idempotent = False
     with pytest.raises(CloudTestFailed, match="a second node came"):
         account.test().run()
     assert account.standing() == []
-
-
-def test_a_provider_without_tokens_is_not_asked_twice(account: Account) -> None:
-    account.faults.idempotent = False
-    account.repeatable = False
-    account.test().run()
-    assert any("no tokens" in line for line in account.said)
 
 
 def test_a_refused_create_is_an_error_and_leaves_nothing(account: Account) -> None:
@@ -211,9 +202,16 @@ def _any_type(account: Account) -> NodeType:
     return account.site.node_types[0]
 
 
-def test_the_script_is_good_shell_and_turns_the_node_off() -> None:
-    subprocess.run(["sh", "-n"], input=USER_DATA, text=True, check=True)
-    assert "shutdown -h +30" in USER_DATA
+@pytest.mark.parametrize("provider", [it for it in Provider if it is not Provider.LOCAL])
+def test_the_script_is_good_shell_and_turns_the_node_off(account: Account, provider: Provider) -> None:
+    site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": provider}))
+    subprocess.run(["sh", "-n"], input=user_data(site), text=True, check=True)
+    assert "shutdown -h +30" in user_data(site)
+
+
+def test_a_node_that_is_a_process_of_this_machine_does_not_turn_the_machine_off(account: Account) -> None:
+    site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": Provider.LOCAL}))
+    assert not {"shutdown", "poweroff", "halt", "reboot"} & set(user_data(site).split())
 
 
 def test_the_launch_names_the_test(account: Account) -> None:
