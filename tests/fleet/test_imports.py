@@ -50,7 +50,9 @@ INWARDS: dict[str, set[str]] = {
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app", "cloud"},
+    "cloud_test": {"model", "facts", "ports", "fleet", "config"},
+    "prices": {"model"},
+    "cli": {"config", "logs", "flux", "ports", "app", "cloud", "cloud_test", "prices"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
