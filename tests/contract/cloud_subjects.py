@@ -294,7 +294,7 @@ class OpenStackSubject(CloudSubject):
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
         if identity is None:
-            _lacks("list what does not carry our cluster's tag")
+            return self.nova.add_untagged()
         theirs = openstack_cloud(self.nova, identity.cluster, identity.cluster_uuid, a_script)
         launch = a_launch("theirs", identity.slot, identity.type_name)
         return theirs.create(launch, a_type(identity.type_name)).provider_id

@@ -21,6 +21,7 @@ from nodemanager.app import SystemClock
 from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.cloud.openstack import OpenStackCloud, Placement
 from nodemanager.cloud.openstack_driver import Account
+from nodemanager.model import ProviderId
 
 ROOT = Path(__file__).parents[3]
 SERVER = Path(__file__).with_name("server.py")
@@ -93,6 +94,13 @@ class Nova:
         """Let the scheduler use all hosts ("enable") or none ("disable")."""
         for service in self.administer("GET", "/os-services?binary=nova-compute")["services"]:
             self.administer("PUT", f"/os-services/{change}", {"host": service["host"], "binary": "nova-compute"})
+
+    def add_untagged(self) -> ProviderId:
+        """Somebody else's server in the same project."""
+        image = self._call("GET", "/image/v2/images")["images"][0]["id"]
+        network = self._call("GET", "/network/v2.0/networks")["networks"][0]["id"]
+        server = {"name": "x", "flavorRef": FLAVOR["id"], "imageRef": image, "networks": [{"uuid": network}]}
+        return ProviderId(self.administer("POST", "/servers", {"server": server})["server"]["id"])
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + WAIT_S
