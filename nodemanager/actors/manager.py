@@ -6,7 +6,6 @@ facts that come together are planned for together, and time alone moves things t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -17,11 +16,11 @@ from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
 from nodemanager.facts import CloudCallFailed, Fact, FluxCallFailed, NodeCreated, NodeDestroyed, QueueSeen, Tick
 from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.layout import SERVED_BY
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.messages import Begin, ManagerMessage
 from nodemanager.model import Launch
 from nodemanager.orders import (
@@ -188,7 +187,7 @@ class Manager(CrashOnlyActor):
 
     def _say_who_waits(self, made: Plan) -> set[str]:
         """Log how many jobs wait, by what stands in their way, whenever that changes."""
-        waiting = Counter(reason.code for reason in made.jobs.values() if reason.code not in ON_ITS_WAY)
+        waiting = {code: count for code, count in made.waiting().items() if code not in ON_ITS_WAY}
         line = f"waiting {sorted(waiting.items())}"
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)

@@ -6,16 +6,18 @@ comes is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
-from typing import assert_never
+from typing import assert_never, cast
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
-from nodemanager.model import Call, CallKind, Launch, NodeState
+from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.orders import (
     BootNode,
     ClaimInstance,
@@ -61,7 +63,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
 
 def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """After the plan's actions were ordered."""
-    nodes = dict(snapshot.nodes)
+    changed: dict[LaunchId, Node] = {}
+    nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
     strays = dict(snapshot.strays)
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
@@ -87,8 +90,7 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case _:
                 assert_never(action)
     return replace(
-        snapshot,
-        nodes=nodes,
+        with_nodes(snapshot, changed),
         strays=strays,
         create_credit=credit,
         create_credit_s=snapshot.now_s,

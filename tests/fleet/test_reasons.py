@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.fleet.snapshot import Node, Scope, Snapshot
 from nodemanager.model import (
     CallKind,
     CloudState,
@@ -193,7 +193,13 @@ def _settling(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
-    """The ranks that are named for a job suit it, and are not more than it asks for."""
+    """The ranks that are named for a job suit it, and are not more than it asks for.
+
+    The scheduler counts no cores where a job takes nodes whole: it starts on any that is free and is up.
+    """
+    shape = job.shape
+    if shape.exclusive:
+        job = replace(job, shape=replace(shape, cores_per_slot=1))
     named = [rank for rank in case.snapshot.ranks.values() if rank.host in figures["nodes"]]
     assert 0 < len(named) == len(figures["nodes"]) <= (job.shape.nodes or job.shape.slots)
     for rank in named:
@@ -213,7 +219,7 @@ def _fits_on_a_node_that_is_up(case: Case, job: Job, figures: Figures) -> None:
         assert not (job.shape.exclusive and rank.allocated)
         node = _node_of(case, rank)
         assert node is None or DrainNode not in case.orders_for(node)
-        assert rank.cores_free >= job.shape.cores_per_slot
+        assert job.shape.exclusive or rank.cores_free >= job.shape.cores_per_slot
 
 
 def _node_kept_for_it(case: Case, job: Job, figures: Figures) -> None:
@@ -342,7 +348,7 @@ def _creating(case: Case, node: Node, figures: Figures) -> None:
 def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
-    block = case.snapshot.blocks.get(node.launch.type_name)
+    block = case.snapshot.blocks.get(Scope(node.launch.type_name))
     of_its_type = block is not None and block.until_s > case.now_s
     assert case.orders_for(node) == ([EndLease] if of_its_type else [])
     assert figures["until_s"] > case.now_s
