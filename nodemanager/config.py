@@ -210,6 +210,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         market=node.market,
         image=node.image or cloud.image,
         zones=node.zones or cloud.zones,
+        spares=node.spares,
     )
 
 

@@ -112,7 +112,9 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
     if event is not None and not _there_already(node, event):
         node = move(node, event, snapshot.now_s)
     if isinstance(order, DrainNode):
-        node = replace(node, retiring=order.reason, drained_s=None, broker_told_s=None)
+        again = node.retired_s is not None and node.retiring is not None
+        retired_s = node.retired_s if again else snapshot.now_s
+        node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
     if isinstance(order, UndrainNode):
         node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
     return _call(node, kind, snapshot, policy)
@@ -133,6 +135,7 @@ def _found(launch: Launch, snapshot: Snapshot) -> Node:
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
     return replace(
         _leased(launch, snapshot),
+        adopted=True,
         requested_s=snapshot.now_s - age_s,
         create_sent_s=snapshot.now_s,
         known_s=snapshot.now_s,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
-from nodemanager.fleet import obstacles, supply
+from nodemanager.fleet import measured, obstacles, supply
 from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.fleet.demand import Demand, demand
 from nodemanager.fleet.line import BatchKey, line_of, up_to
@@ -153,8 +153,10 @@ class _Maker:
         for priority in sorted({key.priority for key in self.batches}, reverse=True):
             ids = self._waiting_at(priority, end)
             low, high = 0, len(ids)  # so many of them can be served; and so many perhaps
+            step = 1  # in growing steps first: at a limit the answer is often 0
             while low < high:
-                middle = (low + high + 1) // 2
+                middle = min(low + step, (low + high + 1) // 2)
+                step *= 4
                 tried = self._shelf_to((-priority, ids[middle] if middle < len(ids) else 2**63))
                 low, high, shelf = (middle, high, tried) if tried is not None else (low, middle - 1, shelf)
             while low < len(ids):
@@ -301,7 +303,7 @@ class _Maker:
         """What a node costs for as long as a job may run. Among equals the fewest nodes: each costs a hair more."""
 
         def cost(offer: Offer, span_s: float) -> int:
-            boot_s = supply.boot_s(self.snapshot, offer.node_type.name) or 0.0
+            boot_s = measured.boot_s(self.snapshot, offer.node_type.name) or 0.0
             billed_s = SECONDS_PER_HOUR if span_s == inf else paid_s(offer.node_type.billing, boot_s + span_s)
             return self._price(offer) * int(billed_s) + 1
 

@@ -31,7 +31,7 @@ from nodemanager.facts import (
     RanksStirred,
     Tick,
 )
-from nodemanager.fleet import sightings
+from nodemanager.fleet import measured, sightings
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -249,6 +249,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
         state=NodeState.REQUESTED,
         since_s=snapshot.now_s,
         requested_s=snapshot.now_s - age_s,
+        adopted=True,
         recorded=True,
         create_sent_s=snapshot.now_s,
         known_s=snapshot.now_s,
@@ -276,8 +277,11 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
 
 def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
     again_s = snapshot.now_s + policy.relist_s
-    if fact.launch is None:
+    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
+    if fact.launch is None or node is None:
         return snapshot
+    if sightings.waits_for(node, CallKind.DESTROY) and node.tries == 0:
+        snapshot = measured.with_stop(snapshot, node)
     return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
 
 

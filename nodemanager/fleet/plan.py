@@ -22,7 +22,7 @@ from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
-from nodemanager.fleet.spares import spare_purchases
+from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, because
@@ -160,6 +160,7 @@ def _steps(
         room_short=layout.room_short - leaving,
         live=sum(roll.types.values()) - leaving,
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE),
+        ready=idle_or_coming(snapshot, found.needed),
         creates_left=int(supply.create_credit(snapshot, policy)),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )

@@ -138,7 +138,9 @@ class Shelf:
         sources += [
             number
             for number, offer in enumerate(self.offers)
-            if self.left[number] and (paid if offer.paid else on_sale) and (only is None or number in only)
+            if self.left[number]
+            and (paid if offer.paid else on_sale and self.nodes_left > 0)
+            and (only is None or number in only)
         ]
         sources = [source for source in sources if not isinstance(source, Stack) or source.cores > 0]
         lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nodemanager.facts import CloudCallFailed, CloudListed, FailureKind, NodeDrained, RanksSeen
+from nodemanager.fleet import measured
 from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
@@ -58,7 +59,8 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    snapshot = with_nodes(snapshot, _looked_at(snapshot, ranks, changes, fact.started_s))
+    looked = _looked_at(snapshot, ranks, changes, fact.started_s)
+    snapshot = with_nodes(measured.with_boots(snapshot, looked), looked)
     if changes:
         hosts = {after.host if after is not None else None for _, after in changes}
         same_hosts = hosts == {before.host if before is not None else None for before, _ in changes}
@@ -102,8 +104,16 @@ def _looked_at(
     return {
         id_: _look(node, ranks[node.launch.rank], started_s, snapshot)
         for id_, node in touched.items()
-        if node.launch.rank in ranks and started_s >= node.rank_seen_s
+        if node.launch.rank in ranks
+        and started_s >= node.rank_seen_s
+        and not _tells_nothing_new(node, ranks[node.launch.rank])
     }
+
+
+def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
+    """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
+    waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
+    return waits and not rank.online and node.rank is not None and node.rank == rank
 
 
 def _is_old(source: Source, started_s: float) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nodemanager.fleet import retirement
+from nodemanager.fleet import measured, retirement
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
 from nodemanager.fleet.zones import block_on, reason_of
-from nodemanager.model import JobId, NodeState, Reason, SlotName, because
+from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     CreateNode,
     DestroyNode,
@@ -38,6 +38,7 @@ class Outlook:
     room_short: int  # idle nodes that must go to let it in
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
+    ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
 
@@ -118,10 +119,14 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, because("makes_room", job=str(outlook.room_for)))
-    node_type = policy.types.get(node.launch.type_name)
-    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus)
+    name = node.launch.type_name
+    node_type = policy.types.get(name)
+    spare = node_type is not None and outlook.ready.get(name, 0) <= node_type.spares
+    lead_s = measured.stop_lead_s(outlook.snapshot, name, policy.stop_lead_s)
+    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:
         return Step(reason)
+    outlook.ready[name] = outlook.ready.get(name, 0) - 1
     outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)

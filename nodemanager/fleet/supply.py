@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import chain
 
+from nodemanager.fleet import measured
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
@@ -90,21 +91,7 @@ def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
 
 def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float:
     """For how long room that will be free is waited for, where a node of the type could be bought."""
-    return (boot_s(snapshot, type_name) or 0.0) + policy.patience_s
-
-
-def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
-    """How long a node of the type takes from its order to being up, nine times out of ten; None if not known."""
-    return _ninth_of_ten(snapshot.boots_s.get(type_name, ()))
-
-
-def stop_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
-    """How long it takes from the decision to let a node go until the provider has taken its end, likewise."""
-    return _ninth_of_ten(snapshot.stops_s.get(type_name, ()))
-
-
-def _ninth_of_ten(samples: Sequence[float]) -> float | None:
-    return sorted(samples)[(len(samples) * 9 - 1) // 10] if samples else None
+    return (measured.boot_s(snapshot, type_name) or 0.0) + policy.patience_s
 
 
 def _what_is_free(rank: FluxRank, policy: Policy) -> Bin:
