@@ -183,6 +183,11 @@ class Manager(CrashOnlyActor):
             said.add(f"{made.stands_still.code} {matter}")
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
+        for warning in made.warnings:
+            line = f"{warning.code} {warning.figures['node_type']}"
+            said.add(line)
+            if line not in self._said:
+                self._log.warning(warning.code, **warning.figures)
         self._said = frozenset(said | self._say_who_waits(made))
 
     def _say_who_waits(self, made: Plan) -> set[str]:

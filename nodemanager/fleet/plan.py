@@ -25,7 +25,8 @@ from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
-from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, because
+from nodemanager.fleet.weighed import type_reasons, warnings
+from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks, RecordLaunches
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
@@ -42,6 +43,8 @@ class Plan:
     actions: tuple[Action, ...] = ()
     jobs: Mapping[JobId, Reason] = field(default_factory=dict)
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
+    types: Mapping[TypeName, Reason] = field(default_factory=dict)  # why each is bought, or not
+    warnings: tuple[Reason, ...] = ()  # what the site should mend
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
@@ -69,6 +72,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         actions=(*steps, *_strays(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        types=type_reasons(policy, layout, found),
+        warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
         price_per_hour=price,
     )

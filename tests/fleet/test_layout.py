@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.line import Line, key_of, line_of, moved
 from nodemanager.fleet.supply import price_per_hour
-from nodemanager.model import Job, JobId, NodeState, OnHosts, QueuePolicy, Reason, Shape, because
+from nodemanager.model import Job, JobId, NodeState, OnHosts, QueuePolicy, Reason, Shape, TypeName, because
 from tests.builders import (
     CLOUD,
     GPU,
@@ -257,3 +257,23 @@ def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
     world.wait(2).all_is_fresh()
     assert boots(world.decide()) == []
     assert {node.state for node in world.snapshot.nodes.values()} == {NodeState.REQUESTED}
+
+
+# --- types, and warnings ----------------------------------------------------------------------------------
+
+
+def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
+    made = a_world().job(tasks(1)).plan()
+    assert made.types[TypeName("cloud")] == because("bought", nodes=1)
+    assert made.types[TypeName("gpu")] == because(
+        "another_mix_is_cheaper", node_types=("cloud",), price_per_hour=Decimal("0.40")
+    )
+    assert {reason.code for reason in a_world().plan().types.values()} == {"nothing_is_short"}
+
+
+def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
+    unguarded = a_world().idle_node("gpu1").job(tasks(1))
+    assert unguarded.plan().warnings == (because("gpu_node_unguarded", node_type="gpu", job="1"),)
+    assert a_world().idle_node("gpu1").job(tasks(1, gpus=1)).plan().warnings == ()
+    assert a_world().job(tasks(1)).plan().warnings == ()  # there is no such node
+    assert a_world(GPU).idle_node("gpu1").job(tasks(1)).plan().warnings == ()  # and no other type
