@@ -254,7 +254,7 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
 def bound(case: Case) -> float | None:
     """The price that no fleet can undercut, beside what is free on the nodes that are up."""
     try:
-        import highspy  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
+        import highspy  # noqa: PLC0415
     except ImportError:
         return None
     jobs, types, _, shapes, state, gang = case
@@ -280,18 +280,18 @@ def bound(case: Case) -> float | None:
 
 def measure_ray(case: Case) -> dict[str, Any]:
     """One ``schedule`` of Ray's autoscaler v2 (``ray.autoscaler.v2.scheduler``), without a cluster."""
-    from ray.autoscaler.v2 import schema  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
-    from ray.autoscaler.v2.instance_manager.config import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
+    from ray.autoscaler.v2 import schema  # noqa: PLC0415
+    from ray.autoscaler.v2.instance_manager.config import (  # noqa: PLC0415
         NodeTypeConfig,
     )
-    from ray.autoscaler.v2.scheduler import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
+    from ray.autoscaler.v2.scheduler import (  # noqa: PLC0415
         ResourceDemandScheduler,
         SchedulingRequest,
     )
-    from ray.autoscaler.v2.utils import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
+    from ray.autoscaler.v2.utils import (  # noqa: PLC0415
         ResourceRequestUtil,
     )
-    from ray.core.generated import (  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415
+    from ray.core.generated import (  # noqa: PLC0415
         autoscaler_pb2,
         instance_manager_pb2,
     )
