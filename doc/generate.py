@@ -130,7 +130,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "was without work for so long. For one with a longer window only the end of its window counts.",
         "queue_policy": "`fifo`: a job that cannot start holds up all behind it, as under sched-simple; no node is "
         "bought or kept for those. `backfill`: those behind it may go first.",
-        "stop_lead": "How long before the end of a paid window an idle node is sent away.",
+        "stop_lead": "How long before the end of a paid window an idle node is sent away, until it is known how "
+        "long that takes: nine in ten of the latest ends of its type.",
+        "patience": "Room that a running job must leave within its time is waited for where it comes sooner than "
+        "a new node would, and so much longer.",
+        "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
+        "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
     },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",
@@ -153,6 +158,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
+        "spares": "Nodes that stand ready beyond what jobs need, so that the next job starts at once. They cost.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,

@@ -214,6 +214,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         market=node.market,
         image=node.image or cloud.image,
         zones=config_ec2.zones_of(node) or config_ec2.zones_of(cloud),
+        spares=node.spares,
     )
 
 

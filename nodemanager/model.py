@@ -63,7 +63,8 @@ class NodeType:
     properties: frozenset[str] = frozenset()
     market: Market = Market.ON_DEMAND
     image: str = ""
-    zones: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves it to the provider
+    spares: int = 0  # nodes kept up beyond what jobs need, so that the next one starts at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
+    # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
+    memory_bytes_per_slot: int = 0
 
 
 class JobState(StrEnum):
@@ -141,6 +144,15 @@ class JobState(StrEnum):
     SCHED = "sched"
     RUN = "run"
     CLEANUP = "cleanup"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a running job has of one rank."""
+
+    rank: Rank
+    cores: int
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +170,9 @@ class Job:
     userid: int = 0
     # What the jobspec asks for and no scheduler we know honours ("memory"), so that it can be said.
     unheeded: tuple[str, ...] = ()
+    # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
+    holds: tuple[Holding, ...] = ()
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +342,13 @@ class QueuePolicy(StrEnum):
 
     FIFO = "fifo"  # one that cannot start holds up all behind it: sched-simple
     BACKFILL = "backfill"  # those behind it may go first: Fluxion, by its own queue policies
+
+
+class PackingPolicy(StrEnum):
+    """Which jobs share a node that is bought for them."""
+
+    SPREAD = "spread"  # any that fit: the fewest nodes
+    WALLTIME = "walltime"  # those that end at about the same time, so that nodes empty
 
 
 # --- what was decided and why -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from nodemanager.model import Billing, Market, QueuePolicy, SlotName
+from nodemanager.model import Billing, Market, PackingPolicy, QueuePolicy, SlotName
 from nodemanager.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 
 WHOLE_MAX = 1_000_000_000
@@ -347,6 +347,8 @@ class Policy(Settings):
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
     queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
+    patience_s: _Duration = Field(default=0.0, validation_alias="patience")
+    packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
 
 
 class Simulation(Settings):
@@ -370,6 +372,7 @@ class NodeSettings(Settings):
     market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
     properties: _Properties = frozenset()
     slots: _Slots
+    spares: _Count = 0
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""

@@ -23,7 +23,8 @@ from nodemanager.facts import (
     QueueProbed,
 )
 from nodemanager.fleet.plan import Action
-from nodemanager.model import NodeState, TypeName
+from nodemanager.fleet.snapshot import Scope
+from nodemanager.model import Market, NodeState, TypeName
 from nodemanager.orders import (
     BootNode,
     CreateNode,
@@ -227,5 +228,5 @@ def test_a_server_for_which_there_is_no_host_is_deleted_and_another_type_bought(
     assert loop.nodes() == [("spare", NodeState.BOOTING)]
     assert loop.nova.made == 2
     assert len(loop.nova.servers) == 1
-    block = loop.world.snapshot.blocks[TypeName("cloud")]
+    block = loop.world.snapshot.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
     assert str(block.reason) == "create_capacity detail=No valid host was found."
