@@ -126,6 +126,8 @@ def policy_of(site: Site) -> Policy:
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
         queue_policy=site.policy.queue_policy,
+        patience_s=site.policy.patience_s,
+        packing=site.policy.packing,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,

@@ -63,7 +63,8 @@ class NodeType:
     properties: frozenset[str] = frozenset()
     market: Market = Market.ON_DEMAND
     image: str = ""
-    zones: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves it to the provider
+    spares: int = 0  # nodes kept up beyond what jobs need, so that the next one starts at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
+    # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
+    memory_bytes_per_slot: int = 0
 
 
 class JobState(StrEnum):
@@ -141,6 +144,15 @@ class JobState(StrEnum):
     SCHED = "sched"
     RUN = "run"
     CLEANUP = "cleanup"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a running job has of one rank."""
+
+    rank: Rank
+    cores: int
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +170,9 @@ class Job:
     userid: int = 0
     # What the jobspec asks for and no scheduler we know honours ("memory"), so that it can be said.
     unheeded: tuple[str, ...] = ()
+    # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
+    holds: tuple[Holding, ...] = ()
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +184,19 @@ class UnreadableJob:
 
 
 # --- what stands at the provider and in Flux --------------------------------------------------------------
+
+
+class FailureKind(StrEnum):
+    """Why a cloud call failed, or a node died, by what there is to do about it."""
+
+    CAPACITY = "capacity"  # none of this type here now: another type, zone or market, this one again later
+    QUOTA = "quota"  # our account may not have more
+    THROTTLED = "throttled"  # slower
+    CREDENTIALS = "credentials"  # refused until somebody acts
+    CONFIG = "config"  # this request can never work: image, network, type
+    GONE = "gone"  # what was named is not there
+    TRANSIENT = "transient"  # nothing happened; again later
+    AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
 
 
 class CloudState(StrEnum):
@@ -203,6 +231,7 @@ class CloudNode:
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
     market: Market | None = None  # how it is paid for; None where the provider does not say
+    died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
 
 
 class LeftoverKind(StrEnum):
@@ -315,6 +344,13 @@ class QueuePolicy(StrEnum):
     BACKFILL = "backfill"  # those behind it may go first: Fluxion, by its own queue policies
 
 
+class PackingPolicy(StrEnum):
+    """Which jobs share a node that is bought for them."""
+
+    SPREAD = "spread"  # any that fit: the fewest nodes
+    WALLTIME = "walltime"  # those that end at about the same time, so that nodes empty
+
+
 # --- what operators set ---------------------------------------------------------------------------------
 
 
@@ -332,9 +368,9 @@ def _no_marks() -> Mapping[LaunchId, Mark]:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What operators have set, until they take it back: it outlives the manager, on record in the instance's KVS.
+    """What operators have set, until they take it back. It outlives the manager, on record in the instance.
 
-    A node of ``holds`` is never stopped and gets no work; one of ``retirements`` goes as soon as nothing runs there.
+    A node of ``holds`` is never stopped and gets no work; one of ``retirements`` goes once nothing runs there.
     """
 
     holds: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
@@ -343,6 +379,9 @@ class Steering:
 
     def keeps_work_from(self, launch: LaunchId) -> bool:
         return launch in self.holds or launch in self.retirements
+
+
+UNSTEERED = Steering()
 
 
 # --- what was decided and why -----------------------------------------------------------------------------

@@ -5,9 +5,8 @@ An order says all that its worker needs; nobody looks anything up. Those that a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason, Steering
 

@@ -107,7 +107,7 @@ class FluxPort(Protocol):
         ...
 
     def keep_steering(self, steering: Steering) -> None:
-        """Put what operators have set on record, whole, and return only when that survives a crash of the instance."""
+        """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:

@@ -57,6 +57,7 @@ from nodemanager.model import (
 )
 from nodemanager.orders import (
     BootNode,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
@@ -445,6 +446,8 @@ def _in_short(action: Action) -> str:
             return f"create {launch.id}"
         case DrainNode(launch=launch_id):
             return f"drain {launch_id}"
+        case CordonNode(launch=launch_id, text=text):
+            return f"cordon {launch_id} {text}"
         case UndrainNode(launch=launch_id):
             return f"undrain {launch_id}"
         case StopBroker(launch=launch_id):

@@ -28,7 +28,9 @@ def test_a_reason_is_a_sentence_with_its_figures() -> None:
 def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
     figures = EDGE.figures(because("call_in_flight", call="create", deadline_s=530.0))
     assert figures == {"call": "create", "deadline_at": 1_800_000_030.0}
-    assert said("call_in_flight", call="create", deadline_s=530.0).endswith("until 2027-01-15T08:00:30Z at the latest")
+    assert said("call_in_flight", call="create", deadline_s=530.0).endswith(
+        "until 2027-01-15T08:00:30Z at the latest"
+    )
 
 
 def test_a_line_of_a_story_has_its_wall_clock_time() -> None:
@@ -44,7 +46,9 @@ def test_what_blocks_a_type_is_said_with_the_provider_s_words() -> None:
 
 
 def test_a_code_without_a_sentence_is_shown_with_its_figures() -> None:
-    assert said("brand_new", price_left=Decimal("1.5"), waited_s=61.0) == "brand new: price left 1.50, waited s 1m01s"
+    assert (
+        said("brand_new", price_left=Decimal("1.5"), waited_s=61.0) == "brand new: price left 1.50, waited s 1m01s"
+    )
 
 
 def test_a_figure_that_is_missing_costs_the_sentence_not_the_answer() -> None:

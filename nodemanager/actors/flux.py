@@ -41,7 +41,6 @@ from nodemanager.orders import (
 )
 from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor
 
-
 Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease
 
 

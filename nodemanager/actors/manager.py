@@ -7,7 +7,7 @@ facts that come together are planned for together, and time alone moves things t
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -27,11 +27,11 @@ from nodemanager.facts import (
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.layout import SERVED_BY
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.messages import Begin, ManagerMessage, UsePolicy
 from nodemanager.model import Launch
 from nodemanager.orders import (
@@ -230,11 +230,16 @@ class Manager(CrashOnlyActor):
             said.add(f"{made.stands_still.code} {matter}")
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
+        for warning in made.warnings:
+            line = f"{warning.code} {warning.figures['node_type']}"
+            said.add(line)
+            if line not in self._said:
+                self._log.warning(warning.code, **warning.figures)
         self._said = frozenset(said | self._say_who_waits(made))
 
     def _say_who_waits(self, made: Plan) -> set[str]:
         """Log how many jobs wait, by what stands in their way, whenever that changes."""
-        waiting = Counter(reason.code for reason in made.jobs.values() if reason.code not in ON_ITS_WAY)
+        waiting = {code: count for code, count in made.waiting().items() if code not in ON_ITS_WAY}
         line = f"waiting {sorted(waiting.items())}"
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)

@@ -6,16 +6,18 @@ comes is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
-from typing import assert_never
+from typing import assert_never, cast
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
-from nodemanager.model import Call, CallKind, Launch, NodeState
+from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.orders import (
     BootNode,
     ClaimInstance,
@@ -69,7 +71,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
 
 def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """After the plan's actions were ordered."""
-    nodes = dict(snapshot.nodes)
+    changed: dict[LaunchId, Node] = {}
+    nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
     strays = dict(snapshot.strays)
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
@@ -95,8 +98,7 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case _:
                 assert_never(action)
     return replace(
-        snapshot,
-        nodes=nodes,
+        with_nodes(snapshot, changed),
         strays=strays,
         create_credit=credit,
         create_credit_s=snapshot.now_s,
@@ -118,7 +120,9 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
     if event is not None and not _there_already(node, event):
         node = move(node, event, snapshot.now_s)
     if isinstance(order, DrainNode):
-        node = replace(node, retiring=order.reason, drained_s=None, broker_told_s=None)
+        again = node.retired_s is not None and node.retiring is not None
+        retired_s = node.retired_s if again else snapshot.now_s
+        node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
     if isinstance(order, UndrainNode):
         node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
     return _call(node, kind, snapshot, policy)
@@ -139,6 +143,7 @@ def _found(launch: Launch, snapshot: Snapshot) -> Node:
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
     return replace(
         _leased(launch, snapshot),
+        adopted=True,
         requested_s=snapshot.now_s - age_s,
         create_sent_s=snapshot.now_s,
         known_s=snapshot.now_s,

@@ -1,93 +1,361 @@
-"""The waiting jobs laid out on the fleet: who would run where, and which nodes are needed for it."""
+"""The waiting jobs laid out on the fleet: who would run where, and which nodes are needed for it.
+
+First jobs are seated on what is there, as the scheduler will (``seating``). What is short is laid on the nodes that
+come and on new ones, at the least cost (``shelf``). Where that cannot be done for all, the limits decide who gets
+nodes, and they do it in the order of the queue: the longest front part of it that can be served is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import takewhile
+from math import inf
 
-from nodemanager.fleet import supply
+from nodemanager.fleet import measured, obstacles, supply
+from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.fleet.demand import Demand, demand
-from nodemanager.fleet.packing import Bin, Market, Packing, Standing, pack
+from nodemanager.fleet.line import BatchKey, line_of, up_to
+from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.seating import Seating, pieces_of, seat
+from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.model import Job, JobId, QueuePolicy, Reason, SlotName, because
+from nodemanager.fleet.supply import Market, Offer
+from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape
 
-# Obstacles that a node less elsewhere would clear away.
-CAPS = ("nodes_max", "price_per_hour_max")
-# What no slot could ever serve, Flux refuses at submission: such a job holds up nobody.
-INFEASIBLE = ("no_type_fits", "too_few_slots")
-
-SERVED_BY: Mapping[Standing, str] = {
-    Standing.UP: "fits_on_a_node_that_is_up",
-    Standing.DRAINING: "node_kept_for_it",
-    Standing.COMING: "node_coming",
-    Standing.NEW: "node_ordered",
-}
+Want = tuple[Shape, float]  # what jobs ask for, and for how long
+Place = tuple[int, int]  # in the queue: (-priority, id)
+END: Place = (2**63, 2**63)
+RESEATED_MAX = 8  # how often jobs are seated anew because one that failed gave its seat back
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``stuck`` is the first job that cannot be given its nodes now; None under a scheduler that fills gaps.
+    """Who sits where. ``stuck`` is the first job that cannot be given its nodes; None under one that fills gaps.
 
     In queue order nothing starts behind it. So no node is needed, neither kept nor bought, for the sake of jobs
     behind it alone: such a node would stand idle, and at a cap it would keep the first one out for ever.
     """
 
-    packing: Packing
-    withheld: Mapping[JobId, Reason]
-    needed: Mapping[SlotName, Bin]
-    stuck: Job | None
-    market: Market  # what may still be bought beyond
-    unheeded: Mapping[JobId, tuple[str, ...]]  # what jobs ask for and no scheduler we know honours: memory
+    demand: Demand
+    seating: Seating
+    dealt: Dealt
+    shelf: Shelf
+    market: Market
+    served: Mapping[BatchKey, int]  # how many of each batch, from its first job on, get all that they ask for
+    unserved: Mapping[BatchKey, Reason]  # what stands in the way of the first of the others
+    stuck: tuple[JobId, Shape, Reason] | None
+    price_left: Decimal  # an hour, once all that is needed is bought
 
     @property
     def room_short(self) -> int:
         """How many nodes have to go to let the stuck job in, at the most: 0 where that would not help."""
-        if self.stuck is None or self.packing.unplaced[self.stuck.id].code not in CAPS:
+        if self.stuck is None or self.stuck[2].code not in CAPS:
             return 0
-        return self.stuck.shape.nodes or 1
-
-    @property
-    def to_buy(self) -> list[Bin]:
-        return [bin_ for bin_ in self.needed.values() if bin_.standing is Standing.NEW]
-
-    def reasons(self, settling: Reason | None) -> dict[JobId, Reason]:
-        """Why each waiting job waits. ``settling``: why nothing is bought for it yet, if so."""
-        reasons = {**self.withheld, **self.packing.unplaced}
-        for job, bins in self.packing.placed.items():
-            latest = max(bin_.standing for bin_ in bins)
-            nodes = tuple(bin_.slot for bin_ in bins if bin_.standing is latest)
-            if not all(slot in self.needed for slot in nodes):
-                reasons[job] = because("behind_a_stuck_job", job=str(self.stuck.id) if self.stuck else "")
-            elif latest is Standing.NEW and settling is not None:
-                reasons[job] = settling
-            else:
-                unheeded = {"unheeded": self.unheeded[job]} if job in self.unheeded else {}
-                reasons[job] = because(SERVED_BY[latest], nodes=nodes, **unheeded)
-        return reasons
+        return self.stuck[1].nodes or 1
 
 
 def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layout:
     """Lay the queue out on what there is, then on what may be bought."""
     wanted = demand(snapshot)
     market = supply.market(snapshot, policy, price_per_hour)
-    packing = pack(wanted, supply.room(snapshot, policy), market)
-    stuck = _first_stuck(wanted, packing) if policy.queue_policy is QueuePolicy.FIFO else None
-    unheeded = {job.id: job.unheeded for job in wanted.jobs if job.unheeded}
-    return Layout(packing, wanted.withheld, _needed(wanted, packing, stuck), stuck, market, unheeded)
+    return _Maker(snapshot, policy, wanted, market).made()
 
 
-def _first_stuck(wanted: Demand, packing: Packing) -> Job | None:
-    unplaced = packing.unplaced
-    stuck = (job for job in wanted.jobs if job.id in unplaced and unplaced[job.id].code not in INFEASIBLE)
-    return next(stuck, None)
+@dataclass(slots=True)
+class _Maker:
+    """A layout while it is made."""
+
+    snapshot: Snapshot
+    policy: Policy
+    wanted: Demand
+    market: Market
+    batches: dict[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
+    never: dict[Want, Reason] = field(init=False)
+    offers: list[Offer] = field(init=False)
+    seating: Seating = field(init=False)
+    failed: dict[Want, Place] = field(default_factory=dict)  # from where on jobs of a kind get nothing
+    reasons: dict[Want, Reason] = field(default_factory=dict)
+    places: int = field(init=False)  # of decimals, in which prices are whole numbers
+
+    def __post_init__(self) -> None:
+        live = {key: ids for key, ids in self.wanted.batches.items() if key not in self.wanted.put_off}
+        verdicts = {want: obstacles.never(want[0], self.market) for want in dict.fromkeys(map(_want, live))}
+        self.never = {want: why for want, why in verdicts.items() if why is not None}
+        self.batches = {key: ids for key, ids in live.items() if _want(key) not in self.never}
+        constraints = dict.fromkeys(key.shape.constraint for key in self.batches)
+        told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
+        prices = [self.market.price_left, *(it.price_per_hour for it in self.policy.node_types)]
+        self.places = max(-int(price.as_tuple().exponent) for price in prices)
+        on_sale = sorted(self.market.offers(told_apart), key=lambda it: obstacles.cheapest(it.node_type))
+        self.offers = [*supply.coming(self.snapshot, self.policy, told_apart), *on_sale]
+
+    def made(self) -> Layout:
+        fifo = self.policy.queue_policy is QueuePolicy.FIFO
+        beyond = self._first_beyond_limits() if fifo else None
+        end = beyond[0] if beyond is not None else END
+        shelf, stuck_at = self._served(end, fifo=fifo)
+        stuck: tuple[JobId, Shape, Reason] | None = None
+        if stuck_at is not None and fifo:
+            key, place = stuck_at
+            stuck = JobId(place[1]), key.shape, self.reasons[_want(key)]
+            end = place
+        elif beyond is not None:
+            stuck = JobId(beyond[0][1]), beyond[1].shape, self.never[_want(beyond[1])]
+        return self._layout(shelf, end, stuck)
+
+    # -- who is served
+
+    def _served(self, end: Place, *, fifo: bool) -> tuple[Shelf, tuple[BatchKey, Place] | None]:
+        """The shelf with all that can be served, and where the first stands that cannot."""
+        for anew in range(RESEATED_MAX, -1, -1):
+            self._seat()
+            whole = self._shelf_to(end)
+            if whole is not None:
+                return whole, None
+            shelf, stuck = self._longest_front(end)
+            if stuck is None or fifo:
+                if stuck is not None:
+                    self.reasons[_want(stuck[0])] = self._why(stuck, shelf)
+                return shelf, stuck
+            filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
+            if filled is not None:
+                return filled, stuck
+        raise AssertionError("the last time nobody is seated anew")
+
+    def _seat(self) -> None:
+        line = line_of(self.snapshot.jobs, self.snapshot.line)
+        bins = supply.room(self.snapshot, self.policy) + supply.room_soon(self.snapshot, self.policy, line)
+        self.seating = seat(self.batches, bins, self.failed)
+
+    def _shelf_to(self, end: Place) -> Shelf | None:
+        """The shelf that serves all jobs before a place; None if there is none."""
+        shelf: Shelf | None = self._empty_shelf()
+        works = self._works(end)
+        for stage in self._stages(works):
+            if shelf is not None:
+                shelf = shelf.with_(stage, share=self.policy.packing is PackingPolicy.SPREAD)
+        return shelf
+
+    def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
+        """Together what costs by the same rule; else the longest first, and the others on what that leaves free."""
+        rules = {offer.node_type.billing for offer in self.offers}
+        if len(rules) <= 1 and self.policy.packing is PackingPolicy.SPREAD:
+            return [list(works)] if works else []
+        spans = sorted({work.span_s for work in works}, reverse=True)
+        return [[work for work in works if work.span_s == span_s] for span_s in spans]
+
+    def _longest_front(self, end: Place) -> tuple[Shelf, tuple[BatchKey, Place] | None]:
+        """The longest front part of the queue that can be served, and the first job behind it, if any is left."""
+        shelf = self._empty_shelf()
+        for priority in sorted({key.priority for key in self.batches}, reverse=True):
+            ids = self._waiting_at(priority, end)
+            low, high = 0, len(ids)  # so many of them can be served; and so many perhaps
+            step = 1  # in growing steps first: at a limit the answer is often 0
+            while low < high:
+                middle = min(low + step, (low + high + 1) // 2)
+                step *= 4
+                tried = self._shelf_to((-priority, ids[middle] if middle < len(ids) else 2**63))
+                low, high, shelf = (middle, high, tried) if tried is not None else (low, middle - 1, shelf)
+            while low < len(ids):
+                # What is left may serve the next one alone, though all together found no packing.
+                key = self._key_at(priority, ids[low])
+                more = shelf.with_([self._work_of(key, ids[low])], share=True)
+                if more is None:
+                    return shelf, (key, (-priority, ids[low]))
+                shelf, low = more, low + 1
+        return shelf, None
+
+    def _waiting_at(self, priority: int, end: Place) -> list[JobId]:
+        """The jobs of a priority that do not sit wholly on what is there, in order."""
+        ids: list[JobId] = [
+            id_
+            for id_, (key, _) in self.seating.short.items()
+            if key.priority == priority and (-priority, id_) < end
+        ]
+        for key, those in self.batches.items():
+            if key.priority == priority:
+                ids += those[self.seating.seated.get(key, 0) : self._end(key, end)]
+        ids.sort()
+        return ids
+
+    def _end(self, key: BatchKey, end: Place) -> int:
+        """How many of a batch come before a place, and before the first of their kind that failed."""
+        ids = self.batches[key]
+        return min(_before(key, ids, end), _before(key, ids, self.failed.get(_want(key), END)))
+
+    def _key_at(self, priority: int, job: JobId) -> BatchKey:
+        for key, ids in self.batches.items():
+            if key.priority == priority:
+                at = bisect_left(ids, job)
+                if at < len(ids) and ids[at] == job:
+                    return key
+        raise AssertionError(f"job {job} is in no batch of priority {priority}")
+
+    def _with_gaps_filled(self, shelf: Shelf, stuck: tuple[BatchKey, Place], *, may_reseat: bool) -> Shelf | None:
+        """Behind a stuck job, kind by kind, as many as what is left serves.
+
+        None where one that failed has part of its nodes: it gives those back, and all are seated anew.
+        """
+        self._fail(stuck, shelf)
+        if may_reseat and self._sits(stuck):
+            return None
+        for want, work in self._behind(stuck[1]):
+            served, shelf = self._most_of(work, shelf)
+            if served == work.jobs:
+                continue
+            job = work.job(served)
+            key = next(run[0] for run in work.runs if job in run[1][run[2] : run[3]])
+            if want not in self.failed:
+                failed = key, (-key.priority, int(job))
+                self._fail(failed, shelf)
+                if may_reseat and self._sits(failed):
+                    return None
+        return shelf
+
+    def _fail(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> None:
+        self.reasons[_want(stuck[0])] = self._why(stuck, shelf)
+        self.failed[_want(stuck[0])] = stuck[1]
+
+    def _sits(self, stuck: tuple[BatchKey, Place]) -> bool:
+        return JobId(stuck[1][1]) in self.seating.short
+
+    def _has_failed(self, key: BatchKey, job: JobId) -> bool:
+        return (-key.priority, job) >= self.failed.get(_want(key), END)
+
+    def _behind(self, after: Place) -> list[tuple[Want, Work]]:
+        """What is not served yet behind a place, in the order of the first job of each kind."""
+        done = {
+            (work.shape, work.span_s, work.pieces_each, key, begin): stop
+            for work in self._works(after)
+            for key, _, begin, stop in work.runs
+        }
+        behind: list[tuple[Want, Work]] = []
+        for work in self._works(END):
+            kind = (work.shape, work.span_s, work.pieces_each)
+            runs = [(key, ids, done.get((*kind, key, begin), begin), stop) for key, ids, begin, stop in work.runs]
+            rest = Work(*kind, tuple(run for run in runs if run[2] < run[3]))
+            if rest.jobs:
+                behind.append(((work.shape, work.span_s), rest))
+        return sorted(behind, key=lambda it: min((-run[0].priority, run[1][run[2]]) for run in it[1].runs))
+
+    def _most_of(self, work: Work, shelf: Shelf) -> tuple[int, Shelf]:
+        low, high = 0, work.jobs
+        best = shelf
+        while low < high:
+            middle = high if low == 0 and high == work.jobs else (low + high + 1) // 2
+            tried = shelf.with_([_first_of(work, middle)], share=True)
+            low, high, best = (middle, high, tried) if tried is not None else (low, middle - 1, best)
+        return low, best
+
+    # -- work
+
+    def _works(self, end: Place) -> list[Work]:
+        """What is short before a place in the queue, in the order of the batches."""
+        runs: dict[Want, list[tuple[BatchKey, Sequence[JobId], int, int]]] = {}
+        parts: dict[tuple[Want, int], list[tuple[BatchKey, Sequence[JobId], int, int]]] = {}
+        for id_, (key, short) in self.seating.short.items():
+            if (-key.priority, id_) < end and not self._has_failed(key, id_):
+                ids = self.batches[key]
+                at = bisect_left(ids, id_)
+                parts.setdefault((_want(key), short), []).append((key, ids, at, at + 1))
+        for key, ids in self.batches.items():
+            begin, stop = self.seating.seated.get(key, 0), self._end(key, end)
+            if begin < stop:
+                runs.setdefault(_want(key), []).append((key, ids, begin, stop))
+        return [
+            *(Work(want[0], want[1], short, tuple(those)) for (want, short), those in parts.items()),
+            *(whole_work(shape, span_s, those) for (shape, span_s), those in runs.items()),
+        ]
+
+    def _work_of(self, key: BatchKey, job: JobId) -> Work:
+        """The work of a single job."""
+        ids = self.batches[key]
+        at = bisect_left(ids, job)
+        _, short = self.seating.short.get(job, (key, pieces_of(key.shape)))
+        return Work(key.shape, key.span_s, short, ((key, ids, at, at + 1),))
+
+    def _why(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> Reason:
+        key, place = stuck
+        free: dict[str, int] = {}
+        for offer, left in zip(shelf.offers, shelf.left, strict=True):
+            if not offer.paid:
+                free[offer.node_type.name] = free.get(offer.node_type.name, 0) + left
+        left_ = obstacles.Left(free, shelf.nodes_left, self._price_left(shelf))  # type: ignore[arg-type]
+        _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
+        return obstacles.now(key.shape, short, self.market, left_)
+
+    # -- the shelf, and what is made of it
+
+    def _empty_shelf(self) -> Shelf:
+        price_left = int(self.market.price_left.scaleb(self.places))
+        return Shelf(self.offers, self._cost(), self._price, self.market.nodes_left, price_left)
+
+    def _price_left(self, shelf: Shelf) -> Decimal:
+        return Decimal(shelf.price_left).scaleb(-self.places)
+
+    def _price(self, offer: Offer) -> int:
+        return int(offer.node_type.price_per_hour.scaleb(self.places))
+
+    def _cost(self) -> Callable[[Offer, float], int]:
+        """What a node costs for as long as a job may run. Among equals the fewest nodes: each costs a hair more."""
+
+        def cost(offer: Offer, span_s: float) -> int:
+            boot_s = measured.boot_s(self.snapshot, offer.node_type.name) or 0.0
+            billed_s = SECONDS_PER_HOUR if span_s == inf else paid_s(offer.node_type.billing, boot_s + span_s)
+            return self._price(offer) * int(billed_s) + 1
+
+        return cost
+
+    def _first_beyond_limits(self) -> tuple[Place, BatchKey] | None:
+        """The first job that even a fleet of its own could not serve, and that Flux does not refuse."""
+        beyond = [
+            ((-key.priority, ids[0]), key)
+            for key, ids in self.wanted.batches.items()
+            if key not in self.wanted.put_off
+            and _want(key) in self.never
+            and self.never[_want(key)].code not in INFEASIBLE
+        ]
+        return min(beyond, key=lambda it: it[0], default=None)
+
+    def _layout(self, shelf: Shelf, end: Place, stuck: tuple[JobId, Shape, Reason] | None) -> Layout:
+        served: dict[BatchKey, int] = {}
+        unserved: dict[BatchKey, Reason] = {}
+        for key, ids in self.wanted.batches.items():
+            want = _want(key)
+            if want in self.never:
+                unserved[key] = self.never[want]
+            elif key in self.batches:
+                served[key] = self._end(key, end)
+                if served[key] < len(ids) and want in self.reasons:
+                    unserved[key] = self.reasons[want]
+        return Layout(
+            self.wanted,
+            self.seating,
+            Dealt(shelf),
+            shelf,
+            self.market,
+            served,
+            unserved,
+            stuck,
+            self._price_left(shelf),
+        )
 
 
-def _needed(wanted: Demand, packing: Packing, stuck: Job | None) -> Mapping[SlotName, Bin]:
-    needed = {bin_.slot: bin_ for bin_ in packing.bins if bin_.serves}
-    if stuck is None:
-        return needed
-    ahead = {job.id for job in takewhile(lambda job: job is not stuck, wanted.jobs)}
-    return {slot: bin_ for slot, bin_ in needed.items() if ahead.intersection(bin_.serves)}
+def _want(key: BatchKey) -> Want:
+    return key.shape, key.span_s
+
+
+def _before(key: BatchKey, ids: Sequence[JobId], place: Place) -> int:
+    return up_to(key, ids, (place[0], place[1] - 1))
+
+
+def _first_of(work: Work, jobs: int) -> Work:
+    runs = []
+    for key, ids, begin, end in work.runs:
+        if jobs > 0:
+            runs.append((key, ids, begin, min(end, begin + jobs)))
+            jobs -= min(end - begin, jobs)
+    return Work(work.shape, work.span_s, work.pieces_each, tuple(runs))

@@ -40,9 +40,11 @@ from nodemanager.facts import (
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import sightings, steering
+from nodemanager.fleet import measured, sightings, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
+from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import CallKind, Job, JobId, JobState, Launch, LaunchId, NodeState
 
@@ -57,7 +59,7 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
         case RanksStirred():
             return _stirred(snapshot)
         case RanksSeen():
-            return sightings.ranks_seen(snapshot, fact)
+            return sightings.ranks_seen(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case ClaimHeld():
@@ -108,9 +110,8 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
-    late = [
-        node.id for node in snapshot.nodes.values() if node.call is not None and node.call.deadline_s <= tick.now_s
-    ]
+    waiting = roll_of(snapshot).restless.values()
+    late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
     return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
 
 
@@ -127,7 +128,7 @@ def _fresh(source: Source, started_s: float) -> Source:
 def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], Node]) -> Snapshot:
     """Change the named nodes; news of one that is no more is old news."""
     changed = {id_: change(snapshot.nodes[id_]) for id_ in ids if id_ in snapshot.nodes}
-    return replace(snapshot, nodes={**snapshot.nodes, **changed}) if changed else snapshot
+    return with_nodes(snapshot, changed)
 
 
 def _stirred(snapshot: Snapshot) -> Snapshot:
@@ -139,8 +140,7 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
     node = snapshot.nodes.get(launch)
     if node is None or not (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE)):
         return snapshot  # old news: it has been leased again
-    nodes = {id_: node for id_, node in snapshot.nodes.items() if id_ != launch}
-    return steering.without(replace(snapshot, nodes=nodes), launch)
+    return steering.without(with_nodes(snapshot, {}, [launch]), launch)
 
 
 def _recorded(node: Node) -> Node:
@@ -173,7 +173,8 @@ def _undrained(node: Node, now_s: float) -> Node:
 
 
 def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
-    jobs: dict[JobId, Job] = {} if fact.complete else dict(snapshot.jobs)
+    known = snapshot.jobs
+    jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
     unreadable = {} if fact.complete else dict(snapshot.unreadable)
     for job in fact.jobs:
         jobs[job.id] = job
@@ -184,19 +185,40 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     for bad in fact.unreadable:
         unreadable[bad.id] = bad
         jobs.pop(bad.id, None)
+    gone, come = _differences(known, jobs, None if fact.complete else fact)
     now_s = snapshot.now_s
-    if any(_newly_waits(job, snapshot.jobs) for job in fact.jobs):
+    if any(_newly_waits(job, known) for job in come):
         snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=sightings.unsettled_s(snapshot))
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
-    if jobs != snapshot.jobs or stopped != snapshot.queues_stopped:
+    if gone or come or stopped != snapshot.queues_stopped:
         snapshot = replace(snapshot, changed_s=now_s)
+    if gone or come:
+        line = moved(line_of(known, snapshot.line), jobs, gone, come)
+        snapshot = replace(snapshot, jobs=jobs, line=line)
     return replace(
         snapshot,
-        jobs=jobs,
         unreadable=unreadable,
         queues_stopped=stopped,
         queue=_fresh(snapshot.queue, fact.started_s),
     )
+
+
+def _differences(
+    before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen | None
+) -> tuple[list[Job], list[Job]]:
+    """Jobs as they were and are no more, and jobs as they were not before, of those that a fact tells of."""
+    if fact is None:
+        named: Iterable[JobId] = {**before, **after}
+    else:
+        named = dict.fromkeys([*(job.id for job in fact.jobs), *fact.ended, *(bad.id for bad in fact.unreadable)])
+    gone: list[Job] = []
+    come: list[Job] = []
+    for id_ in named:
+        was, is_ = before.get(id_), after.get(id_)
+        if was is not is_ and was != is_:
+            gone += [was] if was is not None else []
+            come += [is_] if is_ is not None else []
+    return gone, come
 
 
 def _newly_waits(job: Job, known: Mapping[JobId, Job]) -> bool:
@@ -233,8 +255,9 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
             nodes[node.id] = replace(node, recorded=False)
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopted(launch, snapshot))
+    gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
     claim = _fresh(snapshot.claim, fact.started_s)
-    return steering.read(replace(snapshot, claimed=True, claim=claim, nodes=nodes), fact.steering)
+    return steering.read(replace(with_nodes(snapshot, nodes, gone), claimed=True, claim=claim), fact.steering)
 
 
 def adopted(launch: Launch, snapshot: Snapshot) -> Node:
@@ -245,6 +268,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
         state=NodeState.REQUESTED,
         since_s=snapshot.now_s,
         requested_s=snapshot.now_s - age_s,
+        adopted=True,
         recorded=True,
         create_sent_s=snapshot.now_s,
         known_s=snapshot.now_s,
@@ -273,8 +297,11 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
 
 def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
     again_s = snapshot.now_s + policy.relist_s
-    if fact.launch is None:
+    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
+    if fact.launch is None or node is None:
         return snapshot
+    if sightings.waits_for(node, CallKind.DESTROY) and node.tries == 0:
+        snapshot = measured.with_stop(snapshot, node)
     return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
 
 

@@ -1,314 +1,228 @@
-"""Which nodes serve the demand: those that are there, those that come, and the cheapest that can be had.
+"""Work, in pieces of so many kinds, onto empty nodes of so many kinds, at the least cost.
 
-Jobs are taken in Flux's order, first fit. A job gets all the nodes it asks for or none.
+Nothing here knows jobs, slots or time. Counts go in and counts come out: a :class:`Load` is a number of nodes that
+are loaded alike. So the effort goes by kinds of work and kinds of nodes, not by jobs and nodes.
+
+Few pieces are packed at the least cost there is (``smallest``). Many are packed by patterns: again and again the
+kind of node is taken whose best filling saves most for what it costs, as often as the work lasts; the last few
+pieces, where a choice weighs most, are then packed anew at the least cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
-from enum import IntEnum
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 
-from nodemanager.fleet.constraints import holds
-from nodemanager.fleet.demand import Demand
-from nodemanager.model import Job, JobId, NodeType, Rank, Reason, Shape, SlotName, TypeName, because
+from nodemanager.fleet import smallest
+from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, room, share
 
-Place = tuple[SlotName, Rank]
-
-
-class Standing(IntEnum):
-    """How soon a node can take a job; in this order they are filled."""
-
-    UP = 0
-    DRAINING = 1  # to be kept after all
-    COMING = 2
-    NEW = 3  # to be bought
+# Up to so many pieces the cheapest packing of all is looked for.
+PIECES_EXACT = 10
+# What a node costs beside its price, in shares of the dearest: tried in turn where nodes run short.
+NODE_PENALTIES = (0.0, 0.25, 1.0, 4.0, 64.0)
 
 
-@dataclass(slots=True)
-class Bin:
-    """What is free on one node while jobs are laid out."""
+def pack(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], limits: Limits) -> Packed:
+    """All pieces at the least cost, or as many as the limits allow.
 
-    slot: SlotName
-    rank: Rank
-    properties: frozenset[str]
-    cores: int
-    gpus: int
-    standing: Standing
-    node_type: NodeType | None = None
-    whole: bool = True  # nothing runs on it, nothing is laid on it
-    serves: list[JobId] = field(default_factory=list)
-
-    def room(self, shape: Shape) -> int:
-        """How many slots of the shape fit, as the scheduler counts.
-
-        A job that takes nodes whole starts on any free node with the cores of one slot, however many it asks for.
-        """
-        if shape.exclusive and not self.whole:
-            return 0
-        if shape.exclusive and shape.nodes is not None:
-            return shape.slots if self.cores >= shape.cores_per_slot and self.gpus >= shape.gpus_per_slot else 0
-        by_cores = self.cores // max(1, shape.cores_per_slot)
-        return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
-
-    def suits(self, shape: Shape) -> bool:
-        return holds(shape.constraint, properties=self.properties, host=self.slot, rank=self.rank)
-
-    def take(self, shape: Shape, slots: int, job: JobId) -> None:
-        self.whole = False
-        self.serves.append(job)
-        if shape.exclusive:
-            self.cores = self.gpus = 0
-        else:
-            self.cores -= slots * shape.cores_per_slot
-            self.gpus -= slots * shape.gpus_per_slot
-
-
-@dataclass(slots=True)
-class Market:
-    """What may be bought: free slots by type, within the limits that are left.
-
-    A slot that is free in a moment is taken when no other of its type is left: that is waited for, where a dearer
-    type would else be bought.
+    ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 where it suits none.
     """
+    if sum(item.pieces for item in items) <= PIECES_EXACT:
+        loads = smallest.search(items, lots, fits, limits)
+        if loads is not None:
+            return Packed(loads, (0,) * len(items))
+    dearest = max((lot.cost for lot in lots), default=0)
+    packed = Packed((), tuple(item.pieces for item in items))
+    for penalty in NODE_PENALTIES:
+        dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
+        packed = _by_patterns(items, dear, fits)
+        if limits.allow(packed.loads, lots):
+            better = _improved(packed, items, dear, fits)
+            return better if limits.allow(better.loads, lots) else packed
+    return _cut(packed, lots, limits)
 
-    node_types: Sequence[NodeType]
-    free_slots: Mapping[TypeName, dict[Place, None]]  # an ordered set each
-    soon_free_slots: Mapping[TypeName, dict[Place, None]]  # theirs is a lease that is being ended
-    all_slots: Mapping[TypeName, Sequence[Place]]
-    blocked: Mapping[TypeName, Reason]
-    nodes_left: int
-    nodes_max: int
-    price_left: Decimal
-    price_per_hour_max: Decimal
-    _fitting: dict[tuple[TypeName, Shape], list[Place]] = field(default_factory=dict)
 
-    def buy(self, shape: Shape, want: int) -> list[Bin] | Reason:
-        """As many nodes as bring ``want`` nodes, or slots where the shape asks for slots; or why not."""
-        bought: list[Bin] = []
-        obstacles: list[Reason] = []
-        for node_type in self._by_preference(shape):
-            want -= self._buy_of(node_type, shape, want, bought, obstacles)
-            if want <= 0:
-                return bought
-        for bin_ in bought:
-            self._give_back(bin_)
-        return self._never(shape) or obstacles[0]
+def _improved(packed: Packed, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
+    """The last few nodes, packed anew at the least cost."""
+    kept = list(packed.loads)
+    again = [0] * len(items)
+    free = [lot.count - sum(load.nodes for load in kept if load.lot == number) for number, lot in enumerate(lots)]
+    spent = 0
+    while kept:
+        load = kept[-1]
+        each = sum(pieces for _, pieces in load.pieces)
+        nodes = min(load.nodes, (PIECES_EXACT - sum(again)) // each)
+        if nodes <= 0:
+            break
+        for item, pieces in load.pieces:
+            again[item] += nodes * pieces
+        free[load.lot] += nodes
+        spent += nodes * lots[load.lot].cost
+        kept[-1:] = [replace(load, nodes=load.nodes - nodes)] if nodes < load.nodes else []
+    if not spent:
+        return packed
+    few = [replace(item, pieces=pieces) for item, pieces in zip(items, again, strict=True)]
+    rest = [replace(lot, count=count) for lot, count in zip(lots, free, strict=True)]
+    found = smallest.search(few, rest, fits, Limits(sum(again), spent * 2), below=spent)
+    return packed if found is None else Packed((*kept, *found), packed.left)
 
-    def _by_preference(self, shape: Shape) -> list[NodeType]:
-        """The cheapest first; those on which it would start, and yet be cramped, last."""
-        return sorted(self.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *_cheapest(it)))
 
-    def _never(self, shape: Shape) -> Reason | None:
-        """Why the job could not be served by a fleet that serves nothing else; None if it could."""
-        want = shape.slots if shape.nodes is None else shape.nodes
-        nodes, price = 0, Decimal(0)
-        for node_type in self._by_preference(shape):
-            for place in self._places(node_type, shape):
-                if want > 0:
-                    want -= 1 if shape.nodes is not None else fresh_bin(node_type, place, Standing.NEW).room(shape)
-                    nodes += 1
-                    price += node_type.price_per_hour
-        if nodes == 0:
-            return self._infeasible(shape)
-        if want > 0:
-            return because("too_few_slots", slots=nodes, short=want)
-        if nodes > self.nodes_max or price > self.price_per_hour_max:
-            return because(
-                "beyond_limits",
-                nodes=nodes,
-                nodes_max=self.nodes_max,
-                price_per_hour=price,
-                price_per_hour_max=self.price_per_hour_max,
-            )
-        return None
+def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
+    """As much as these nodes take, without regard to limits: they are paid for."""
+    return _by_patterns(items, lots, fits)
 
-    def _buy_of(
-        self, node_type: NodeType, shape: Shape, want: int, bought: list[Bin], obstacles: list[Reason]
-    ) -> int:
-        fitting = self._places(node_type, shape)
-        if not fitting:
-            return 0
-        got = 0
-        slots = (self.free_slots[node_type.name], self.soon_free_slots[node_type.name])
-        free = (place for free_ones in slots for place in fitting if place in free_ones)
-        while got < want:
-            place = next(free, None)
-            obstacle = self._obstacle(node_type, len(fitting), want - got, place is not None)
-            if place is None or obstacle is not None:
-                obstacles += [obstacle] if obstacle is not None else []
-                break
-            bin_ = self._take(node_type, place)
-            bought.append(bin_)
-            got += 1 if shape.nodes is not None else bin_.room(shape)
-        return got
 
-    def _places(self, node_type: NodeType, shape: Shape) -> list[Place]:
-        """The slots of a type on which the shape could ever run."""
-        key = (node_type.name, shape)
-        if key not in self._fitting:
-            places = self.all_slots[node_type.name]
-            self._fitting[key] = [place for place in places if _fits(node_type, place, shape)]
-        return self._fitting[key]
+def _cut(packed: Packed, lots: Sequence[Lot], limits: Limits) -> Packed:
+    """The first of the loads, as far as the limits go."""
+    nodes, price = limits.nodes, limits.price
+    kept: list[Load] = []
+    left = list(packed.left)
+    for load in packed.loads:
+        each = lots[load.lot].price
+        can = min(load.nodes, nodes, price // each if each else nodes) if lots[load.lot].bought else load.nodes
+        if can > 0:
+            kept.append(replace(load, nodes=can))
+            nodes -= can
+            price -= can * each
+        for item, pieces in load.pieces:
+            left[item] += (load.nodes - max(0, can)) * pieces
+    return Packed(tuple(kept), tuple(left))
 
-    def _obstacle(self, node_type: NodeType, slots: int, short: int, has_free: bool) -> Reason | None:
-        name = node_type.name
-        if name in self.blocked:
-            return self.blocked[name]
-        if not has_free:
-            return because("no_free_slot", node_type=name, slots=slots, short=short)
-        if self.nodes_left <= 0:
-            return because("nodes_max", node_type=name, short=short, nodes_max=self.nodes_max)
-        if node_type.price_per_hour > self.price_left:
-            return because(
-                "price_per_hour_max",
-                node_type=name,
-                price_per_hour=node_type.price_per_hour,
-                left=self.price_left,
-                price_per_hour_max=self.price_per_hour_max,
-            )
-        return None
 
-    def _take(self, node_type: NodeType, place: Place) -> Bin:
-        free_now = place in self.free_slots[node_type.name]
-        del (self.free_slots if free_now else self.soon_free_slots)[node_type.name][place]
-        self.nodes_left -= 1
-        self.price_left -= node_type.price_per_hour
-        return fresh_bin(node_type, place, Standing.NEW if free_now else Standing.COMING)
+# --- by patterns ------------------------------------------------------------------------------------------
 
-    def _give_back(self, bin_: Bin) -> None:
-        assert bin_.node_type is not None  # noqa: S101 - what was bought has a type
-        slots = self.free_slots if bin_.standing is Standing.NEW else self.soon_free_slots
-        slots[bin_.node_type.name][bin_.slot, bin_.rank] = None
-        self.nodes_left += 1
-        self.price_left += bin_.node_type.price_per_hour
 
-    def _infeasible(self, shape: Shape) -> Reason:
-        """No type could ever serve it: name the one that comes nearest, and what it lacks."""
-        nearest = max(self.node_types, key=lambda it: (-len(_lacks(it, shape)), it.cores), default=None)
-        if nearest is None:
-            return because("no_type_fits")
-        return because("no_type_fits", nearest=nearest.name, lacks=_lacks(nearest, shape))
-
-    def cheapest(self) -> Bin | Reason:
-        """Any one node, the cheapest: to keep the least number up."""
-        obstacle: Reason = because("no_node_type")
-        for node_type in sorted(self.node_types, key=_cheapest):
-            place = next(chain(self.free_slots[node_type.name], self.soon_free_slots[node_type.name]), None)
-            in_the_way = self._obstacle(node_type, len(self.all_slots[node_type.name]), 1, place is not None)
-            if place is not None and in_the_way is None:
-                return self._take(node_type, place)
-            obstacle = in_the_way or obstacle
-        return obstacle
+def _by_patterns(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
+    bench = _Bench(items, lots, fits)
+    return Packed(tuple(bench.loads()), tuple(bench.left))
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """Where every waiting job would run: ``placed``, or the first thing in its way: ``unplaced``."""
-
-    placed: Mapping[JobId, tuple[Bin, ...]]
-    unplaced: Mapping[JobId, Reason]
-    bins: Sequence[Bin]
-
-
-def fresh_bin(node_type: NodeType, place: Place, standing: Standing) -> Bin:
-    """A node of the type with nothing on it."""
-    name, rank = place
-    return Bin(name, rank, node_type.properties, node_type.cores, node_type.gpus, standing, node_type)
+class _Pattern:
+    worth: float  # what it saves for each unit of what it costs
+    pieces: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
-class _Floor:
-    """The bins while jobs are laid out; for each shape those that may still take it, and what stands in its way."""
+class _Bench:
+    """The packing while it is made.
 
-    bins: list[Bin]
-    market: Market
-    candidates: dict[Shape, list[Bin]] = field(default_factory=dict)
-    obstacles: dict[Shape, Reason] = field(default_factory=dict)
+    A piece is worth what it costs at the least to have it done, taken alone: its share of a node by what it takes
+    most of. A pattern is worth what its pieces are, over what its node costs.
+    """
 
-    def place(self, job: Job) -> tuple[Bin, ...] | Reason:
-        shape = job.shape
-        if shape in self.obstacles:
-            return self.obstacles[shape]  # room only shrinks: equal jobs meet the same obstacle
-        chosen, short = self._choose(shape)
-        if short > 0:
-            bought = self.market.buy(shape, short)
-            if isinstance(bought, Reason):
-                self.obstacles[shape] = bought
-                return bought
-            self._add(bought)
-            chosen, _ = self._choose(shape)
-        for bin_, slots in chosen:
-            bin_.take(shape, slots, job.id)
-        return tuple(bin_ for bin_, _ in chosen)
+    items: Sequence[Item]
+    lots: Sequence[Lot]
+    fits: Sequence[Sequence[int]]
+    left: list[int] = field(init=False)
+    _count: list[int] = field(init=False)
+    _worth: list[float] = field(init=False)
+    _scarce: list[list[int]] = field(init=False)  # by lot: what takes a node whole, or wants GPUs
+    _plain: list[list[int]] = field(init=False)  # by lot: the rest, from many cores to much memory
 
-    def _add(self, bought: list[Bin]) -> None:
-        self.bins += bought
-        for shape, candidates in self.candidates.items():
-            candidates += [bin_ for bin_ in bought if bin_.suits(shape)]
+    def __post_init__(self) -> None:
+        numbers = range(len(self.items))
+        self.left = [item.pieces for item in self.items]
+        self._count = [lot.count for lot in self.lots]
+        self._worth = [self._least_cost(number) for number in numbers]
+        by_memory = sorted(numbers, key=lambda i: (self._memory_per_core(i), self.items[i].cores, i))
+        scarce = sorted(
+            (i for i in numbers if self.items[i].whole or self.items[i].gpus),
+            key=lambda i: (not self.items[i].whole, -self.items[i].gpus, -self.items[i].cores, i),
+        )
+        plain = [i for i in by_memory if not self.items[i].whole and not self.items[i].gpus]
+        self._scarce = [[i for i in scarce if self.fits[i][lot]] for lot in range(len(self.lots))]
+        self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
 
-    def _choose(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
-        """The first that serve one job, with the slots each takes; and how many nodes or slots are short.
+    def loads(self) -> Iterator[Load]:
+        """The best pattern first, as often as it goes; until nothing is left that fits anywhere."""
+        waiting = [(-float("inf"), lot) for lot in range(len(self.lots)) if self._count[lot] > 0]
+        patterns: dict[int, _Pattern] = {}
+        heapify(waiting)
+        while waiting:
+            _, lot = heappop(waiting)
+            pattern = patterns.get(lot)
+            if pattern is None or not all(self.left[item] >= pieces for item, pieces in pattern.pieces):
+                pattern = patterns[lot] = self._pattern(lot)
+            if not pattern.pieces:
+                continue  # what is left fits none of it, and there is never more
+            if waiting and waiting[0] < (-pattern.worth, lot):
+                heappush(waiting, (-pattern.worth, lot))
+                continue
+            nodes = min(self.left[item] // pieces for item, pieces in pattern.pieces)
+            nodes = min(nodes, self._count[lot])
+            yield self._take(lot, nodes, pattern)
+            if self._count[lot] > 0:
+                heappush(waiting, (-pattern.worth, lot))
 
-        Those passed over for want of room are not looked at again: the work is by bins and jobs, not their product.
+    def _take(self, lot: int, nodes: int, pattern: _Pattern) -> Load:
+        self._count[lot] -= nodes
+        for item, pieces in pattern.pieces:
+            self.left[item] -= nodes * pieces
+        return Load(lot, nodes, pattern.pieces)
+
+    def _least_cost(self, number: int) -> float:
+        item = self.items[number]
+        costs = [
+            (lot.cost + 1) * share(item, lot)
+            for lot, fit in zip(self.lots, self.fits[number], strict=True)
+            if fit and lot.count
+        ]
+        return min(costs, default=0.0)
+
+    def _memory_per_core(self, number: int) -> float:
+        return self.items[number].memory_bytes / self.items[number].cores
+
+    def _pattern(self, lot: int) -> _Pattern:
+        """A good filling of one node with what is left."""
+        for item in self._scarce[lot]:
+            if self.items[item].whole and self.left[item] > 0:
+                return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
+        chosen = self._filling(lot)
+        worth = sum(self._worth[item] * pieces for item, pieces in chosen.items())
+        return _Pattern(worth / (self.lots[lot].cost + 1), tuple(sorted(chosen.items())))
+
+    def _filling(self, lot: int) -> dict[int, int]:
+        """GPUs first; then so that cores and memory run out together.
+
+        Work with much memory is taken while the node has at least as much memory for each core as when it was
+        empty, work with little memory otherwise; the largest first among those that are alike.
         """
-        if shape not in self.candidates:
-            self.candidates[shape] = [bin_ for bin_ in self.bins if bin_.suits(shape)]
-        candidates = self.candidates[shape]
-        short = shape.slots if shape.nodes is None else shape.nodes
-        chosen: list[tuple[Bin, int]] = []
-        passed = 0
-        while short > 0 and passed < len(candidates):
-            bin_ = candidates[passed]
-            passed += 1
-            room = bin_.room(shape)
-            if room >= least_room(shape):
-                chosen.append((bin_, shape.slots if shape.nodes is not None else min(short, room)))
-                short -= 1 if shape.nodes is not None else chosen[-1][1]
-        if passed > len(chosen):
-            candidates[:passed] = [bin_ for bin_, _ in chosen]
-        return chosen, short
-
-
-def least_room(shape: Shape) -> int:
-    """The slots that a node must have room for to be of any use."""
-    return shape.slots if shape.nodes is not None else 1
-
-
-def pack(demand: Demand, bins: Iterable[Bin], market: Market) -> Packing:
-    """Lay the demand out on what there is, and buy what is short."""
-    floor = _Floor(sorted(bins, key=lambda bin_: (bin_.standing, bin_.whole, bin_.rank)), market)
-    placed: dict[JobId, tuple[Bin, ...]] = {}
-    unplaced: dict[JobId, Reason] = {}
-    for job in demand.jobs:
-        place = floor.place(job)
-        if isinstance(place, Reason):
-            unplaced[job.id] = place
-        else:
-            placed[job.id] = place
-    return Packing(placed, unplaced, floor.bins)
-
-
-def _cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
-    return node_type.price_per_hour, node_type.cores, node_type.name
-
-
-def _fits(node_type: NodeType, place: Place, shape: Shape) -> bool:
-    bin_ = fresh_bin(node_type, place, Standing.NEW)
-    return bin_.room(shape) >= least_room(shape) and bin_.suits(shape)
-
-
-def _lacks(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
-    return _lacks_size(node_type, shape) or ("constraint: not met by any of its slots",)
-
-
-def _lacks_size(node_type: NodeType, shape: Shape) -> tuple[str, ...]:
-    slots = least_room(shape)
-    lacks = []
-    if node_type.cores < slots * shape.cores_per_slot:
-        lacks.append(f"cores: has {node_type.cores}, needs {slots * shape.cores_per_slot}")
-    if node_type.gpus < slots * shape.gpus_per_slot:
-        lacks.append(f"gpus: has {node_type.gpus}, needs {slots * shape.gpus_per_slot}")
-    return tuple(lacks)
+        items, left, whole = self.items, self.left, self.lots[lot]
+        cores, gpus, memory_bytes = whole.cores, whole.gpus, whole.memory_bytes
+        chosen: dict[int, int] = {}
+        for number in self._scarce[lot]:
+            item = items[number]
+            if left[number] <= 0 or item.whole:
+                continue
+            pieces = min(left[number], item.per_node_max, room(item, cores, gpus, memory_bytes))
+            if pieces > 0:
+                chosen[number] = pieces
+                cores -= pieces * item.cores
+                gpus -= pieces * item.gpus
+                memory_bytes -= pieces * item.memory_bytes
+        order = self._plain[lot]
+        low, high = 0, len(order) - 1
+        while low <= high and cores > 0:
+            rich = memory_bytes * whole.cores >= whole.memory_bytes * cores
+            number = order[high] if rich else order[low]
+            item = items[number]
+            had = chosen.get(number, 0)
+            pieces = min(left[number], item.per_node_max) - had
+            if pieces > 0:
+                pieces = min(pieces, cores // item.cores)
+                if item.memory_bytes and pieces > 0:
+                    pieces = min(pieces, memory_bytes // item.memory_bytes)
+            if pieces <= 0:
+                if rich:
+                    high -= 1
+                else:
+                    low += 1
+                continue
+            if rich is (item.memory_bytes * whole.cores > whole.memory_bytes * item.cores):
+                pieces = 1  # it turns the balance: look again
+            chosen[number] = had + pieces
+            cores -= pieces * item.cores
+            memory_bytes -= pieces * item.memory_bytes
+        return chosen

@@ -2,8 +2,9 @@
 
 1. What must be asked of the outside is asked (:func:`_asks`).
 2. On stale data, or while another manager acts, nothing is decided (:func:`_standstill`).
-3. The waiting jobs are laid out on the nodes that are up, then on those that drain or come (``layout``); what is
-   short is bought, but only once the queue has settled.
+3. The waiting jobs are laid out (``layout``): on what is up, as the scheduler will seat them; on what can be kept,
+   or will soon be free; what is short, on the nodes that come and on new ones, at the least cost. Those are bought,
+   but only once the queue has settled.
 4. Each node takes its next step (``steps``): one that drains and is wanted again is undrained before anything is
    bought.
 
@@ -18,11 +19,15 @@ from decimal import Decimal
 
 from nodemanager.fleet import supply
 from nodemanager.fleet.layout import Layout, lay_out
-from nodemanager.fleet.packing import Bin, Standing
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
-from nodemanager.fleet.steps import NAMES_MAX, ORDER, NodeAction, Outlook, step
-from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, because
+from nodemanager.fleet.spares import idle_or_coming, spare_purchases
+from nodemanager.fleet.steering import steered_nodes, steered_of
+from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
+from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
+from nodemanager.fleet.weighed import type_reasons, warnings
+from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     BootNode,
     ClaimInstance,
@@ -33,6 +38,8 @@ from nodemanager.orders import (
     RecordLaunches,
     SweepCloud,
 )
+
+WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
 Action = BootNode | NodeAction
@@ -46,9 +53,15 @@ class Plan:
     actions: tuple[Action, ...] = ()
     jobs: Mapping[JobId, Reason] = field(default_factory=dict)
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
+    types: Mapping[TypeName, Reason] = field(default_factory=dict)  # why each is bought, or not
+    warnings: tuple[Reason, ...] = ()  # what the site should mend
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
+
+    def waiting(self) -> Mapping[str, int]:
+        """How many jobs wait for which reason."""
+        return self.jobs.tally() if isinstance(self.jobs, JobReasons) else {}
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -59,15 +72,18 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
     layout = lay_out(snapshot, policy, price)
+    found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
-    steps, reasons = _steps(snapshot, policy, layout)
-    boots = _boots(snapshot, policy, layout) if quiet else ()
+    steps, reasons = _steps(snapshot, policy, layout, found)
+    boots = _boots(snapshot, policy, layout, found) if quiet else ()
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *boots),
-        jobs=layout.reasons(settling),
+        jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        types=type_reasons(policy, layout, found),
+        warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
         price_per_hour=price,
     )
@@ -109,7 +125,8 @@ def _older_than(source: Source, age_s: float, now_s: float) -> bool:
 def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     """While something is on its way in or out the list is news; else it is a check."""
     on_the_way = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
-    moving = any(node.state in on_the_way or node.absences for node in snapshot.nodes.values())
+    restless = roll_of(snapshot).restless.values()
+    moving = any(node.state in on_the_way or node.absences for node in restless)
     return policy.probe_s if moving or snapshot.strays else policy.relist_s
 
 
@@ -155,25 +172,29 @@ def settled(snapshot: Snapshot, policy: Policy) -> bool:
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
-    nodes = snapshot.nodes.values()
-    calls_under_way = snapshot.calls_in_flight(CallKind.CREATE, CallKind.DESTROY)
-    leaving = sum(1 for node in nodes if node.state in (NodeState.DRAINING, NodeState.STOPPING))
+def _steps(
+    snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
+) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
+    roll = roll_of(snapshot)
+    leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
-        needed=layout.needed,
-        room_for=layout.stuck,
+        needed=found.needed,
+        room_for=layout.stuck[0] if layout.stuck is not None else None,
         room_short=layout.room_short - leaving,
-        live=sum(1 for node in nodes if node.costs) - leaving,
-        usable=sum(1 for node in nodes if node.state in supply.USABLE and not snapshot.steered(node)),
+        live=sum(roll.types.values()) - leaving,
+        usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
+        ready=idle_or_coming(snapshot, found.needed),
         creates_left=int(supply.create_credit(snapshot, policy)),
-        blocked=layout.market.blocked,
-        cloud_calls_left=policy.calls_in_flight_max - calls_under_way,
+        cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
-    reasons: dict[LaunchId, Reason] = {}
-    for node in sorted(nodes, key=lambda node: (ORDER.index(node.state), node.id)):
+    reasons: dict[LaunchId, Reason] = dict.fromkeys(
+        snapshot.nodes, BUSY
+    )  # and nothing to decide, unless it is below
+    to_decide = {**roll.restless, **steered_nodes(snapshot)}
+    for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
         if taken.action is not None:
@@ -181,31 +202,30 @@ def _steps(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[list[Nod
     return actions, reasons
 
 
-def _boots(snapshot: Snapshot, policy: Policy, layout: Layout) -> tuple[BootNode, ...]:
-    bought = layout.to_buy
-    nodes = snapshot.nodes.values()
-    there = len(bought) + sum(
-        1 for node in nodes if node.state in (*supply.USABLE, *supply.COMING) and not snapshot.steered(node)
+def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
+    spares = spare_purchases(snapshot, policy, layout, found)
+    return tuple(
+        _boot(purchase, why, snapshot, policy, layout)
+        for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
     )
-    while there < policy.nodes_min and isinstance(more := layout.market.cheapest(), Bin):
-        bought += [more] if more.standing is Standing.NEW else []
-        there += 1
-    return tuple(_boot(bin_, snapshot, policy) for bin_ in bought)
 
 
-def _boot(bin_: Bin, snapshot: Snapshot, policy: Policy) -> BootNode:
-    type_name = bin_.node_type.name if bin_.node_type is not None else ""
-    launch_id = LaunchId(f"{bin_.slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _launch(launch_id, bin_.slot, snapshot, policy, snapshot.wall_at)
-    reason = because("demand" if bin_.serves else "nodes_min", node_type=type_name, jobs=len(bin_.serves))
-    return BootNode(launch, tuple(bin_.serves[:NAMES_MAX]), reason)
+def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy, layout: Layout) -> BootNode:
+    slot = purchase.place[0]
+    launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
+    zone = layout.market.zones[purchase.node_type.name]
+    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, zone)
+    return BootNode(
+        launch, purchase.serves, because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.jobs)
+    )
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
     """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
-    leased = {node.launch.slot for node in snapshot.nodes.values()}
+    ownerless = supply.strays(snapshot)
+    leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | DestroyNode] = []
-    for stray in supply.strays(snapshot):
+    for stray in ownerless:
         launch = _lease_of(stray, snapshot, policy)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
@@ -237,7 +257,9 @@ def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None
     return _launch(identity.launch, identity.slot, snapshot, policy, created_at)
 
 
-def _launch(id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float) -> Launch:
+def _launch(
+    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+) -> Launch:
     return Launch(
         id=id_,
         slot=slot,
@@ -246,4 +268,5 @@ def _launch(id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, r
         # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
+        zone=zone,
     )

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import NodeType, QueuePolicy, SlotName, TypeName
+from nodemanager.model import NodeType, PackingPolicy, QueuePolicy, SlotName, TypeName
 
 # How long a failed create keeps its type, or all types, from being tried again.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -52,6 +52,8 @@ class Policy:
     idle_confirmations: int = 2
     idle_timeout_s: float = 300.0
     stop_lead_s: float = 60.0
+    patience_s: float = 0.0
+    packing: PackingPolicy = PackingPolicy.SPREAD
     queue_policy: QueuePolicy = QueuePolicy.FIFO
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
@@ -61,6 +63,15 @@ class Policy:
     @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
         return {node_type.name: node_type for node_type in self.node_types}
+
+    @cached_property
+    def place_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
+        """Each slot's type, and its place in the type's list."""
+        return {
+            slot: (node_type.name, place)
+            for node_type in self.node_types
+            for place, slot in enumerate(node_type.slots)
+        }
 
     @cached_property
     def type_of_slot(self) -> Mapping[SlotName, NodeType]:

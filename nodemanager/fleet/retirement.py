@@ -26,13 +26,21 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
 
 
 def weigh(
-    node: Node, node_type: NodeType | None, policy: Policy, now_s: float, surplus: int
+    node: Node,
+    node_type: NodeType | None,
+    policy: Policy,
+    now_s: float,
+    surplus: int,
+    spare: bool = False,
+    stop_lead_s: float | None = None,
 ) -> tuple[bool, Reason]:
     """Whether an idle node that no waiting job would use goes now, and why, or why not.
 
-    ``surplus``: how many nodes there are beyond ``nodes_min``. A node goes at the last safe moment of a window
-    that is paid for; where windows are shorter than ``idle_timeout_s`` it goes after that long without work.
+    ``surplus``: how many nodes there are beyond ``nodes_min``; ``spare``: it is one of its type's spares. A node
+    goes at the last safe moment of a window that is paid for, which is ``stop_lead_s`` before its end; where
+    windows are shorter than ``idle_timeout_s`` it goes after that long without work.
     """
+    lead_s = policy.stop_lead_s if stop_lead_s is None else stop_lead_s
     idle_s = now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
     if node.rank is not None and node.rank.drain_reason is not None:
         return False, because("held_by_drain", drain_reason=node.rank.drain_reason)
@@ -40,14 +48,16 @@ def weigh(
         return False, because("idle_unconfirmed", looks=node.idle_looks, needs=policy.idle_confirmations)
     if surplus <= 0:
         return False, because("nodes_min", nodes_min=policy.nodes_min)
+    if spare and node_type is not None:
+        return False, because("spare", node_type=node_type.name, spares=node_type.spares)
     if node_type is None:
         return True, because("unknown_type", node_type=node.launch.type_name)
     rule = node_type.billing
     if rule.window_s <= policy.idle_timeout_s and idle_s < policy.idle_timeout_s:
         return False, because("idle_not_long", idle_s=idle_s, idle_timeout_s=policy.idle_timeout_s)
     left_s = billing.window_left_s(rule, billing.age_s(node, now_s))
-    figures = {"idle_s": idle_s, "window_left_s": left_s, "stop_lead_s": policy.stop_lead_s}
-    if left_s > policy.stop_lead_s:
+    figures = {"idle_s": idle_s, "window_left_s": left_s, "stop_lead_s": lead_s}
+    if left_s > lead_s:
         return False, because("paid_time_left", **figures)
     return True, because("window_closes", **figures)
 

@@ -13,14 +13,27 @@ from nodemanager.facts import (
     NodeDrained,
     RanksSeen,
 )
+from nodemanager.fleet import measured
+from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Source, Stray
-from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, Reason, because
+from nodemanager.fleet.roll import roll_of, with_nodes
+from nodemanager.fleet.snapshot import EVERYTHING, Block, Node, Scope, Snapshot, Source, Stray
+from nodemanager.model import (
+    CallKind,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    LaunchId,
+    NodeState,
+    Rank,
+    Reason,
+    because,
+)
 
-DRAIN_MARK = "flux-node-manager:"
 RETRY_S_MAX = 60.0
+_NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
 
 def drain_text(launch: LaunchId) -> str:
@@ -56,30 +69,70 @@ def answered(node: Node, kind: CallKind) -> Node:
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
-def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
+def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
-    ranks: Mapping[Rank, FluxRank] = {rank.rank: rank for rank in fact.ranks}
-    nodes = {
-        id_: _look(node, ranks[node.launch.rank], fact.started_s, snapshot)
-        if node.launch.rank in ranks and fact.started_s >= node.rank_seen_s
-        else node
-        for id_, node in snapshot.nodes.items()
-    }
+    ranks = {rank.rank: rank for rank in fact.ranks}
+    changes = _changes(snapshot.ranks, ranks)
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    return replace(
-        snapshot,
-        ranks=ranks,
-        rank_of_slot={rank.host: rank.rank for rank in fact.ranks},
-        nodes=nodes,
-        stirred_s=stirred_s,
-        jobs_ended=fact.jobs_ended,
-        changed_s=snapshot.now_s if ranks != snapshot.ranks else snapshot.changed_s,
-        unsettled_s=unsettled_s(snapshot) if ranks != snapshot.ranks else snapshot.unsettled_s,
-        flux=Source(seen_s=fact.started_s),
-    )
+    looked = _looked_at(snapshot, ranks, changes, fact.started_s)
+    snapshot = with_nodes(measured.with_boots(snapshot, looked), looked)
+    if changes:
+        hosts = {after.host if after is not None else None for _, after in changes}
+        same_hosts = hosts == {before.host if before is not None else None for before, _ in changes}
+        known = ground_of(snapshot.ranks, snapshot.ground, policy)
+        snapshot = replace(
+            snapshot,
+            ranks=ranks,
+            rank_of_slot=snapshot.rank_of_slot if same_hosts else {rank.host: rank.rank for rank in fact.ranks},
+            ground=trodden(known, ranks, changes, policy),
+            changed_s=snapshot.now_s,
+            unsettled_s=unsettled_s(snapshot),
+        )
+    flux = Source(seen_s=fact.started_s)
+    return replace(snapshot, stirred_s=stirred_s, jobs_ended=fact.jobs_ended, flux=flux)
+
+
+def _changes(
+    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank]
+) -> list[tuple[FluxRank | None, FluxRank | None]]:
+    """The ranks that are not as they were."""
+    changes: list[tuple[FluxRank | None, FluxRank | None]] = [
+        (was, rank) for number, rank in after.items() if (was := before.get(number)) is not rank and was != rank
+    ]
+    if len(before) + sum(was is None for was, _ in changes) > len(after):
+        changes += [(was, None) for number, was in before.items() if number not in after]
+    return changes
+
+
+def _looked_at(
+    snapshot: Snapshot,
+    ranks: Mapping[Rank, FluxRank],
+    changes: list[tuple[FluxRank | None, FluxRank | None]],
+    started_s: float,
+) -> dict[LaunchId, Node]:
+    """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
+    roll = roll_of(snapshot)
+    touched = dict(roll.restless)
+    for _, rank in changes:
+        id_ = roll.of_rank.get(rank.rank) if rank is not None else None
+        if id_ is not None:
+            touched[id_] = snapshot.nodes[id_]
+    return {
+        id_: _look(node, ranks[node.launch.rank], started_s, snapshot)
+        for id_, node in touched.items()
+        if node.launch.rank in ranks
+        and started_s >= node.rank_seen_s
+        and not _tells_nothing_new(node, ranks[node.launch.rank])
+    }
+
+
+def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
+    """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
+    waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
+    return waits and not rank.online and node.rank is not None and node.rank == rank
 
 
 def _is_old(source: Source, started_s: float) -> bool:
@@ -188,15 +241,18 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     ]
     doubted = snapshot.doubted_lists + 1 if _too_many_at_once(snapshot, lacking) else 0
     believed = doubted == 0 or doubted > policy.absences
-    nodes = dict(snapshot.nodes)
+    nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
-        nodes[id_] = _listed(nodes[id_], cloud, snapshot, fact.started_s)
+        nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
     if believed:
         for node in lacking:
             nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
+    for id_, cloud in pairing.paired.items():
+        if cloud.died_of is not None and snapshot.nodes[id_].state in _NOT_UP_YET:
+            # It was taken on and never came to be: what a refused create says of the next one, this says too.
+            snapshot = _blocked(snapshot, nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
-        snapshot,
-        nodes=nodes,
+        with_nodes(snapshot, nodes),
         strays={
             cloud.provider_id: replace(
                 snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
@@ -270,19 +326,33 @@ def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy)
     if not waits_for(node, CallKind.DESTROY):
         return snapshot
     failed_node = call_failed(node, snapshot.now_s, fact.retry_after_s)
-    return replace(snapshot, nodes={**snapshot.nodes, node.id: failed_node})
+    return with_nodes(snapshot, {node.id: failed_node})
 
 
 def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
     if waits_for(node, CallKind.CREATE):
         node = call_failed(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
-        return replace(snapshot, nodes={**snapshot.nodes, node.id: node})
+        return with_nodes(snapshot, {node.id: node})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
-    of_type = fact.kind in (FailureKind.CAPACITY, FailureKind.CONFIG)
-    scope = node.launch.type_name if of_type else ALL_TYPES
-    until_s = snapshot.now_s + max(fact.retry_after_s, policy.block_s[fact.kind])
-    block = Block(until_s, because(f"create_{fact.kind}", detail=fact.detail))
+    return _blocked(with_nodes(snapshot, {node.id: node}), node, fact.kind, fact.detail, policy, fact.retry_after_s)
+
+
+def _blocked(
+    snapshot: Snapshot, node: Node, kind: FailureKind, detail: str, policy: Policy, retry_after_s: float = 0.0
+) -> Snapshot:
+    """The snapshot with what a refused create says something about not bought for a while."""
+    scope = _scope(node, kind, policy)
+    until_s = snapshot.now_s + max(retry_after_s, policy.block_s[kind])
+    block = Block(until_s, because(f"create_{kind}", detail=detail))
     longest = max(snapshot.blocks.get(scope, block), block, key=lambda block: block.until_s)
-    return replace(snapshot, nodes={**snapshot.nodes, node.id: node}, blocks={**snapshot.blocks, scope: longest})
+    return replace(snapshot, blocks={**snapshot.blocks, scope: longest})
+
+
+def _scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
+    """What a refused create says something about."""
+    name = node.launch.type_name
+    if kind is FailureKind.CAPACITY and name in policy.types:
+        return Scope(name, policy.types[name].market, node.launch.zone)
+    return Scope(name) if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else EVERYTHING

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from nodemanager.fleet.ground import Ground
+from nodemanager.fleet.line import Line
 from nodemanager.model import (
+    UNSTEERED,
     Call,
-    CallKind,
     CloudNode,
     CloudState,
     FluxRank,
@@ -20,6 +22,7 @@ from nodemanager.model import (
     JobId,
     Launch,
     LaunchId,
+    Market,
     NodeState,
     ProviderId,
     Rank,
@@ -44,6 +47,7 @@ class Node:
     since_s: float  # when it came into this state
     requested_s: float
     story: tuple[str, ...] = ()  # its latest moves, newest last
+    adopted: bool = False  # of an earlier life of the manager, or a stray: how long it took to boot is not known
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: surely no create call has been made by this process
     cloud: CloudNode | None = None
@@ -58,6 +62,7 @@ class Node:
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
+    retired_s: float | None = None  # when it was decided to let it go
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before
@@ -74,6 +79,18 @@ class Node:
     @property
     def provider_shows_it(self) -> bool:
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The nodes counted: kept by ``roll``, beside the nodes that it was read off."""
+
+    nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
+    restless: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all but those that are simply at work
+    states: Mapping[NodeState, int] = field(default_factory=_empty)
+    types: Mapping[TypeName, int] = field(default_factory=_empty)  # of those that cost
+    of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
+    of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,18 @@ class Block:
 
 
 ALL_TYPES = TypeName("*")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a block concerns: one type everywhere, or on one market in one zone."""
+
+    type_name: TypeName
+    market: Market | None = None
+    zone: str | None = None
+
+
+EVERYTHING = Scope(ALL_TYPES)  # what concerns the account
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +158,8 @@ class Snapshot:
 
     jobs_ended: int = 0  # of all users, as far as the instance remembers
 
-    steering: Steering = Steering()  # what operators have set
-    steering_on_record: Steering = Steering()
+    steering: Steering = UNSTEERED  # what operators have set
+    steering_on_record: Steering = UNSTEERED
     keeper: Source = Source()  # of the call that puts it there
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
@@ -142,13 +171,21 @@ class Snapshot:
     swept_s: float | None = None  # when a sweep for leftovers was last asked for
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
-    blocks: Mapping[TypeName, Block] = field(default_factory=_empty)
+    blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
+
+    # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
+    # its end's being taken by the provider. A restart begins anew.
+    boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+    stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+
+    # The same knowledge, arranged for the planner. Each knows what it was read off, and is read anew where that is
+    # not what stands here: so these can make a plan slow, never wrong.
+    line: Line = field(default_factory=Line, compare=False, repr=False)
+    ground: Ground = field(default_factory=Ground, compare=False, repr=False)
+    roll: Roll = field(default_factory=Roll, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:
         """Whether an operator keeps work from it."""
         return self.steering.keeps_work_from(node.id)
-
-    def calls_in_flight(self, *kinds: CallKind) -> int:
-        return sum(1 for node in self.nodes.values() if node.call is not None and node.call.kind in kinds)

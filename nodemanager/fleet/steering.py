@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -16,7 +16,8 @@ from nodemanager.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.fleet.sightings import DRAIN_MARK, drain_text
+from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
 from nodemanager.orders import CordonNode, DrainNode, UndrainNode
@@ -27,7 +28,7 @@ KEEP_AGAIN_S = 1.0
 
 
 def hold_text(launch: LaunchId) -> str:
-    """The reason that the drain of a held node carries in Flux. No launch has a colon, so no retirement has this."""
+    """The reason that the drain of a held node carries in Flux. No launch's name has a colon."""
     return f"{DRAIN_MARK}hold:{launch}"
 
 
@@ -68,6 +69,17 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
         holds={id_: mark for id_, mark in steering.holds.items() if id_ != launch},
         retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
     )
+
+
+def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
+    """The nodes that an operator keeps work from."""
+    steering = snapshot.steering
+    return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
+
+
+def steered_of(snapshot: Snapshot, states: Container[NodeState]) -> int:
+    """How many of them are in one of the states."""
+    return sum(1 for node in steered_nodes(snapshot).values() if node.state in states)
 
 
 # --- what is on record ------------------------------------------------------------------------------------
@@ -142,9 +154,7 @@ def _drain_reason(node: Node) -> str | None:
 
 def _retired_by_operator(node: Node) -> bool:
     retiring = node.retiring
-    return (
-        node.state is NodeState.DRAINING and retiring is not None and retiring.code == "retired_by_operator"
-    )
+    return node.state is NodeState.DRAINING and retiring is not None and retiring.code == "retired_by_operator"
 
 
 def _figures(mark: Mark) -> Mapping[str, str | float]:

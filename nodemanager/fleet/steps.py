@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nodemanager.fleet import retirement, steering
-from nodemanager.fleet.packing import Bin
+from nodemanager.fleet import measured, retirement, steering
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import ALL_TYPES, Node, Snapshot
-from nodemanager.model import Job, JobId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.zones import block_on, reason_of
+from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     CordonNode,
     CreateNode,
@@ -26,7 +26,7 @@ NodeAction = (
     RecordLaunches | CreateNode | DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode | EndLease
 )
 
-NAMES_MAX = 10
+BUSY = because("busy")
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 
@@ -36,13 +36,13 @@ class Outlook:
 
     snapshot: Snapshot
     policy: Policy
-    needed: Mapping[SlotName, Bin]  # where waiting jobs are laid out
-    room_for: Job | None  # the first job that cannot be given its nodes
+    needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are laid out
+    room_for: JobId | None  # the first job that cannot be given its nodes
     room_short: int  # idle nodes that must go to let it in
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
+    ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
     creates_left: int  # by the rate bucket
-    blocked: Mapping[TypeName, Reason]  # types that are not bought now
     cloud_calls_left: int  # creates and destroys that may still be under way at once
 
     @property
@@ -51,7 +51,7 @@ class Outlook:
 
     @property
     def all_blocked(self) -> bool:
-        block = self.snapshot.blocks.get(ALL_TYPES)
+        block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
 
@@ -79,9 +79,10 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
-    obstacle = outlook.blocked.get(node_type.name)
-    if obstacle is not None:
+    block = block_on(node_type, node.launch.zone, outlook.snapshot)
+    if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
+        obstacle = reason_of(block)
         return Step(obstacle, None if outlook.all_blocked else EndLease(node.launch, obstacle))
     if outlook.creates_left <= 0:
         return Step(because("create_paced", creates_per_s=outlook.policy.creates_per_s))
@@ -110,7 +111,7 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 def _idle(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
-        return Step(because("wanted", jobs=names(wanted.serves)))
+        return Step(because("wanted", jobs=names(wanted)))
     policy = outlook.policy
     surplus = outlook.usable - policy.nodes_min
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
@@ -121,11 +122,15 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         outlook.room_short -= 1
         outlook.live -= 1
         outlook.usable -= 1
-        return _drain(node, because("makes_room", job=str(outlook.room_for.id)))
-    node_type = policy.types.get(node.launch.type_name)
-    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus)
+        return _drain(node, because("makes_room", job=str(outlook.room_for)))
+    name = node.launch.type_name
+    node_type = policy.types.get(name)
+    spare = node_type is not None and outlook.ready.get(name, 0) <= node_type.spares
+    lead_s = measured.stop_lead_s(outlook.snapshot, name, policy.stop_lead_s)
+    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:
         return Step(reason)
+    outlook.ready[name] = outlook.ready.get(name, 0) - 1
     outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)
@@ -141,13 +146,13 @@ def _busy(node: Node, outlook: Outlook) -> Step:
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
-    return Step(because("busy"))
+    return Step(BUSY)
 
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
-        return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted.serves)))
+        return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
@@ -207,8 +212,8 @@ def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:
     return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
 
 
-def names(jobs: list[JobId]) -> tuple[str, ...]:
-    return tuple(str(job) for job in jobs[:NAMES_MAX])
+def names(jobs: tuple[JobId, ...]) -> tuple[str, ...]:
+    return tuple(str(job) for job in jobs)
 
 
 STEPS: Mapping[NodeState, Callable[[Node, Outlook], Step]] = {

@@ -1,72 +1,306 @@
-"""The room there is for jobs, and the room that may be bought."""
+"""The room there is for jobs, the nodes that are on their way, and those on sale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
+from itertools import chain
 
-from nodemanager.fleet.packing import Bin, Market, Place, Standing, fresh_bin
+from nodemanager.fleet import measured
+from nodemanager.fleet.constraints import holds
+from nodemanager.fleet.ground import Ground, ground_of
+from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.retirement import overdue
-from nodemanager.fleet.sightings import DRAIN_MARK, drain_text
-from nodemanager.fleet.snapshot import ALL_TYPES, Node, Snapshot, Stray
-from nodemanager.model import FluxRank, NodeState, Rank, Reason, TypeName, because
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.seating import Bin, Standing
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node, Snapshot, Stray
+from nodemanager.fleet.zones import blocked_types, zone_for
+from nodemanager.model import (
+    All,
+    AnyOf,
+    Constraint,
+    FluxRank,
+    HasProperty,
+    LaunchId,
+    NodeState,
+    NodeType,
+    Not,
+    Rank,
+    Reason,
+    SlotName,
+    TypeName,
+)
 
 USABLE = (NodeState.IDLE, NodeState.BUSY)
 COMING = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST)
 
+Place = tuple[SlotName, Rank]
+
+
+# --- what is there ----------------------------------------------------------------------------------------
+
 
 def room(snapshot: Snapshot, policy: Policy) -> list[Bin]:
-    """What is free on every node that takes jobs, and on those that soon will."""
-    leases: Mapping[Rank, Node] = {node.launch.rank: node for node in snapshot.nodes.values()}
-    bins: dict[Rank, Bin] = {}
-    for rank in snapshot.ranks.values():
-        node = leases.get(rank.rank)
-        takes_jobs = node is None or (node.state in USABLE and not snapshot.steered(node))
-        if rank.online and rank.schedulable and takes_jobs:
-            bins[rank.rank] = _what_is_free(rank, policy)
-    for node in leases.values():
-        if node.launch.rank not in bins and (bin_ := _to_come(node, snapshot, policy)) is not None:
-            bins[node.launch.rank] = bin_
-    return list(bins.values())
+    """What is free on every node that takes jobs, and on those that could be kept from leaving."""
+    roll = roll_of(snapshot)
+    bins: list[Bin] = []
+    for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
+        owner = roll.of_rank.get(rank.rank)
+        node = snapshot.nodes[owner] if owner is not None else None
+        if node is None or (node.state in USABLE and not snapshot.steered(node)):
+            bins.append(_what_is_free(rank, policy))
+    for node in roll.restless.values():
+        node_type = policy.types.get(node.launch.type_name)
+        leaves = node.state is NodeState.DRAINING and not snapshot.steered(node)
+        if node_type is not None and leaves and _may_be_kept(node):
+            bins.append(_empty(node_type, (node.launch.slot, node.launch.rank), Standing.KEPT))
+    return bins
+
+
+def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
+    """What will be free on nodes that are full, sooner than another node would boot.
+
+    Only where a job's end is known. One that is overdue has not ended in time, and may not for long.
+    """
+    horizon_s = {name: patience_s(snapshot, policy, name) for name in policy.types}
+    latest_s = max(horizon_s.values(), default=0.0)
+    freed: dict[Rank, tuple[int, int, float]] = {}
+    for ends_at, job in line.ends:
+        in_s = ends_at - snapshot.wall_at
+        if in_s > latest_s:
+            break
+        if in_s >= 0.0:
+            for held in snapshot.jobs[job].holds:
+                cores, gpus, _ = freed.get(held.rank, (0, 0, 0.0))
+                freed[held.rank] = cores + held.cores, gpus + held.gpus, in_s
+    bins = []
+    for number, (cores, gpus, in_s) in freed.items():
+        rank = snapshot.ranks.get(number)
+        place = policy.place_of_slot.get(rank.host) if rank is not None else None
+        if rank is None or place is None or not (rank.online and rank.schedulable) or rank.cores_free > 0:
+            continue
+        if in_s <= horizon_s[place[0]]:
+            properties = policy.types[place[0]].properties
+            whole = cores >= rank.cores
+            bins.append(Bin(rank.host, number, properties, cores, gpus, Standing.SOON, whole, in_s))
+    return bins
+
+
+def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float:
+    """For how long room that will be free is waited for, where a node of the type could be bought."""
+    return (measured.boot_s(snapshot, type_name) or 0.0) + policy.patience_s
 
 
 def _what_is_free(rank: FluxRank, policy: Policy) -> Bin:
-    node_type = policy.type_of_slot.get(rank.host)
+    place = policy.place_of_slot.get(rank.host)
+    properties = policy.types[place[0]].properties if place is not None else frozenset()
     return Bin(
-        slot=rank.host,
-        rank=rank.rank,
-        properties=node_type.properties if node_type is not None else frozenset(),
-        cores=rank.cores_free,
-        gpus=rank.gpus_free,
-        standing=Standing.UP,
-        node_type=node_type,
-        whole=not rank.allocated,
+        rank.host, rank.rank, properties, rank.cores_free, rank.gpus_free, Standing.UP, whole=not rank.allocated
     )
 
 
-def _to_come(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
-    node_type = policy.types.get(node.launch.type_name)
-    if node_type is None or snapshot.steered(node):
-        return None
-    place = (node.launch.slot, node.launch.rank)
-    if node.state is NodeState.DRAINING and node.rank is not None and _may_be_kept(node, node.rank):
-        return fresh_bin(node_type, place, Standing.DRAINING)
-    if node.state is NodeState.IDLE and node.rank is not None and _just_up(node, node.rank, snapshot, policy):
-        return fresh_bin(node_type, place, Standing.COMING)
-    if node.state in COMING and overdue(node, policy, snapshot.now_s) is None:
-        return fresh_bin(node_type, place, Standing.COMING)
-    return None
+def _empty(node_type: NodeType, place: Place, standing: Standing) -> Bin:
+    return Bin(place[0], place[1], node_type.properties, node_type.cores, node_type.gpus, standing)
 
 
-def _may_be_kept(node: Node, rank: FluxRank) -> bool:
-    return rank.online and rank.drain_reason in (None, drain_text(node.id))
+def _may_be_kept(node: Node) -> bool:
+    rank = node.rank
+    return rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
+
+
+# --- what comes, and what is on sale ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Empty nodes of one type that meet the same constraints: on their way, or on sale."""
+
+    node_type: NodeType
+    standing: Standing
+    count: int
+    example: Place
+    places: Callable[[], Iterator[Place]]
+    since_s: float | None = None  # when those that come were ordered; None for those on sale
+
+    @property
+    def paid(self) -> bool:
+        return self.since_s is not None
+
+    def suits(self, constraint: Constraint) -> bool:
+        slot, rank = self.example
+        return holds(constraint, properties=self.node_type.properties, host=slot, rank=rank)
+
+
+def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint]) -> list[Offer]:
+    """The nodes that will be up, in the order in which they were ordered."""
+    found: dict[tuple[float, TypeName, tuple[bool, ...]], list[Place]] = {}
+    for node in roll_of(snapshot).restless.values():
+        node_type = policy.types.get(node.launch.type_name)
+        if node_type is not None and not snapshot.steered(node) and _will_be_up(node, snapshot, policy):
+            place = (node.launch.slot, node.launch.rank)
+            kind = _kind(node_type, place, told_apart)
+            found.setdefault((node.requested_s, node_type.name, kind), []).append(place)
+    return [
+        Offer(policy.types[name], Standing.COMING, len(places), min(places), sorted(places).__iter__, since_s)
+        for (since_s, name, _), places in sorted(found.items(), key=lambda entry: entry[0])
+    ]
+
+
+def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    if node.state in COMING:
+        return overdue(node, policy, snapshot.now_s) is None
+    return node.state is NodeState.IDLE and node.rank is not None and _just_up(node, node.rank, snapshot, policy)
 
 
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:
     """Online, and the scheduler has not noticed yet: it hears of a rank a moment after the resource module."""
     kept_out = rank.schedulable or rank.drain_reason is not None or rank.excluded or rank.torpid
     return rank.online and not kept_out and snapshot.now_s - node.since_s < policy.rejoin_timeout_s
+
+
+def _kind(node_type: NodeType, place: Place, told_apart: Sequence[Constraint]) -> tuple[bool, ...]:
+    slot, rank = place
+    return tuple(holds(it, properties=node_type.properties, host=slot, rank=rank) for it in told_apart)
+
+
+def tells_slots_apart(constraint: Constraint, policy: Policy) -> bool:
+    """Whether it may hold on one slot of a type and not on another. A host's name counts as its property, too."""
+    match constraint:
+        case HasProperty(name):
+            return name in policy.place_of_slot
+        case All(parts) | AnyOf(parts):
+            return any(tells_slots_apart(part, policy) for part in parts)
+        case Not(part):
+            return tells_slots_apart(part, policy)
+        case _:
+            return True
+
+
+@dataclass(slots=True)
+class Market:
+    """What may be bought: slots that are free, within the limits that are left.
+
+    A slot that is free in a moment, because its lease is being ended, is taken when no other of its type is left:
+    that is waited for, where a dearer type would else be bought.
+    """
+
+    policy: Policy
+    ground: Ground
+    rank_of_slot: Mapping[SlotName, Rank]
+    of_slot: Mapping[SlotName, LaunchId]
+    leased: Mapping[TypeName, set[int]]  # vacant places that are taken all the same
+    ending: Mapping[TypeName, Sequence[int]]  # and those that are free in a moment
+    blocked: Mapping[TypeName, Reason]
+    zones: Mapping[TypeName, str]
+    nodes_left: int
+    price_left: Decimal
+
+    def offers(self, told_apart: Sequence[Constraint]) -> list[Offer]:
+        """What is on sale now: of each type what is free, then what will be in a moment."""
+        return [
+            offer
+            for node_type in self.policy.node_types
+            if node_type.name not in self.blocked
+            for offer in self._offers_of(node_type, told_apart)
+        ]
+
+    def free(self, type_name: TypeName) -> int:
+        vacant = len(self.ground.vacant.get(type_name, ()))
+        return vacant - len(self.leased.get(type_name, ())) + len(self.ending.get(type_name, ()))
+
+    def free_that_suit(self, node_type: NodeType, constraint: Constraint) -> int:
+        if not tells_slots_apart(constraint, self.policy):
+            return self.free(node_type.name) if self._suit_all(node_type, constraint) else 0
+        places = chain(self.free_now(node_type), self.free_soon(node_type))
+        return sum(_kind(node_type, place, (constraint,))[0] for place in places)
+
+    def slots_that_suit(self, node_type: NodeType, constraint: Constraint) -> int:
+        """How many slots of the type the constraint could ever be met on."""
+        if not tells_slots_apart(constraint, self.policy):
+            known = self.ground.slots.get(node_type.name, 0)
+            return known if self._suit_all(node_type, constraint) else 0
+        known_places = [(slot, self.rank_of_slot[slot]) for slot in node_type.slots if slot in self.rank_of_slot]
+        return sum(_kind(node_type, place, (constraint,))[0] for place in known_places)
+
+    def free_now(self, node_type: NodeType) -> Iterator[Place]:
+        leased = self.leased.get(node_type.name, set())
+        vacant = self.ground.vacant.get(node_type.name, ())
+        free = self._places(node_type, (place for place in vacant if place not in leased))
+        return (place for place in free if place[0] not in self.of_slot)
+
+    def free_soon(self, node_type: NodeType) -> Iterator[Place]:
+        return self._places(node_type, self.ending.get(node_type.name, ()))
+
+    def _suit_all(self, node_type: NodeType, constraint: Constraint) -> bool:
+        return holds(constraint, properties=node_type.properties, host="", rank=-1)
+
+    def _places(self, node_type: NodeType, places: Iterable[int]) -> Iterator[Place]:
+        return ((slot, self.rank_of_slot[slot]) for place in places for slot in (node_type.slots[place],))
+
+    def _offers_of(self, node_type: NodeType, told_apart: Sequence[Constraint]) -> Iterator[Offer]:
+        name = node_type.name
+        now = self.free(name) - len(self.ending.get(name, ()))
+        soon = len(self.ending.get(name, ()))
+        for standing, count, places in (
+            (Standing.NEW, now, partial(self.free_now, node_type)),
+            (Standing.COMING, soon, partial(self.free_soon, node_type)),
+        ):
+            if not told_apart and count:
+                yield Offer(node_type, standing, count, next(places()), places)
+            elif count:
+                kinds: dict[tuple[bool, ...], list[Place]] = {}
+                for place in places():
+                    kinds.setdefault(_kind(node_type, place, told_apart), []).append(place)
+                for alike in kinds.values():
+                    yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__)
+
+
+def market(snapshot: Snapshot, policy: Policy, price: Decimal) -> Market:
+    """What may be bought beside a fleet that costs ``price`` an hour now, those coming and going included."""
+    roll = roll_of(snapshot)
+    ground = ground_of(snapshot.ranks, snapshot.ground, policy)
+    ownerless = strays(snapshot)
+    held = {stray.node.identity.slot for stray in ownerless if stray.node.identity is not None}
+    leased: dict[TypeName, set[int]] = {}
+    ending: dict[TypeName, list[int]] = {}
+    # Nodes at rest are at work, and their slots not vacant.
+    for slot in {**{node.launch.slot: None for node in roll.restless.values()}, **dict.fromkeys(held)}:
+        place = policy.place_of_slot.get(slot)
+        rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
+        if place is None or rank is None or not _is_listed(ground, place):
+            continue
+        leased.setdefault(place[0], set()).add(place[1])
+        owner = roll.of_slot.get(slot)
+        # What keeps these is a lease whose end takes a moment.
+        if owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE:
+            ending.setdefault(place[0], []).append(place[1])
+    costing = sum(roll.types.values())
+    return Market(
+        policy=policy,
+        ground=ground,
+        rank_of_slot=snapshot.rank_of_slot,
+        of_slot=roll.of_slot,
+        leased=leased,
+        ending={name: sorted(places) for name, places in ending.items()},
+        blocked=blocked_types(snapshot, policy),
+        zones={it.name: zone_for(it, snapshot) for it in policy.node_types},
+        nodes_left=policy.nodes_max - costing - len(ownerless),
+        price_left=policy.price_per_hour_max - price,
+    )
+
+
+def _is_listed(ground: Ground, place: tuple[TypeName, int]) -> bool:
+    vacant = ground.vacant.get(place[0], ())
+    at = bisect_left(vacant, place[1])
+    return at < len(vacant) and vacant[at] == place[1]
+
+
+# --- the bill ---------------------------------------------------------------------------------------------
 
 
 def strays(snapshot: Snapshot) -> list[Stray]:
@@ -79,57 +313,14 @@ def _owned(stray: Stray, snapshot: Snapshot) -> bool:
     return owner is not None and (owner.cloud is None or owner.cloud.provider_id == stray.node.provider_id)
 
 
-def market(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Market:
-    """What may be bought beside a fleet that costs ``price_per_hour`` now, those coming and going included."""
-    ownerless = strays(snapshot)
-    held = {stray.node.identity.slot for stray in ownerless if stray.node.identity is not None}
-    leased = {node.launch.slot for node in snapshot.nodes.values()} | held
-    # What keeps these is a lease whose end takes a moment.
-    ending = {node.launch.slot for node in snapshot.nodes.values() if node.state is NodeState.GONE} - held
-    places: dict[TypeName, list[Place]] = {}
-    free: dict[TypeName, dict[Place, None]] = {}
-    soon_free: dict[TypeName, dict[Place, None]] = {}
-    for node_type in policy.node_types:
-        known = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot]
-        places[node_type.name] = [(slot, snapshot.rank_of_slot[slot]) for slot in known]
-        vacant = [place for place in places[node_type.name] if _vacant(snapshot.ranks[place[1]])]
-        free[node_type.name] = {place: None for place in vacant if place[0] not in leased}
-        soon_free[node_type.name] = {place: None for place in vacant if place[0] in ending}
-    return Market(
-        node_types=policy.node_types,
-        free_slots=free,
-        soon_free_slots=soon_free,
-        all_slots=places,
-        blocked=_blocked(snapshot, policy),
-        nodes_left=policy.nodes_max - sum(1 for node in snapshot.nodes.values() if node.costs) - len(ownerless),
-        nodes_max=policy.nodes_max,
-        price_left=policy.price_per_hour_max - price_per_hour,
-        price_per_hour_max=policy.price_per_hour_max,
-    )
-
-
-def _vacant(rank: FluxRank) -> bool:
-    """Nobody is there, and nobody keeps it from being used: a drain that is not ours is a hold."""
-    held = rank.drain_reason is not None and not rank.drain_reason.startswith(DRAIN_MARK)
-    return not (rank.online or rank.allocated or rank.excluded or held)
-
-
-def _blocked(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    standing = {
-        name: because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)
-        for name, block in snapshot.blocks.items()
-        if block.until_s > snapshot.now_s
-    }
-    if ALL_TYPES in standing:
-        return {node_type.name: standing[ALL_TYPES] for node_type in policy.node_types}
-    return standing
-
-
 def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
     """Of all that is, or may be, on the bill. A type that the site no longer names counts nothing."""
-    names = [node.launch.type_name for node in snapshot.nodes.values() if node.costs]
-    names += [stray.node.identity.type_name for stray in strays(snapshot) if stray.node.identity is not None]
-    return sum((policy.types[name].price_per_hour for name in names if name in policy.types), Decimal(0))
+    counts = dict(roll_of(snapshot).types)
+    for stray in strays(snapshot):
+        if stray.node.identity is not None:
+            counts[stray.node.identity.type_name] = counts.get(stray.node.identity.type_name, 0) + 1
+    priced = [(policy.types[name].price_per_hour, count) for name, count in counts.items() if name in policy.types]
+    return sum((price * count for price, count in priced), Decimal(0))
 
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:

@@ -7,12 +7,13 @@ journal starts anew with the active jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodemanager.facts import QueueSeen
 from nodemanager.flux.fields import object_at, seconds_at, whole_at
 from nodemanager.flux.jobspec import WHY_MAX, read_job, trimmed, with_updates
-from nodemanager.model import Job, JobId, JobState, UnreadableJob
+from nodemanager.flux.resources import read_holdings
+from nodemanager.model import Holding, Job, JobId, JobState, UnreadableJob
 
 _NEXT: Mapping[tuple[str, JobState], JobState] = {
     ("validate", JobState.NEW): JobState.DEPEND,
@@ -45,6 +46,8 @@ class _Tracked:
     urgency: int = 16
     priority: int = 16
     userid: int = 0
+    holds: tuple[Holding, ...] = ()
+    ends_at: float | None = None
     fault: str = ""  # of the first event that could not be read
 
 
@@ -58,9 +61,15 @@ class Queue:
         self._ended: dict[JobId, None] = {}
 
     def apply(
-        self, job_id: int, event_name: str, timestamp: object, context: object, jobspec: object = None
+        self,
+        job_id: int,
+        event_name: str,
+        timestamp: object,
+        context: object,
+        jobspec: object = None,
+        r: object = None,
     ) -> None:
-        """Take in one event; ``jobspec`` comes with ``submit``.
+        """Take in one event; ``jobspec`` comes with ``submit``, ``r`` (RFC 20) with ``alloc``.
 
         Never raises: a job with an event that cannot be read becomes unreadable. Events of a job whose
         ``submit`` was not seen are ignored, and so are those that change nothing here.
@@ -78,6 +87,8 @@ class Queue:
         self._touched[of] = None
         try:
             _advance(job, event_name, timestamp, context)
+            if event_name == "alloc" and r is not None:
+                job.holds, job.ends_at = read_holdings(r)
         except ValueError as error:
             job.fault = job.fault or f"event {event_name}: {error}"[:WHY_MAX]
 
@@ -124,6 +135,8 @@ def _advance(job: _Tracked, event_name: str, timestamp: object, context: object)
             job.priority = _whole(context, "priority")
         case "jobspec-update":
             job.jobspec = with_updates(job.jobspec, context)
+        case "resource-update":  # a longer or shorter time (RFC 21)
+            job.ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
         case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:
             job.state = JobState.CLEANUP
     job.state = _NEXT.get((event_name, job.state), job.state)
@@ -136,7 +149,8 @@ def _whole(context: object, key: str) -> int:
 def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
     if job.fault:
         return UnreadableJob(job_id, job.fault)
-    return read_job(
+    running = job.state is JobState.RUN
+    reading = read_job(
         job_id,
         job.jobspec,
         state=job.state,
@@ -145,6 +159,9 @@ def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
         priority=job.priority,
         userid=job.userid,
     )
+    if running and isinstance(reading, Job):
+        return replace(reading, holds=job.holds, ends_at=job.ends_at)
+    return reading
 
 
 def _seen(

@@ -218,9 +218,11 @@ class RealFluxPort:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
 
     def jobs_ended(self) -> int:
+        stats = self._ask("job-list.job-stats")
         try:
-            return whole_at(object_at(self._ask("job-list.job-stats")["job_states"], "job_states").get("inactive"), "inactive")
-        except (KeyError, ValueError) as fault:
+            states = object_at(object_at(stats, "answer").get("job_states"), "job_states")
+            return whole_at(states.get("inactive"), "job_states.inactive")
+        except ValueError as fault:
             raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:

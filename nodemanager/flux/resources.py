@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Overlay, Rank, SlotName
+from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
@@ -61,6 +61,15 @@ def read_ranks(
             )
         )
     return tuple(ranks)
+
+
+def read_holdings(r: object) -> tuple[tuple[Holding, ...], float | None]:
+    """What a job was given, by the R of its ``alloc`` event, and when that expires; None where it never does."""
+    held = _read_r(r, "R")
+    execution = object_at(object_at(r, "R").get("execution"), "R.execution")
+    expires_at = seconds_at(execution.get("expiration", 0.0), "R.execution.expiration")
+    holdings = tuple(Holding(rank, len(units.cores), len(units.gpus)) for rank, units in sorted(held.items()))
+    return holdings, expires_at or None
 
 
 def slots_of(resource_status: object) -> Mapping[SlotName, Rank]:

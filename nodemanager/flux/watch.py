@@ -162,7 +162,12 @@ class _Following:
             return
         for event in response["events"]:
             self._queue.apply(
-                response["id"], event["name"], event["timestamp"], event.get("context", {}), response.get("jobspec")
+                response["id"],
+                event["name"],
+                event["timestamp"],
+                event.get("context", {}),
+                response.get("jobspec"),
+                response.get("R"),
             )
             self._stirred |= concerns_ranks(event["name"])
         self._note_change()

@@ -189,9 +189,8 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
             continue
         node = now.snapshot.nodes.get(id_)
         if node is not None:
-            yield Entry(
-                edge.wall_at, "because", id_, str(node.state), reason.code, edge.figures(reason), node.launch.type_name
-            )
+            figures, node_type = edge.figures(reason), node.launch.type_name
+            yield Entry(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
 
 
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:

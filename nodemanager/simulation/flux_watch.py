@@ -96,7 +96,7 @@ class SimulatedFluxWatch:
         self._hand_over_soon()
 
     def _apply(self, event: JobEvent) -> None:
-        self._queue.apply(event.job_id, event.name, event.timestamp, event.context, event.jobspec)
+        self._queue.apply(event.job_id, event.name, event.timestamp, event.context, event.jobspec, event.R)
 
     def _resource_said(self, _event: ResourceEvent) -> None:
         self._stirred = True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Stray
+from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Scope, Snapshot, Stray
 from nodemanager.model import (
     ANYWHERE,
     All,
@@ -198,7 +198,9 @@ def snapshots(draw: st.DrawFn, policy: Policy) -> Snapshot:
         strays={stray.node.provider_id: stray for stray in found},
         queues_stopped=draw(st.sampled_from([frozenset(), frozenset(["debug"])])),
         blocks={
-            name: Block(NOW_S + draw(st.sampled_from([-1.0, 30.0])), because("create_capacity", detail="none"))
+            Scope(name): Block(
+                NOW_S + draw(st.sampled_from([-1.0, 30.0])), because("create_capacity", detail="none")
+            )
             for name in blocked
         },
         newest_job_s=draw(st.sampled_from([None, NOW_S - 0.5, NOW_S - 100])),

@@ -38,10 +38,11 @@ from nodemanager.facts import (
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.sightings import DRAIN_MARK, drain_text
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import (
     CloudNode,

@@ -25,8 +25,9 @@ from nodemanager.facts import (
     QueueSeen,
     RanksStirred,
 )
+from nodemanager.fleet.policy import BLOCK_S
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import ALL_TYPES
+from nodemanager.fleet.snapshot import EVERYTHING, Scope
 from nodemanager.model import (
     CallKind,
     CloudState,
@@ -34,6 +35,7 @@ from nodemanager.model import (
     Job,
     JobId,
     JobState,
+    Market,
     NodeState,
     TypeName,
     UnreadableJob,
@@ -53,6 +55,7 @@ from tests.builders import (
     busy,
     drained,
     nodes,
+    orders,
     tasks,
     whole_nodes,
 )
@@ -366,18 +369,52 @@ def test_a_lease_whose_create_was_never_sent_is_not_disproved_by_lists() -> None
 
 
 def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
-    for kind, scope in [(FailureKind.CAPACITY, "cloud"), (FailureKind.QUOTA, ALL_TYPES)]:
+    for kind, scope in [
+        (FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")),
+        (FailureKind.CONFIG, Scope(TypeName("cloud"))),
+        (FailureKind.QUOTA, EVERYTHING),
+    ]:
         world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
         assert world["cloud1"].state is NodeState.GONE
-        assert world.snapshot.blocks[TypeName(scope)].until_s == NOW_S + 120
+        assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
+
+
+@pytest.mark.parametrize("state", [NodeState.REQUESTED, NodeState.BOOTING])
+@pytest.mark.parametrize(
+    ("kind", "scope"),
+    [(FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")), (FailureKind.QUOTA, EVERYTHING)],
+)
+@pytest.mark.parametrize("ended", [CloudState.FAILED, CloudState.TERMINATED])
+def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
+    state: NodeState, kind: FailureKind, scope: Scope, ended: CloudState
+) -> None:
+    dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
+    world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
+    world.see_cloud(dead)
+    assert world.snapshot.blocks[scope].until_s == NOW_S + 120
+    assert str(world.snapshot.blocks[scope].reason) == f"create_{kind} detail=No valid host was found."
+    world.wait(60).see_cloud(dead)
+    decided = world.decide()
+    assert "boot cloud2" not in orders(decided)
+
+
+def test_a_death_that_says_nothing_of_the_next_node_blocks_nothing() -> None:
+    dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="a host broke")
+    world = a_world().node("cloud1", NodeState.BOOTING, create_sent_s=NOW_S - 50)
+    assert world.see_cloud(dead).snapshot.blocks == {}
+
+
+def test_a_node_that_was_up_blocks_nothing_when_it_dies() -> None:
+    dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="x", died_of=FailureKind.CAPACITY)
+    assert a_world().idle_node("cloud1").see_cloud(dead).snapshot.blocks == {}
 
 
 def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:
     world = a_world().node("cloud1", NodeState.REQUESTED).node("cloud2", NodeState.REQUESTED)
     world.see(CloudCallFailed("create", LAUNCH.id, FailureKind.CREDENTIALS, "expired"))
     world.see(CloudCallFailed("create", a_launch("cloud2").id, FailureKind.THROTTLED, "slower", 3.0))
-    assert world.snapshot.blocks[ALL_TYPES].until_s == NOW_S + 300
+    assert world.snapshot.blocks[EVERYTHING].until_s == NOW_S + 300
 
 
 def test_a_list_that_fails_is_asked_for_again_after_a_while() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.fleet.snapshot import Node, Scope, Snapshot
 from nodemanager.model import (
     CallKind,
     CloudState,
@@ -193,7 +193,13 @@ def _settling(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
-    """The ranks that are named for a job suit it, and are not more than it asks for."""
+    """The ranks that are named for a job suit it, and are not more than it asks for.
+
+    The scheduler counts no cores where a job takes nodes whole: it starts on any that is free and is up.
+    """
+    shape = job.shape
+    if shape.exclusive:
+        job = replace(job, shape=replace(shape, cores_per_slot=1))
     named = [rank for rank in case.snapshot.ranks.values() if rank.host in figures["nodes"]]
     assert 0 < len(named) == len(figures["nodes"]) <= (job.shape.nodes or job.shape.slots)
     for rank in named:
@@ -213,7 +219,7 @@ def _fits_on_a_node_that_is_up(case: Case, job: Job, figures: Figures) -> None:
         assert not (job.shape.exclusive and rank.allocated)
         node = _node_of(case, rank)
         assert node is None or DrainNode not in case.orders_for(node)
-        assert rank.cores_free >= job.shape.cores_per_slot
+        assert job.shape.exclusive or rank.cores_free >= job.shape.cores_per_slot
 
 
 def _node_kept_for_it(case: Case, job: Job, figures: Figures) -> None:
@@ -342,7 +348,7 @@ def _creating(case: Case, node: Node, figures: Figures) -> None:
 def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
-    block = case.snapshot.blocks.get(node.launch.type_name)
+    block = case.snapshot.blocks.get(Scope(node.launch.type_name))
     of_its_type = block is not None and block.until_s > case.now_s
     assert case.orders_for(node) == ([EndLease] if of_its_type else [])
     assert figures["until_s"] > case.now_s
@@ -571,8 +577,51 @@ def _check(case: Case) -> None:
             _check_boot(case, boots[node_id])
         else:
             _check_node(case, node_id)
+    _check_types(case)
     prices = [case.types()[node.launch.type_name].price_per_hour for node in snapshot.nodes.values() if node.costs]
     assert made.price_per_hour >= sum(prices, Decimal(0))
+
+
+def _check_types(case: Case) -> None:
+    bought = [action.launch.type_name for action in case.made.actions if isinstance(action, BootNode)]
+    prices = case.types()
+    assert list(case.made.types) == [node_type.name for node_type in case.policy.node_types]
+    for name, reason in case.made.types.items():
+        match reason.code:
+            case "bought":
+                assert not case.made.settled or bought.count(name) >= int(str(reason.figures["nodes"])) > 0
+            case "nothing_is_short":
+                served = ("fits_on_a_node_that_is_up", "node_kept_for_it", "node_coming", "node_free_soon")
+                waiting = [case.made.jobs[job.id].code for job in case.queue()]
+                assert all(code in (*served, "no_type_fits", "too_few_slots") for code in waiting)
+            case "job_held_up":
+                held_up = case.made.jobs[JobId(int(str(reason.figures["job"])))]
+                assert held_up.code == reason.figures["why"]
+                assert held_up.code in STUCK_BY
+            case "fits_no_job_that_is_short":
+                short = [job for job in case.queue() if case.made.jobs[job.id].code in ("node_ordered", "settling")]
+                (node_type,) = (it for it in case.policy.node_types if it.name == name)
+                assert not any(_places(case, node_type, job.shape) for job in short)
+            case "another_mix_is_cheaper":
+                chosen = reason.figures["node_types"]
+                assert isinstance(chosen, tuple)
+                assert chosen
+                assert name not in chosen
+                for_jobs = [
+                    action.launch.type_name
+                    for action in case.made.actions
+                    if isinstance(action, BootNode) and action.reason.code == "demand"
+                ]
+                price = sum((prices[name].price_per_hour for name in for_jobs), Decimal(0))
+                assert not case.made.settled or price == reason.figures["price_per_hour"]
+            case "no_free_slot":
+                places = [rank for rank in case.snapshot.ranks.values() if rank.host in prices[name].slots]
+                leaves = [node.launch.slot for node in case.snapshot.nodes.values() if node.state is NodeState.GONE]
+                assert not any(_is_free(case, rank) for rank in places if rank.host not in leaves)
+            case "blocked_create_capacity":
+                assert reason.figures["until_s"] in {block.until_s for block in case.snapshot.blocks.values()}
+            case code:
+                raise AssertionError(code)
 
 
 def _check_node(case: Case, node_id: LaunchId) -> None:

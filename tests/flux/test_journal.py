@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.flux.journal import Queue, concerns_ranks
-from nodemanager.model import HasProperty, Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.model import HasProperty, Holding, Job, JobId, JobState, Rank, Shape, UnreadableJob
 from tests.flux.recording import job_events, lines
 
 # RFC 21's states, as job-list gives them.
@@ -55,6 +55,28 @@ class Journal:
 
 
 # --- the recording ----------------------------------------------------------------------------------------
+
+
+def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
+    """By the recording: a job on two nodes, then one that gets a part of one of them."""
+    queue, began = Queue(), dict[JobId, Job]()
+    for line in lines():
+        if line["kind"] == "job-event":
+            jobspec, r = line.get("jobspec"), line.get("R")
+            queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], jobspec, r)
+            if line["name"] == "alloc":
+                began |= {job.id: job for job in queue.changes(0.0).jobs if job.id == line["jobid"]}
+    first, second, *_ = began.values()
+    assert first.holds == (Holding(Rank(1), 4, 0), Holding(Rank(5), 8, 2))
+    assert second.holds == (Holding(Rank(5), 2, 1),)
+    for job in began.values():
+        assert (job.ends_at is None) is (job.duration_s == 0)
+
+
+def test_a_job_that_gets_more_time_ends_later() -> None:
+    journal = Journal().runs(1).says(1, "resource-update", expiration=5000.0)
+    (job,) = journal.queue.changes(0.0).jobs
+    assert job.ends_at == 5000.0
 
 
 def test_replayed_the_recorded_journal_agrees_with_every_recorded_job_list() -> None:

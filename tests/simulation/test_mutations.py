@@ -9,9 +9,9 @@ import structlog
 
 from nodemanager.facts import CloudCallFailed, FailureKind, NodeDestroyed, NodeDrained
 from nodemanager.fleet import observe, pairing, retirement, sightings, supply
-from nodemanager.fleet.packing import Market
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.fleet.supply import Market
 from nodemanager.model import NodeState, Reason
 from nodemanager.simulation import scenario
 from nodemanager.simulation.scenario import Scenario

@@ -1,0 +1,59 @@
+"""How long things take, learned from what is seen: boots and stops, the latest few of each node type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import LaunchId, NodeState, TypeName
+
+SAMPLES_MAX = 32
+SAMPLES_MIN = 3  # before a shorter time than the site's own is believed
+
+
+def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
+    """Take in those nodes that have just joined. How long one took that was found booting is not known."""
+    joined = [
+        (node.launch.type_name, snapshot.now_s - node.requested_s)
+        for id_, node in changed.items()
+        if node.state in (NodeState.IDLE, NodeState.BUSY)
+        and snapshot.nodes[id_].state is NodeState.BOOTING
+        and not node.adopted
+    ]
+    return replace(snapshot, boots_s=_with(snapshot.boots_s, joined)) if joined else snapshot
+
+
+def with_stop(snapshot: Snapshot, node: Node) -> Snapshot:
+    """Take in a node whose end the provider has just accepted."""
+    if node.retired_s is None:
+        return snapshot
+    took = [(node.launch.type_name, snapshot.now_s - node.retired_s)]
+    return replace(snapshot, stops_s=_with(snapshot.stops_s, took))
+
+
+def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
+    """How long a node takes from its order to being up, nine times out of ten; None if none was seen yet."""
+    return _nine_in_ten(snapshot.boots_s.get(type_name, ()))
+
+
+def stop_lead_s(snapshot: Snapshot, type_name: TypeName, assumed_s: float) -> float:
+    """How long before the end of a paid window a node must be told to go, for its end to fall within it."""
+    samples = snapshot.stops_s.get(type_name, ())
+    measured_s = _nine_in_ten(samples)
+    if measured_s is None:
+        return assumed_s
+    return measured_s if len(samples) >= SAMPLES_MIN else max(measured_s, assumed_s)
+
+
+def _with(
+    samples: Mapping[TypeName, tuple[float, ...]], more: Iterable[tuple[TypeName, float]]
+) -> Mapping[TypeName, tuple[float, ...]]:
+    made = dict(samples)
+    for name, took_s in more:
+        made[name] = (*made.get(name, ()), took_s)[-SAMPLES_MAX:]
+    return made
+
+
+def _nine_in_ten(samples: Sequence[float]) -> float | None:
+    return sorted(samples)[(len(samples) * 9 - 1) // 10] if samples else None

@@ -1,0 +1,130 @@
+"""What a layout means for each job and each node: why the one waits, and what the other is needed for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
+
+from nodemanager.fleet.layout import Layout
+from nodemanager.fleet.line import BatchKey, key_of
+from nodemanager.fleet.seating import Standing
+from nodemanager.fleet.supply import Place
+from nodemanager.model import Job, JobId, NodeType, Reason, SlotName, because
+
+NAMES_MAX = 10
+
+SERVED_BY: Mapping[Standing, str] = {
+    Standing.UP: "fits_on_a_node_that_is_up",
+    Standing.KEPT: "node_kept_for_it",
+    Standing.SOON: "node_free_soon",
+    Standing.COMING: "node_coming",
+    Standing.NEW: "node_ordered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """One node to be bought. ``serves``: the first few of the jobs that it is bought for."""
+
+    place: Place
+    node_type: NodeType
+    serves: tuple[JobId, ...]
+    jobs: int
+
+
+class JobReasons(Mapping[JobId, Reason]):
+    """Why each waiting job waits: worked out where it is asked for, as there may be very many."""
+
+    def __init__(self, jobs: Mapping[JobId, Job], layout: Layout, settling: Reason | None) -> None:
+        self._jobs = jobs
+        self._layout = layout
+        self._settling = settling
+
+    def __getitem__(self, id_: JobId) -> Reason:
+        demand = self._layout.demand
+        if id_ in demand.withheld:
+            return demand.withheld[id_]
+        key = key_of(self._jobs[id_])
+        ids = demand.batches.get(key, ())
+        index = bisect_left(ids, id_)
+        if index == len(ids) or ids[index] != id_:
+            raise KeyError(id_)
+        return self._reason(key, ids, index)
+
+    def __iter__(self) -> Iterator[JobId]:
+        return chain(self._layout.demand.withheld, *self._layout.demand.batches.values())
+
+    def __len__(self) -> int:
+        demand = self._layout.demand
+        return len(demand.withheld) + sum(map(len, demand.batches.values()))
+
+    def tally(self) -> Mapping[str, int]:
+        """How many jobs wait for which reason. Those that are served count as one kind, whatever serves them."""
+        counts = Counter(reason.code for reason in self._layout.demand.withheld.values())
+        for key, ids in self._layout.demand.batches.items():
+            served = self._layout.served.get(key, 0)
+            counts["node_ordered"] += served
+            if served < len(ids):
+                counts[self._reason(key, ids, served).code] += len(ids) - served
+        return +counts
+
+    def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        layout = self._layout
+        if key in layout.demand.put_off:
+            return layout.demand.put_off[key]
+        if index < layout.served.get(key, 0):
+            return self._served(key, ids, index)
+        stuck = layout.stuck
+        if stuck is not None and ids[index] == stuck[0]:
+            return stuck[2]
+        own = layout.unserved.get(key)
+        if stuck is not None and (own is None or key in layout.served):
+            return because("behind_a_stuck_job", job=str(stuck[0]))
+        return own if own is not None else because("behind_a_stuck_job", job="")
+
+    def _served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        layout, id_ = self._layout, ids[index]
+        standing: dict[SlotName, Standing] = {}
+        free_in_s = 0.0
+        for bin_, _ in layout.seating.seats.get(id_, ()):
+            standing[bin_.slot] = bin_.standing
+            free_in_s = max(free_in_s, bin_.free_in_s)
+        for place, offer in layout.dealt.nodes_of(key, index):
+            standing[place[0]] = offer.standing
+        latest = max(standing.values())
+        if latest is Standing.NEW and self._settling is not None:
+            return self._settling
+        nodes = tuple(slot for slot, when in standing.items() if when is latest)
+        unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
+        soon = {"free_in_s": free_in_s} if latest is Standing.SOON else {}
+        return because(SERVED_BY[latest], nodes=nodes, **soon, **unheeded)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """``needed``: the slots that waiting jobs are laid out on, with the first few of those jobs."""
+
+    needed: Mapping[SlotName, tuple[JobId, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    purchases: tuple[Purchase, ...] = ()
+
+
+def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
+    """What the layout needs of the fleet. Nodes for the first in the queue are bought first."""
+    needed: dict[SlotName, list[JobId]] = {}
+    for key, seated in layout.seating.seated.items():
+        for id_ in layout.demand.batches[key][: min(seated, layout.served.get(key, 0))]:
+            for bin_, _ in layout.seating.seats[id_]:
+                needed.setdefault(bin_.slot, []).append(id_)
+    purchases: list[Purchase] = []
+    for laid in layout.dealt.nodes():
+        serves, count = layout.dealt.jobs_on(laid, NAMES_MAX)
+        if laid.offer.standing is Standing.NEW:
+            purchases.append(Purchase(laid.place, laid.offer.node_type, serves, count))
+        else:
+            needed.setdefault(laid.place[0], []).extend(serves)
+    purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))
+    return Verdicts({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))

@@ -1,0 +1,83 @@
+"""Why each node type is bought or not; and where a node with GPUs stands open to jobs that want none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from decimal import Decimal
+
+from nodemanager.fleet.layout import Layout
+from nodemanager.fleet.obstacles import pieces_on
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.fleet.verdicts import Verdicts
+from nodemanager.model import NodeType, Reason, Shape, TypeName, because
+
+
+def type_reasons(policy: Policy, layout: Layout, found: Verdicts) -> Mapping[TypeName, Reason]:
+    """For each type: that it is bought, or the first thing that speaks against it."""
+    bought = Counter(purchase.node_type.name for purchase in found.purchases)
+    prices = [purchase.node_type.price_per_hour for purchase in found.purchases]
+    price = sum(prices, Decimal(0))
+    instead = because("another_mix_is_cheaper", node_types=tuple(sorted(bought)), price_per_hour=price)
+    return {
+        node_type.name: because("bought", nodes=bought[node_type.name])
+        if bought[node_type.name]
+        else _why_not(node_type, layout, instead if bought else None)
+        for node_type in policy.node_types
+    }
+
+
+def _why_not(node_type: NodeType, layout: Layout, instead: Reason | None) -> Reason:
+    market, name = layout.market, node_type.name
+    if name in market.blocked:
+        return market.blocked[name]
+    if instead is None:
+        return _nothing_bought(layout)
+    short = [work.shape for work in layout.shelf.works]
+    if not any(
+        pieces_on(node_type, shape) and market.slots_that_suit(node_type, shape.constraint) for shape in short
+    ):
+        return because("fits_no_job_that_is_short")
+    if market.free(name) <= 0:
+        return because("no_free_slot", node_type=name, slots=market.ground.slots.get(name, 0), short=0)
+    return instead
+
+
+def _nothing_bought(layout: Layout) -> Reason:
+    if layout.stuck is not None:
+        return because("job_held_up", job=str(layout.stuck[0]), why=layout.stuck[2].code)
+    held_up = [(key, why) for key, why in layout.unserved.items() if key in layout.served]
+    if not held_up:
+        return because("nothing_is_short")
+    key, why = held_up[0]
+    return because("job_held_up", job=str(layout.demand.batches[key][layout.served[key]]), why=why.code)
+
+
+def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
+    """Where the scheduler may give a node with GPUs to a job that wants none, though cheaper ones would do.
+
+    It gives a job the node with the most free cores; only a property or a queue keeps small jobs off.
+    """
+    there = roll_of(snapshot).types
+    bought = {purchase.node_type.name for purchase in found.purchases}
+    told = []
+    for node_type in policy.node_types:
+        if node_type.gpus == 0 or not (there.get(node_type.name) or node_type.name in bought):
+            continue
+        for key, ids in layout.demand.batches.items():
+            if key.shape.gpus_per_slot == 0 and key in layout.served and _open_to(node_type, key.shape, layout):
+                told.append(because("gpu_node_unguarded", node_type=node_type.name, job=str(ids[0])))
+                break
+    return tuple(told)
+
+
+def _open_to(node_type: NodeType, shape: Shape, layout: Layout) -> bool:
+    """Whether the job may start there, and on a type without GPUs as well."""
+
+    def may_start(on: NodeType) -> bool:
+        return pieces_on(on, shape) > 0 and layout.market.slots_that_suit(on, shape.constraint) > 0
+
+    others = (it for it in layout.market.policy.node_types if it.gpus == 0)
+    return may_start(node_type) and any(may_start(other) for other in others)

@@ -1,0 +1,49 @@
+"""Where nodes are made: the first zone of a type in which nothing stands in the way.
+
+A create that fails for want of capacity blocks its type there, on its market, for a while; the next zone is tried
+at once, then the next type. What concerns the whole account (a quota, credentials) blocks every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import EVERYTHING, Block, Scope, Snapshot
+from nodemanager.model import NodeType, Reason, TypeName, because
+
+
+def zones_of(node_type: NodeType) -> tuple[str, ...]:
+    """In the order in which they are tried; "" leaves the choice to the provider."""
+    return node_type.zones or ("",)
+
+
+def zone_for(node_type: NodeType, snapshot: Snapshot) -> str:
+    """The zone for the type's next node: the first that is not blocked, or the first where all are."""
+    zones = zones_of(node_type)
+    return next((zone for zone in zones if block_on(node_type, zone, snapshot) is None), zones[0])
+
+
+def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
+    """What keeps the type from being bought in a zone now."""
+    scopes = (EVERYTHING, Scope(node_type.name), Scope(node_type.name, node_type.market, zone))
+    blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
+    standing = [block for block in blocks if block.until_s > snapshot.now_s]
+    return max(standing, key=lambda block: block.until_s, default=None)
+
+
+def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    """The types that are to be had in no zone; each with the block that ends first."""
+    return {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+
+
+def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
+    blocks = [block_on(node_type, zone, snapshot) for zone in zones_of(node_type)]
+    if any(block is None for block in blocks):
+        return None
+    first = min((block for block in blocks if block is not None), key=lambda block: block.until_s)
+    return reason_of(first)
+
+
+def reason_of(block: Block) -> Reason:
+    return because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)

@@ -1,0 +1,279 @@
+"""Who would run where, and what stands in the way of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.line import Line, key_of, line_of, moved
+from nodemanager.fleet.supply import price_per_hour
+from nodemanager.model import Job, JobId, NodeState, OnHosts, QueuePolicy, Reason, Shape, TypeName, because
+from tests.builders import (
+    CLOUD,
+    GPU,
+    World,
+    a_type,
+    a_world,
+    boots,
+    nodes,
+    tasks,
+    whole_nodes,
+)
+from tests.fleet.strategies import POLICIES, jobs, snapshots
+
+
+def laid_out(world: World) -> Layout:
+    return lay_out(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
+
+
+def slots(world: World, job: int = 1) -> list[str]:
+    """Where a job would run."""
+    layout = laid_out(world)
+    key = key_of(world.snapshot.jobs[JobId(job)])
+    index = list(layout.demand.batches[key]).index(JobId(job))
+    if index >= layout.served.get(key, 0):
+        return []
+    seats = [bin_.slot for bin_, _ in layout.seating.seats.get(JobId(job), ())]
+    return sorted([*seats, *(place[0] for place, _ in layout.dealt.nodes_of(key, index))])
+
+
+def why_not(shape: Shape, *ahead: Shape, world: World | None = None) -> Reason:
+    world = (world or a_world(price_per_hour_max=Decimal(100), nodes_max=10)).job(*ahead, shape)
+    return world.why_job(len(ahead) + 1)
+
+
+# --- where a job goes -------------------------------------------------------------------------------------
+
+
+def test_a_job_is_laid_on_what_is_there_before_anything_is_bought() -> None:
+    assert slots(a_world().idle_node("cloud3").job(tasks(1))) == ["cloud3"]
+
+
+def test_what_is_up_is_filled_before_what_drains_and_that_before_what_comes() -> None:
+    world = a_world().booting_node("cloud1").draining_node("cloud2").idle_node("cloud3")
+    world.job(*[whole_nodes(1)] * 4)
+    assert [slots(world, job) for job in (1, 2, 3, 4)] == [["cloud3"], ["cloud2"], ["cloud1"], ["cloud4"]]
+
+
+def test_the_emptiest_node_is_filled_first_as_the_scheduler_will() -> None:
+    world = a_world().idle_node("cloud1").busy_node("cloud2", cores_free=2).job(tasks(1, cores=2))
+    assert slots(world) == ["cloud1"]
+
+
+def test_a_small_job_that_takes_the_gpu_node_makes_the_next_one_buy_another() -> None:
+    """The scheduler gives it the node with the most free cores; so the GPU job would find too few there."""
+    world = (
+        a_world().idle_node("gpu1").idle_node("cloud1").job(tasks(1), tasks(8, gpus=0), tasks(2, cores=4, gpus=1))
+    )
+    assert slots(world, 1) == ["gpu1"]
+    assert boots(a_world().idle_node("gpu1").job(tasks(1), nodes(1, cores=8)).plan()) == ["gpu2"]
+
+
+def test_an_exclusive_job_takes_whole_nodes_only() -> None:
+    world = a_world().busy_node("cloud1", cores_free=3).idle_node("cloud2")
+    world.job(whole_nodes(1), tasks(1), tasks(4))
+    assert slots(world, 1) == ["cloud2"]
+    assert slots(world, 2) == ["cloud1"]
+    assert slots(world, 3) == ["cloud1", "cloud3"]  # what is left there, and a new one
+
+
+def test_the_cheapest_nodes_that_fit_are_bought() -> None:
+    world = a_world().job(tasks(1), tasks(1, gpus=1), tasks(1, cores=8))
+    assert sorted(boots(world.plan())) == ["gpu1", "gpu2"]
+    assert slots(world, 1) == slots(world, 2) != slots(world, 3)  # the first goes along with the second
+    assert boots(a_world().job(tasks(1)).plan()) == ["cloud1"]
+
+
+def test_a_gang_is_made_up_of_what_is_there_and_what_is_bought() -> None:
+    assert slots(a_world().idle_node("cloud2").job(whole_nodes(3))) == ["cloud1", "cloud2", "cloud3"]
+
+
+def test_small_jobs_share_one_new_node() -> None:
+    world = a_world().job(*[tasks(1)] * 4)
+    assert {slot for job in range(1, 5) for slot in slots(world, job)} == {"cloud1"}
+
+
+def test_a_constraint_chooses_the_host() -> None:
+    assert slots(a_world().job(tasks(1, where=OnHosts(frozenset({"cloud3"}))))) == ["cloud3"]
+
+
+def test_jobs_are_taken_in_order_whatever_their_shapes() -> None:
+    """The last slot is not given to a later job because an earlier one has the same shape."""
+    world = a_world(nodes_max=2).job(whole_nodes(1), tasks(1, gpus=1), whole_nodes(1))
+    assert [bool(slots(world, job)) for job in (1, 2, 3)] == [True, True, False]
+    assert world.why_job(3).code == "nodes_max"
+
+
+def test_the_gangs_of_one_kind_share_nodes_but_no_gang_a_node() -> None:
+    world = a_world(CLOUD).job(*[nodes(3, cores=1)] * 4)
+    assert boots(world.plan()) == ["cloud1", "cloud2", "cloud3"]
+    assert all(slots(world, job) == ["cloud1", "cloud2", "cloud3"] for job in (1, 2, 3, 4))
+
+
+def test_memory_chooses_what_is_bought() -> None:
+    large = replace(a_type("large", price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
+    assert boots(a_world(CLOUD, large).job(shape).plan()) == ["large1"]
+
+
+def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
+    """The scheduler will start the job wherever its cores fit."""
+    assert boots(a_world().job(Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**50)).plan()) == ["cloud1"]
+
+
+# --- what stands in the way -------------------------------------------------------------------------------
+
+
+def test_a_gang_that_cannot_be_had_whole_leaves_all_to_the_next_job() -> None:
+    world = a_world(nodes_max=2, queue_policy=QueuePolicy.BACKFILL).job(whole_nodes(3), whole_nodes(2))
+    assert world.why_job(1).code == "beyond_limits"
+    assert world.why_job(1).figures["nodes"] == 3
+    assert slots(world, 2) == ["cloud1", "cloud2"]
+
+
+def test_the_seat_of_a_gang_that_cannot_be_had_whole_goes_to_the_next_job() -> None:
+    """Of three nodes one is busy and one is idle: two are too few for the first job, enough for the second."""
+    world = a_world(nodes_max=3, queue_policy=QueuePolicy.BACKFILL).busy_node("cloud1").idle_node("cloud2")
+    world.job(whole_nodes(3), whole_nodes(2))
+    assert world.why_job(1).code == "nodes_max"
+    assert slots(world, 2) == ["cloud2", "cloud3"]
+
+
+def test_the_price_cap_is_exact_to_the_last_digit() -> None:
+    dime = a_type("dime", price="0.1")
+    assert why_not(whole_nodes(3), world=a_world(dime, price_per_hour_max=Decimal("0.3"))).code == "node_ordered"
+    cap = Decimal("0.2999999999999999999")
+    assert why_not(whole_nodes(3), world=a_world(dime, price_per_hour_max=cap)).code == "beyond_limits"
+    reason = why_not(whole_nodes(1), whole_nodes(2), world=a_world(dime, price_per_hour_max=cap))
+    assert reason.code == "price_per_hour_max"
+    assert reason.figures["left"] == Decimal("0.0999999999999999999")
+
+
+def test_no_free_slot_says_how_many_there_are_and_how_many_are_short() -> None:
+    reason = why_not(whole_nodes(4), whole_nodes(2), world=a_world(CLOUD))
+    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2)
+
+
+def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
+    assert why_not(whole_nodes(6), world=a_world(CLOUD)) == because("too_few_slots", slots=4, short=2)
+
+
+def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no_larger() -> None:
+    """The scheduler would start it on either (`flux submit -N1 -n8 -x` starts on four cores)."""
+    eight_tasks = Shape(slots=8, cores_per_slot=1, nodes=1, exclusive=True)
+    assert boots(a_world(CLOUD, GPU).job(eight_tasks).plan()) == ["gpu1"]
+    assert boots(a_world(CLOUD).job(eight_tasks).plan()) == ["cloud1"]
+
+
+# --- whatever the fleet -----------------------------------------------------------------------------------
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    policy = draw(POLICIES)
+    return World(replace(policy, queue_policy=draw(st.sampled_from(QueuePolicy))), draw(snapshots(policy)))
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
+    layout = laid_out(world)
+    for key, served in layout.served.items():
+        for index, id_ in enumerate(layout.demand.batches[key][:served]):
+            seats = layout.seating.seats.get(id_, ())
+            there = [bin_.slot for bin_, _ in seats]
+            more = [place[0] for place, _ in layout.dealt.nodes_of(key, index)]
+            if key.shape.nodes is not None:
+                assert len(set(there) | set(more)) == len(there) + len(more) == key.shape.nodes
+            else:
+                assert there or more
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_what_is_laid_on_a_new_node_fits_it(world: World) -> None:
+    """Counted again from the jobs, slot by slot."""
+    layout = laid_out(world)
+    cores: Counter[str] = Counter()
+    for key, served in layout.served.items():
+        shape = key.shape
+        if shape.nodes is None or shape.exclusive:
+            continue
+        for index in range(served):
+            for place, offer in layout.dealt.nodes_of(key, index):
+                cores[place[0]] += shape.slots * shape.cores_per_slot
+                assert cores[place[0]] <= offer.node_type.cores
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World) -> None:
+    """Some slot that nothing is known of is up, and idle, and nobody's: it is used before another is bought."""
+    world.but(blocks={})
+    taken = {node.launch.slot for node in world.snapshot.nodes.values()}
+    free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.strays]
+    if not free:
+        return
+    before = laid_out(world)
+    price_before = sum((offer_price(before)), Decimal(0))
+    world.rank(free[0], online=True)
+    after = laid_out(world)
+    if dict(after.served) == dict(before.served):
+        assert sum(offer_price(after), Decimal(0)) <= price_before
+
+
+def offer_price(layout: Layout) -> list[Decimal]:
+    shelf = layout.shelf
+    return [
+        shelf.offers[stack.offer].node_type.price_per_hour * stack.nodes
+        for stack in shelf.stacks
+        if not shelf.offers[stack.offer].paid
+    ]
+
+
+@given(jobs(8), jobs(8))
+def test_a_line_that_was_kept_is_the_one_that_would_be_read(before: list[Job], after: list[Job]) -> None:
+    was, is_ = {job.id: job for job in before}, {job.id: job for job in after}
+    gone = [job for id_, job in was.items() if is_.get(id_) != job]
+    come = [job for id_, job in is_.items() if was.get(id_) != job]
+    kept = moved(line_of(was, Line()), is_, gone, come)
+    read = line_of(is_, Line())
+    assert kept.batches == read.batches
+    assert kept.withheld == read.withheld
+    assert list(kept.ends) == list(read.ends)
+
+
+def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
+    """A hundred jobs of three kinds: the next plan finds them all served."""
+    world = a_world(a_type("cloud", slots=200), nodes_max=200)
+    world.job(*([tasks(1), tasks(1, cores=3), nodes(2, cores=2)] * 34))
+    first = world.decide()
+    assert len(boots(first)) == 68
+    world.wait(2).all_is_fresh()
+    assert boots(world.decide()) == []
+    assert {node.state for node in world.snapshot.nodes.values()} == {NodeState.REQUESTED}
+
+
+# --- types, and warnings ----------------------------------------------------------------------------------
+
+
+def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
+    made = a_world().job(tasks(1)).plan()
+    assert made.types[TypeName("cloud")] == because("bought", nodes=1)
+    assert made.types[TypeName("gpu")] == because(
+        "another_mix_is_cheaper", node_types=("cloud",), price_per_hour=Decimal("0.40")
+    )
+    assert {reason.code for reason in a_world().plan().types.values()} == {"nothing_is_short"}
+
+
+def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
+    unguarded = a_world().idle_node("gpu1").job(tasks(1))
+    assert unguarded.plan().warnings == (because("gpu_node_unguarded", node_type="gpu", job="1"),)
+    assert a_world().idle_node("gpu1").job(tasks(1, gpus=1)).plan().warnings == ()
+    assert a_world().job(tasks(1)).plan().warnings == ()  # there is no such node
+    assert a_world(GPU).idle_node("gpu1").job(tasks(1)).plan().warnings == ()  # and no other type

@@ -1,0 +1,251 @@
+"""Right on time: what will be free soon is waited for, and what a boot and a stop take is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodemanager.facts import BrokerStopped, CloudCallFailed, FailureKind, LaunchesRecorded, NodeDestroyed
+from nodemanager.fleet.measured import SAMPLES_MAX
+from nodemanager.fleet.snapshot import Block, Scope
+from nodemanager.model import (
+    CallKind,
+    CloudState,
+    Holding,
+    Job,
+    JobId,
+    JobState,
+    Market,
+    NodeState,
+    PackingPolicy,
+    ProviderId,
+    Rank,
+    TypeName,
+    because,
+)
+from nodemanager.orders import BootNode
+from tests.builders import (
+    CLOUD,
+    GPU,
+    NOW_S,
+    WALL_AT,
+    World,
+    a_call,
+    a_cloud_node,
+    a_job,
+    a_rank,
+    a_type,
+    a_world,
+    boots,
+    orders,
+    tasks,
+    whole_nodes,
+)
+
+CLOUD_TYPE = TypeName("cloud")
+
+
+def running(number: int, *, ends_in_s: float, rank: int = 1, cores: int = 4, **changes: Any) -> Job:
+    """A job at work on one node, with the end of its time."""
+    holds = (Holding(Rank(rank), cores, 0),)
+    return a_job(number, state=JobState.RUN, holds=holds, ends_at=WALL_AT + ends_in_s, **changes)
+
+
+def at_work(*, ends_in_s: float, boot_s: float = 90.0, **settings: Any) -> World:
+    """One full node; its job ends by then. A boot has been seen to take so long."""
+    world = a_world(CLOUD, **settings).busy_node("cloud1").but(boots_s={CLOUD_TYPE: (boot_s,)})
+    ending = running(9, ends_in_s=ends_in_s)
+    return world.but(jobs={ending.id: ending})
+
+
+# --- room that will be free -------------------------------------------------------------------------------
+
+
+def test_room_that_is_free_sooner_than_a_boot_takes_is_waited_for() -> None:
+    world = at_work(ends_in_s=60).job(tasks(2))
+    assert boots(world.plan()) == []
+    reason = world.why_job(2)
+    assert reason.code == "node_free_soon"
+    assert reason.figures == {"nodes": ("cloud1",), "free_in_s": 60.0}
+
+
+def test_room_that_comes_later_than_a_boot_is_not() -> None:
+    assert boots(at_work(ends_in_s=91).job(tasks(2)).plan()) == ["cloud2"]
+
+
+def test_patience_waits_for_longer() -> None:
+    assert boots(at_work(ends_in_s=120, patience_s=30).job(tasks(2)).plan()) == []
+    assert boots(at_work(ends_in_s=121, patience_s=30).job(tasks(2)).plan()) == ["cloud2"]
+
+
+def test_the_same_room_is_not_given_twice() -> None:
+    world = at_work(ends_in_s=60).job(tasks(4), tasks(4))
+    assert boots(world.plan()) == ["cloud2"]
+    assert [world.why_job(number).code for number in (2, 3)] == ["node_free_soon", "node_ordered"]
+
+
+def test_a_job_that_is_over_its_time_is_not_counted_on() -> None:
+    assert boots(at_work(ends_in_s=-1).job(tasks(2)).plan()) == ["cloud2"]
+
+
+def test_before_a_boot_was_ever_seen_nothing_is_waited_for() -> None:
+    assert boots(at_work(ends_in_s=1).but(boots_s={}).job(tasks(2)).plan()) == ["cloud2"]
+
+
+def test_a_whole_node_is_waited_for_only_where_all_of_it_will_be_free() -> None:
+    assert boots(at_work(ends_in_s=60).job(whole_nodes(1)).plan()) == []
+    ending = running(9, ends_in_s=60, cores=2)
+    half = at_work(ends_in_s=60).but(jobs={ending.id: ending}).job(whole_nodes(1))
+    assert boots(half.plan()) == ["cloud2"]
+
+
+# --- what is learned --------------------------------------------------------------------------------------
+
+
+def test_a_boot_is_timed_from_the_order_to_the_joining() -> None:
+    world = a_world().booting_node("cloud1", requested_s=NOW_S - 80)
+    world.see_ranks(a_rank("cloud1", online=True))
+    assert world.snapshot.boots_s == {"cloud": (80.0,)}
+
+
+def test_a_node_that_was_found_booting_teaches_nothing() -> None:
+    world = a_world().booting_node("cloud1", requested_s=NOW_S - 80, adopted=True)
+    world.see_ranks(a_rank("cloud1", online=True))
+    assert not world.snapshot.boots_s
+
+
+def test_only_the_latest_boots_count() -> None:
+    world = a_world().but(boots_s={CLOUD_TYPE: tuple(float(n) for n in range(SAMPLES_MAX))})
+    world.booting_node("cloud1", requested_s=NOW_S - 80).see_ranks(a_rank("cloud1", online=True))
+    assert world.snapshot.boots_s[CLOUD_TYPE][-2:] == (SAMPLES_MAX - 1.0, 80.0)
+    assert len(world.snapshot.boots_s[CLOUD_TYPE]) == SAMPLES_MAX
+
+
+def test_a_stop_is_timed_from_the_decision_to_the_provider_s_word() -> None:
+    world = a_world().idle_node("cloud1", hour_ends_in_s=5)
+    world.decide()
+    world.wait(3).see_drained("cloud1")
+    world.decide()
+    world.see(BrokerStopped(world.id("cloud1"))).wait(6).all_is_fresh()
+    assert orders(world.decide()) == ["destroy i-cloud1-1"]
+    world.wait(2).see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
+    assert world.snapshot.stops_s == {"cloud": (11.0,)}
+
+
+@pytest.mark.parametrize(
+    ("stops_s", "last_safe_s"),
+    [
+        ((), 60.0),  # what the site says
+        ((90.0,), 90.0),  # longer, and seen
+        ((8.0, 9.0), 60.0),  # too few to believe that it is shorter
+        ((8.0, 9.0, 7.0), 9.0),
+    ],
+)
+def test_a_node_goes_at_the_last_safe_moment_of_its_window(stops_s: tuple[float, ...], last_safe_s: float) -> None:
+    def at_the_end(left_s: float) -> str:
+        world = a_world(stop_lead_s=60).idle_node("cloud1", hour_ends_in_s=left_s)
+        return world.but(stops_s={CLOUD_TYPE: stops_s}).why("cloud1")
+
+    assert at_the_end(last_safe_s + 1) == "paid_time_left"
+    assert at_the_end(last_safe_s) == "window_closes"
+
+
+# --- by billing -------------------------------------------------------------------------------------------
+
+
+def test_for_a_short_job_a_node_billed_by_the_second_is_bought_though_its_hour_is_dearer() -> None:
+    hourly = a_type("hourly", price="0.40", window_s=3600)
+    by_the_second = a_type("second", price="0.60", window_s=1, minimum_s=60)
+    short = a_world(hourly, by_the_second).job(tasks(1), duration_s=120.0)
+    assert boots(short.plan()) == ["second1"]
+    unlimited = a_world(hourly, by_the_second).job(tasks(1))
+    assert boots(unlimited.plan()) == ["hourly1"]
+
+
+def test_walltime_packing_keeps_short_and_long_jobs_apart() -> None:
+    def bought(packing: PackingPolicy) -> list[str]:
+        world = a_world(CLOUD, packing=packing)
+        world.job(tasks(1), tasks(1), duration_s=120.0).job(tasks(1), duration_s=86_400.0)
+        return boots(world.plan())
+
+    assert len(bought(PackingPolicy.SPREAD)) == 1
+    assert len(bought(PackingPolicy.WALLTIME)) == 2
+
+
+# --- spares -----------------------------------------------------------------------------------------------
+
+SPARE = replace(CLOUD, spares=1)
+
+
+def test_a_spare_stands_ready_beyond_what_jobs_need() -> None:
+    world = a_world(SPARE).job(whole_nodes(1))
+    made = world.decide()
+    assert boots(made) == ["cloud1", "cloud2"]
+    assert [action.reason.code for action in made.actions if isinstance(action, BootNode)] == ["demand", "spare"]
+    assert boots(world.wait(2).decide()) == []
+
+
+def test_a_spare_stays_at_the_end_of_its_window_and_no_more_than_the_spares_do() -> None:
+    world = a_world(SPARE).idle_node("cloud1", hour_ends_in_s=5).idle_node("cloud2", hour_ends_in_s=5)
+    assert orders(world.decide()) == ["drain cloud1-1"]
+    assert world.why("cloud2") == "spare"
+
+
+def test_no_spare_is_bought_beyond_a_limit() -> None:
+    assert boots(a_world(SPARE, nodes_max=1).job(whole_nodes(1)).plan()) == ["cloud1"]
+
+
+# --- zones ------------------------------------------------------------------------------------------------
+
+ZONED = replace(CLOUD, zones=("a", "b"))
+
+
+def _zone(world: World) -> str:
+    (boot,) = (action for action in world.plan().actions if isinstance(action, BootNode))
+    return boot.launch.zone
+
+
+def _without_capacity(world: World, zone: str) -> World:
+    launch = replace(world["cloud1"].launch, zone=zone)
+    node = replace(world["cloud1"], launch=launch, create_sent_s=NOW_S, call=a_call(CallKind.CREATE), cloud=None)
+    world.but(nodes={node.id: replace(node, state=NodeState.REQUESTED)})
+    return world.see(CloudCallFailed("create", node.id, FailureKind.CAPACITY, "none here"))
+
+
+def test_nodes_are_made_in_the_first_zone_and_in_the_next_where_that_has_none() -> None:
+    world = a_world(ZONED, GPU).job(tasks(1))
+    assert _zone(world) == "a"
+    _without_capacity(world.node("cloud1", NodeState.REQUESTED), "a")
+    assert list(world.snapshot.blocks) == [Scope(CLOUD_TYPE, Market.ON_DEMAND, "a")]
+    assert _zone(world) == "b"
+
+
+def test_where_no_zone_has_any_the_next_type_is_bought_and_later_the_first_again() -> None:
+    world = a_world(ZONED, GPU).job(tasks(1)).node("cloud1", NodeState.REQUESTED)
+    _without_capacity(world, "a")
+    _without_capacity(world, "b")
+    assert boots(world.plan()) == ["gpu1"]
+    world.wait(121).all_is_fresh()
+    assert _zone(world) == "a"
+
+
+def test_a_lease_that_waits_in_a_zone_without_capacity_is_given_back() -> None:
+    world = a_world(ZONED, GPU).job(whole_nodes(2))
+    for launch in [action.launch for action in world.decide().actions if isinstance(action, BootNode)]:
+        world.see(LaunchesRecorded((launch,)))
+    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    world.but(blocks={Scope(CLOUD_TYPE, Market.ON_DEMAND, "a"): block})
+    assert [order for order in orders(world.plan()) if order.startswith("end-lease")] == [
+        f"end-lease {world.id('cloud1')}",
+        f"end-lease {world.id('cloud2')}",
+    ]
+
+
+def test_a_node_that_ended_before_it_was_seen_running_does_not_count_as_a_boot() -> None:
+    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S - 60)
+    launch = world["cloud1"].launch
+    world.wait(1).see_cloud(a_cloud_node(launch, state=CloudState.TERMINATED))
+    assert not world.snapshot.boots_s
+    assert JobId(1) not in world.plan().jobs
