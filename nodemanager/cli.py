@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nodemanager import app, logs
+from nodemanager.ask import verbs as ask
+from nodemanager.ask.client import Client
 from nodemanager.cloud.providers import cautions, cloud_factory
 from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
 from nodemanager.config import ConfigError, Provider, Site, load_site, warnings
@@ -33,7 +35,7 @@ EXIT_INTERRUPTED = 130  # as shells have it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
-    chosen = _parser().parse_args(arguments)
+    chosen = _parser().parse_intermixed_args(arguments)
     try:
         site = load_site(Path(chosen.config))
     except ConfigError as error:
@@ -147,12 +149,30 @@ def _warn(site: Site) -> None:
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
+def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Console) -> None:
+    """Show what would be ordered now, by the site that --config names; nothing is."""
+    ask.plan(client, app.identified(site), chosen, console, policy_of=app.policy_of)
+
+
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "run": run,
     "check": check,
     "init": init,
     "cloud-test": cloud_test,
     "prices": prices,
+    "status": ask.asking(ask.status),
+    "nodes": ask.asking(ask.nodes),
+    "jobs": ask.asking(ask.jobs),
+    "explain": ask.asking(ask.explain),
+    "plan": ask.asking(plan),
+    "events": ask.asking(ask.events),
+    "report": ask.asking(ask.report),
+    "hold": ask.asking(ask.hold),
+    "release": ask.asking(ask.release),
+    "retire": ask.asking(ask.retire),
+    "pause": ask.asking(ask.pause),
+    "resume": ask.asking(ask.resume),
+    "reload": ask.asking(ask.reload),
 }
 
 
@@ -161,8 +181,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings; 70 a bug; "
-        "78 a fault in the site; 130 interrupted",
+        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings, or no service; 70 a bug; "
+        "77 the token is needed; 78 a fault in the site; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
     parser.add_argument(
@@ -172,6 +192,15 @@ def _parser() -> argparse.ArgumentParser:
         default="run",
         help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
     )
+    parser.add_argument(
+        "subject",
+        nargs="*",
+        help="for explain: job ID, node NAME or type NAME; for hold, release, retire: the node",
+    )
+    parser.add_argument("--json", action="store_true", help="for verbs that ask or steer: JSON instead of tables")
+    parser.add_argument("--at", metavar="TIME", help='for explain: why it was so at a time ("2h" is two hours ago)')
+    parser.add_argument("--since", metavar="SPAN", help="for report: how far back (7d)")
+    parser.add_argument("--follow", action="store_true", help="for events: go on with what happens")
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
     parser.add_argument(
