@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from nodemanager.model import Figure, Reason
-from nodemanager.notation import format_fsd
+from nodemanager.notation import compress_hostlist, format_fsd, format_job_id
 
 # Figures that name a moment by the monotonic clock, which means nothing outside of this process.
 MOMENTS: Mapping[str, str] = {
@@ -23,6 +23,7 @@ MOMENTS: Mapping[str, str] = {
     "settles_at_s": "settles_at",
     "since_s": "since_at",
 }
+JOBS = frozenset({"job", "jobs"})  # where they are ids, and not their number
 _STORY_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
 
 
@@ -37,15 +38,23 @@ class Edge:
         return self.wall_at + (moment_s - self.now_s)
 
     def figures(self, reason: Reason) -> dict[str, Figure]:
-        """The reason's figures, those that name a moment as wall-clock time (``until_s`` as ``until_at``)."""
-        return {
-            MOMENTS.get(name, name): self.wall(value) if name in MOMENTS and isinstance(value, float) else value
-            for name, value in reason.figures.items()
-        }
+        """The reason's figures: moments by the wall clock (``until_s`` as ``until_at``), jobs by Flux's own ids."""
+        return dict(self._figure(name, value) for name, value in reason.figures.items())
+
+    def _figure(self, name: str, value: Figure) -> tuple[str, Figure]:
+        if name in MOMENTS and isinstance(value, float):
+            return MOMENTS[name], self.wall(value)
+        if name in JOBS and isinstance(value, tuple):
+            return name, tuple(map(_job_id, value))
+        return name, _job_id(value) if name in JOBS and isinstance(value, str) else value
 
     def story(self, line: str) -> str:
         """A line of a node's story, its moment as wall-clock time."""
         return _STORY_MOMENT.sub(lambda found: f" at {clock_time(self.wall(float(found[1])))}", line)
+
+
+def _job_id(text: str) -> str:
+    return format_job_id(int(text)) if text.isascii() and text.isdecimal() else text
 
 
 def clock_time(at: float) -> str:
@@ -76,7 +85,7 @@ def _blocked(kind: str, shown: Mapping[str, str]) -> str:
 
 def _shown(name: str, value: Figure) -> str:
     if isinstance(value, tuple):
-        return ", ".join(value)
+        return compress_hostlist(value) if name == "nodes" else ", ".join(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return str(value)
     if name.endswith("_at"):

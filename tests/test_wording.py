@@ -22,7 +22,12 @@ def test_a_reason_is_a_sentence_with_its_figures() -> None:
         said("paid_time_left", idle_s=95.0, window_left_s=4000.0, stop_lead_s=60.0)
         == "idle for 1m35s, paid for 1h06m more (goes when 1m00s are left)"
     )
-    assert said("node_coming", nodes=("cloud2", "cloud3")) == "booting cloud2, cloud3"
+    assert said("node_coming", nodes=("cloud2", "cloud3")) == "booting cloud[2-3]"
+
+
+def test_a_job_is_named_as_flux_names_it() -> None:
+    assert said("wanted", jobs=("11744051200000", "58")) == "wanted by f6KVnbAAK, f21"
+    assert said("behind_a_stuck_job", job="58") == "behind job f21, which cannot be given its nodes"
 
 
 def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:

@@ -17,6 +17,8 @@ from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.entries import Entry
 
 EVENTS_MAX = 2000
+# What happens to every node and job all the time: the journal has it, and it would crowd out all else here.
+QUIET = frozenset({"because", "job"})
 SAMPLES_MAX = 720
 SAMPLE_EVERY_S = 1.0  # of this machine's time, at first: twice as long whenever the samples fill up
 
@@ -66,6 +68,8 @@ class Board:
         """By the chronicle's."""
         with self._changed:
             for entry in happened.entries:
+                if entry.kind in QUIET:
+                    continue
                 self._numbered += 1
                 self._events.append((self._numbered, entry))
             self.spent += sum(spent.cost for spent in happened.spent.values())

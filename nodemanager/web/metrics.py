@@ -26,7 +26,7 @@ from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.lives import Life
 from nodemanager.model import JobState
 from nodemanager.web.board import Board
-from nodemanager.web.views import nodes_wanted, sources
+from nodemanager.web.views import nodes_wanted, sources, waiting
 
 PREFIX = "node_manager_"
 BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800)
@@ -188,10 +188,8 @@ def _of_jobs(published: Published) -> Iterator[Metric]:
         states[(str(job.state),)] += 1
     states[("inactive",)] = published.snapshot.jobs_ended
     yield _gauges("jobs", "Jobs by state; inactive: those the instance remembers.", ("state",), states)
-    waiting: dict[tuple[str, ...], float] = {
-        (code,): float(count) for code, count in published.plan.waiting().items()
-    }
-    yield _gauges("jobs_pending", "Jobs that wait, by what for.", ("reason",), waiting)
+    pending: dict[tuple[str, ...], float] = {(code,): count for code, count in waiting(published.plan).items()}
+    yield _gauges("jobs_pending", "Jobs that wait, by what for.", ("reason",), pending)
     yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
 
 

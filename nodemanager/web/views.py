@@ -17,7 +17,7 @@ from typing import Any
 
 from nodemanager.actors.manager import Published
 from nodemanager.fleet import billing, supply
-from nodemanager.fleet.plan import Action
+from nodemanager.fleet.plan import Action, Plan
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.journal.entries import order_of, reason_of, subject_of
 from nodemanager.model import Figure, Job, JobId, JobState, LaunchId, Mark, NodeState, Rank, Reason
@@ -87,7 +87,7 @@ def status(published: Published) -> Document:
         "paused": _mark(snapshot.steering.paused),
         "safe_mode": {"doubted_lists": snapshot.doubted_lists, "on": snapshot.doubted_lists > 0},
         "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
-        "jobs_waiting": dict(plan.waiting()),
+        "jobs_waiting": waiting(plan),
         "jobs_unreadable": len(snapshot.unreadable),
         "nodes": {
             "total": len(snapshot.nodes),
@@ -138,6 +138,11 @@ def blocks(snapshot: Snapshot, edge: Edge) -> list[Document]:
         for scope, block in snapshot.blocks.items()
         if block.until_s > snapshot.now_s
     ]
+
+
+def waiting(made: Plan) -> dict[str, int]:
+    """How many jobs wait for which reason; ``served``: those whose nodes are there, coming or ordered."""
+    return {"served" if code == "node_ordered" else code: count for code, count in made.waiting().items()}
 
 
 def nodes_wanted(published: Published) -> dict[str, int]:
@@ -268,7 +273,7 @@ def jobs_summary(published: Published) -> Document:
     return {
         "total": len(published.snapshot.jobs),
         "by_state": dict(Counter(str(job.state) for job in published.snapshot.jobs.values())),
-        "waiting": dict(published.plan.waiting()),
+        "waiting": waiting(published.plan),
     }
 
 
@@ -324,7 +329,7 @@ def plan(published: Published) -> Document:
         "asks": [type(ask).__name__ for ask in made.asks],
         "actions": [_action(action, published, edge) for action in made.actions],
         "nodes_wanted": nodes_wanted(published),
-        "jobs_waiting": dict(made.waiting()),
+        "jobs_waiting": waiting(made),
         "types": {name: reason_document(reason, edge) for name, reason in made.types.items()},
         "price_per_hour": float(made.price_per_hour),
     }
