@@ -1,45 +1,61 @@
 """The thread that follows what the manager publishes, and tells whoever keeps count: metrics, events, the journal.
 
-The brain only puts a reference into a queue. Where the followers cannot keep up, publications are left out, and
-counted: the next one that is taken shows what became of everything, but not each step on the way.
+The brain only puts a reference into a queue. Under load several publications are taken together: every decision and
+fact of each still counts, and what became of nodes and jobs is read off the newest. Where even that is not enough,
+publications are left out, and counted.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodemanager.actors.manager import Published
+from nodemanager.facts import Fact
 from nodemanager.journal.entries import Entries, Entry
 from nodemanager.journal.lives import Life, Lives
 from nodemanager.journal.spend import Spend, Spent
 
 WAITING_MAX = 500
+# It shares the interpreter with the brain, so it rests for so many times as long as it has worked.
+REST = 3.0
+REST_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One publication, and what it shows to have happened since the one before."""
+    """What publications show to have happened since those before; ``published`` is the newest of them."""
 
     published: Published
+    facts: tuple[Fact, ...]
+    phases_s: tuple[Mapping[str, float], ...]
     entries: tuple[Entry, ...]
     lives: tuple[tuple[Life | None, Life], ...]
     spent: Spent
 
 
 class Follower:
-    """Works out what happened, publication by publication."""
+    """Works out what happened."""
 
     def __init__(self) -> None:
         self._entries = Entries()
         self._lives = Lives()
         self._spend = Spend()
 
-    def of(self, published: Published) -> Happened:
+    def of(self, publications: Sequence[Published]) -> Happened:
+        """From one publication at the least, in their order."""
+        newest = publications[-1]
+        facts = tuple(fact for it in publications for fact in it.facts)
         return Happened(
-            published, self._entries.of(published), self._lives.of(published), self._spend.of(published)
+            published=newest,
+            facts=facts,
+            phases_s=tuple(it.phases_s for it in publications),
+            entries=self._entries.of(publications),
+            lives=self._lives.of(newest, facts),
+            spent=self._spend.of(newest),
         )
 
 
@@ -50,6 +66,7 @@ class Chronicle:
         self._sinks = sinks
         self._waiting: queue.Queue[Published | None] = queue.Queue(WAITING_MAX)
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
+        self._ended = threading.Event()
         self.left_out = 0
 
     def start(self) -> None:
@@ -63,6 +80,7 @@ class Chronicle:
 
     def stop(self, within_s: float) -> None:
         """End after what waits is taken in, but within a time."""
+        self._ended.set()
         try:
             self._waiting.put(None, timeout=within_s)
         except queue.Full:
@@ -71,7 +89,24 @@ class Chronicle:
 
     def _follow(self) -> None:
         follower = Follower()
-        while (published := self._waiting.get()) is not None:
-            happened = follower.of(published)
-            for sink in self._sinks:
-                sink(happened)
+        ends = False
+        while not ends:
+            publications, ends = self._next()
+            if publications:
+                began_s = time.monotonic()
+                happened = follower.of(publications)
+                for sink in self._sinks:
+                    sink(happened)
+                self._ended.wait(min(REST_MAX_S, REST * (time.monotonic() - began_s)))
+
+    def _next(self) -> tuple[list[Published], bool]:
+        """All that waits, and whether that is the end."""
+        publications: list[Published] = []
+        following = self._waiting.get()
+        while following is not None:
+            publications.append(following)
+            try:
+                following = self._waiting.get_nowait()
+            except queue.Empty:
+                return publications, False
+        return publications, True

@@ -6,7 +6,7 @@ Pure. A reason that stays the same but for its figures makes no entry, nor does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -83,21 +83,21 @@ class Entries:
         self._last: Published | None = None
         self._would: frozenset[str] = frozenset()
 
-    def of(self, published: Published) -> tuple[Entry, ...]:
-        """What happened since the publication before."""
-        last, self._last = self._last, published
-        edge = Edge(published.snapshot.now_s, published.snapshot.wall_at)
-        return (
-            *self._decisions(published, edge),
-            *(entry for fact in published.facts for entry in _of_fact(fact, edge)),
-            *_moves(last, published, edge),
-            *_reasons(last, published, edge),
-            *_jobs(last, published, edge),
-            *_of_the_service(last, published, edge),
-        )
+    def of(self, publications: Sequence[Published]) -> tuple[Entry, ...]:
+        """What happened since the last publication before these: at least one, in their order."""
+        newest = publications[-1]
+        last, self._last = self._last, newest
+        entries: list[Entry] = []
+        for it in publications:
+            edge = Edge(it.snapshot.now_s, it.snapshot.wall_at)
+            entries += self._decisions(it, edge)
+            entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
+        edge = Edge(newest.snapshot.now_s, newest.snapshot.wall_at)
+        for changes in (_moves, _reasons, _jobs, _of_the_service):
+            entries += changes(last, newest, edge)
+        return tuple(entries)
 
     def _decisions(self, published: Published, edge: Edge) -> Iterator[Entry]:
-        types = _types(published)
         said: set[str] = set()
         for action in published.plan.actions:
             subject = subject_of(action)
@@ -109,7 +109,7 @@ class Entries:
             figures = dict(edge.figures(reason)) if reason is not None else {}
             if isinstance(action, BootNode):
                 figures["serves"] = tuple(str(job) for job in action.serves)
-            node_type = _bought_type(action) or types.get(subject, "")
+            node_type = _type_of(action, published)
             kind = "decided" if published.acts else "would"
             code = reason.code if reason is not None else ""
             yield Entry(edge.wall_at, kind, subject, order_of(action), code, figures, node_type)
@@ -121,16 +121,13 @@ def _slot_of(action: Action) -> str:
     return action.launch.slot if isinstance(action, BootNode) else ""
 
 
-def _bought_type(action: Action) -> str:
+def _type_of(action: Action, published: Published) -> str:
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return launch.type_name
         case _:
-            return ""
-
-
-def _types(published: Published) -> Mapping[str, str]:
-    return {id_: node.launch.type_name for id_, node in published.snapshot.nodes.items()}
+            known = published.snapshot.nodes.get(LaunchId(subject_of(action)))
+            return known.launch.type_name if known is not None else ""
 
 
 def _of_fact(fact: Fact, edge: Edge) -> Iterator[Entry]:

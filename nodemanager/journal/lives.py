@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nodemanager.actors.manager import Published
-from nodemanager.facts import CloudCallFailed
+from nodemanager.facts import CloudCallFailed, Fact
 from nodemanager.fleet import billing
 from nodemanager.fleet.snapshot import Node
 from nodemanager.model import CloudState, LaunchId, NodeState
@@ -45,9 +45,9 @@ class Lives:
         self._failures: dict[LaunchId, str] = {}
         self._nodes: Mapping[LaunchId, Node] = {}
 
-    def of(self, published: Published) -> tuple[tuple[Life | None, Life], ...]:
+    def of(self, published: Published, facts: Iterable[Fact]) -> tuple[tuple[Life | None, Life], ...]:
         """Each life that is not as it was, as it was (None: it begins) and as it is."""
-        for fact in published.facts:
+        for fact in facts:
             if isinstance(fact, CloudCallFailed) and fact.operation == "create" and fact.launch is not None:
                 self._failures[fact.launch] = str(fact.kind)
         before, nodes = self._nodes, published.snapshot.nodes

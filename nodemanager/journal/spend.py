@@ -19,6 +19,8 @@ from nodemanager.model import Job, LaunchId, NodeState, NodeType, Rank
 
 HOUR_S = 3600
 NOBODY = -1  # in place of a user, where nobody's job ran
+# Who has what is looked at so often at the most: of jobs that are shorter, some are charged for the others.
+STEP_MIN_S = 5.0
 # A pause of ours (a suspended machine, a stuck process) is not charged at once: who ran meanwhile is not known.
 STEP_MAX_S = 600.0
 WORK = "job"
@@ -63,9 +65,12 @@ class Spend:
         self._charged: dict[LaunchId, float] = {}
 
     def of(self, published: Published) -> Spent:
-        last, self._last = self._last, published.snapshot
-        policy, self._policy = self._policy or published.policy, published.policy
+        last = self._last
         spent: defaultdict[Account, Sum] = defaultdict(Sum)
+        if last is not None and published.snapshot.now_s - last.now_s < STEP_MIN_S:
+            return spent
+        self._last = published.snapshot
+        policy, self._policy = self._policy or published.policy, published.policy
         if last is None:
             return spent
         span_s = min(STEP_MAX_S, max(0.0, published.snapshot.now_s - last.now_s))
@@ -84,7 +89,7 @@ class Spend:
             unused = float(billing.cost(node_type, billing.age_s(node, last.now_s))) - self._charged.pop(
                 node.id, 0.0
             )
-            # Of a node that we found standing only the part since then was charged, so only a window's worth counts.
+            # Of a node found standing only the part since then was charged: more than a window is not "unused".
             window = float(node_type.price_per_hour) * node_type.billing.window_s / HOUR_S
             spent[Account(hour, node_type.name, NOBODY, "", "unused")].cost += min(window, max(0.0, unused))
         return spent

@@ -91,14 +91,15 @@ class Metrics:
                 self._decisions.labels(entry.kind, entry.what, entry.code).inc()
             elif entry.kind == "job" and entry.what == "began":
                 self._began.inc()
-        for fact in happened.published.facts:
+        for fact in happened.facts:
             self._count_call(fact)
         for was, now in happened.lives:
             self._count_life(was, now)
         for account, spent in happened.spent.items():
             self._cost.labels(account.node_type, account.use).inc(spent.cost)
-        for phase, took_s in happened.published.phases_s.items():
-            self._phases.labels(phase).observe(took_s)
+        for phases_s in happened.phases_s:
+            for phase, took_s in phases_s.items():
+                self._phases.labels(phase).observe(took_s)
 
     def _count_call(self, fact: Fact) -> None:
         if isinstance(fact, CloudCallFailed):

@@ -116,7 +116,7 @@ class Stand:
         """As the manager's and the chronicle's threads do."""
         for it in publications:
             self.board.publish(it)
-            happened = self.follower.of(it)
+            happened = self.follower.of([it])
             self.board.take_in(happened)
             self.served.metrics.take_in(happened)
 
