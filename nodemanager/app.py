@@ -153,15 +153,15 @@ def identified(site: Site) -> Site:
     )
 
 
-def outside_of(site: Site) -> Outside:
-    """The adapters that the site names."""
+def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
+    """The adapters that the site names. ``status`` is what Flux's users are answered who ask for it."""
     if site.flux.simulated:
         return _embedded(site)
     # Flux's bindings are looked for only where a real instance is meant.
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
     clock = SystemClock()
-    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
+    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, status=status)
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, lambda launch, node_type: _user_data(site, launch, node_type), clock)
     return Outside(clock, flux.port, cloud, watch, flux.close)
@@ -241,10 +241,9 @@ class Service:
         self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
 
 
-def serve(site: Site, outside: Outside, front: Front | None = None) -> int:
+def serve(site: Site, outside: Outside, front: Front) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
     log: Any = structlog.get_logger()
-    front = front or Front(site)
     service = Service(site, outside, front.publish)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())

@@ -22,6 +22,7 @@ from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test,
 from nodemanager.config import ConfigError, Provider, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.front import Front
 from nodemanager.ports import CloudError
 from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
 
@@ -51,14 +52,15 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     _warn(site)
     try:
         site = app.identified(site)
-        outside = app.outside_of(site)
+        front = Front(site)
+        outside = app.outside_of(site, front.status)
     except app.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return app.serve(site, outside)
+    return app.serve(site, outside, front)
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
+from nodemanager.actors.memos import Memos
 from nodemanager.facts import (
     CloudCallFailed,
     Fact,
@@ -46,6 +47,7 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    ShowOnJobs,
     StopBroker,
     SweepCloud,
     UndrainNode,
@@ -87,6 +89,7 @@ class Manager(CrashOnlyActor):
         self._dirty = True
         self._plan_by_s = 0.0
         self._said: frozenset[str] = frozenset()
+        self._memos = Memos()
         self._facts: list[Fact] = []
         self._phases_s: defaultdict[str, float] = defaultdict(float)
 
@@ -180,6 +183,8 @@ class Manager(CrashOnlyActor):
             self._snapshot = committed(before, made, self._policy)
             self._give(made, addresses)
             self._tell_of_moves(before)
+            if texts := self._memos.changes(self._snapshot, made):
+                addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
         published = Published(
             self._snapshot, made, self._policy, self._acts, tuple(self._facts), dict(self._phases_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodemanager.flux import bindings
-from nodemanager.flux.claim import Claim
+from nodemanager.flux.claim import Claim, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 from nodemanager.ports import Clock
@@ -12,17 +12,19 @@ from nodemanager.ports import Clock
 class RealFlux:
     """One instance, one manager.
 
-    ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
+    ``status`` is what ``node-manager.status`` answers, as JSON; asked from a thread of its own. ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
     ``BindingsMissing``; it does not connect yet.
     """
 
-    def __init__(self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0, status: Status = dict
+    ) -> None:
         bindings.load()
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._clock = clock
         self._timeout_s = timeout_s
-        self._claim = Claim(uri, timeout_s=timeout_s)
+        self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
         """For one thread, which opens its handle by its first call."""

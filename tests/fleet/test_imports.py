@@ -72,7 +72,7 @@ INWARDS: dict[str, set[str]] = {
     "prices": {"model"},
     "cloud_test": {*VALUES, "ports", "fleet", "config"},
     "ask": {"config", "fleet", "notation", "web", "wording"},
-    "cli": {"ask", "ports", "config", "logs", "flux", "app", "cloud", "prices", "cloud_test"},
+    "cli": {"ask", "front", "fleet", "ports", "config", "logs", "flux", "app", "cloud", "prices", "cloud_test"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.

@@ -14,9 +14,9 @@ from nodemanager.facts import OperatorFact, SteeringKept
 from nodemanager.fleet.observe import observe
 from nodemanager.fleet.plan import plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.journal.chronicle import Follower
 from nodemanager.journal.reader import JournalReader
-from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import Holding, Job, JobState, NodeState
 from nodemanager.web.access import Access
 from nodemanager.web.board import Board
