@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, ProviderId, UnreadableJob
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Job,
+    JobId,
+    JoinPhase,
+    Launch,
+    LaunchId,
+    ProviderId,
+    UnreadableJob,
+)
 
 
 class FailureKind(StrEnum):
@@ -169,6 +179,19 @@ class CloudCallFailed:
     retry_after_s: float = 0.0
 
 
+# --- from the join service --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReported:
+    """What a node said of its joining, or the join service of its ticket."""
+
+    launch: LaunchId
+    phase: JoinPhase
+    detail: str
+    reported_at: float
+
+
 FluxFact = (
     QueueSeen
     | QueueProbed
@@ -185,4 +208,4 @@ FluxFact = (
     | FluxCallFailed
 )
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | CloudCallFailed
-Fact = FluxFact | CloudFact
+Fact = FluxFact | CloudFact | NodeReported

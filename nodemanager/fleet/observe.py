@@ -24,6 +24,7 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeReported,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
@@ -35,7 +36,7 @@ from nodemanager.fleet import sightings
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
-from nodemanager.model import CallKind, Job, JobId, JobState, Launch, LaunchId, NodeState
+from nodemanager.model import CallKind, Job, JobId, JobState, JoinPhase, Launch, LaunchId, NodeState
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
@@ -68,6 +69,8 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return _lease_ended(snapshot, fact.launch)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
+        case NodeReported():
+            return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
@@ -126,6 +129,12 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
 
 def _recorded(node: Node) -> Node:
     return replace(sightings.answered(node, CallKind.RECORD), recorded=True)
+
+
+def _reported(node: Node, fact: NodeReported) -> Node:
+    if fact.phase is JoinPhase.REPLAYED:
+        return replace(node, replayed=True)
+    return replace(node, phase=fact.phase, phase_detail=fact.detail)
 
 
 def _broker_stopped(node: Node, now_s: float) -> Node:

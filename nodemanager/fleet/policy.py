@@ -52,6 +52,7 @@ class Policy:
     idle_timeout_s: float = 300.0
     stop_lead_s: float = 60.0
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20

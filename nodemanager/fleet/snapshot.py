@@ -18,6 +18,7 @@ from nodemanager.model import (
     FluxRank,
     Job,
     JobId,
+    JoinPhase,
     Launch,
     LaunchId,
     NodeState,
@@ -57,6 +58,9 @@ class Node:
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
+    phase: JoinPhase | None = None  # the latest that it reported of its joining
+    phase_detail: str = ""
+    replayed: bool = False  # its ticket was shown again, by another
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before

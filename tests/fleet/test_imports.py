@@ -30,12 +30,25 @@ INWARDS: dict[str, set[str]] = {
     "actors": {*VALUES, "messages", "ports", "fleet"},
     "cloud": {*VALUES, "ports", "notation"},
     "flux": {*VALUES, "ports", "notation", "config"},
+    "join": {*VALUES, "ports", "config", "flux"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
-    "app": {*VALUES, "ports", "messages", "fleet", "config", "logs", "actors", "cloud", "flux", "simulation"},
+    "app": {
+        *VALUES,
+        "ports",
+        "messages",
+        "fleet",
+        "config",
+        "logs",
+        "actors",
+        "cloud",
+        "flux",
+        "join",
+        "simulation",
+    },
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app"},
+    "cli": {"config", "logs", "flux", "join", "app"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
