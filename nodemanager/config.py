@@ -281,13 +281,8 @@ def _contradictions(
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
-    if flux and flux.simulated and flux.join is Join.SERVICE:
-        yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
-    elif flux and not flux.simulated:
-        if not flux.head_address:
-            yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
-        if cloud and cloud.provider is Provider.SIMULATED:
-            yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+    if flux:
+        yield from _contradictions_of_outside(document, flux, cloud)
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
     if timing and timing.settle_s > timing.settle_max_s:
@@ -300,6 +295,17 @@ def _contradictions(
             if slot in taken:
                 yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
             taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+def _contradictions_of_outside(
+    document: Document, flux: FluxSettings, cloud: CloudSettings | None
+) -> Iterator[Fault]:
+    if flux.simulated and flux.join is Join.SERVICE:
+        yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
+    if not flux.simulated and not flux.head_address:
+        yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
+    if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
+        yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
 
 
 # --- what is allowed and hardly wanted --------------------------------------------------------------------

@@ -13,9 +13,8 @@ END_OF_COST: Mapping[str, str] = MappingProxyType(
     {
         "local": "a node that ends itself is gone: its processes are all there is of it",
         "simulated": "nodes are values, and cost nothing",
-        "ec2": "a node that powers itself off is terminated and ends its cost: it is created so",
-        "openstack": "a node that powers itself off goes on costing at most sites (SHUTOFF): it ends when a manager "
-        "destroys it",
+        "ec2": "a node that powers itself off ends its cost: it is created to terminate on shutdown",
+        "openstack": "a node that powers itself off may go on costing (SHUTOFF), until a manager destroys it",
     }
 )
 
