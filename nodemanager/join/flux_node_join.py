@@ -37,6 +37,7 @@ STEADY_S = 60.0  # a broker that ran so long was well: the next start is soon
 BROKER_STOP_S = 5.0  # what a broker gets to leave in good order; one whose leader died does not heed SIGTERM
 DRAIN_TIMEOUT_S = 5.0
 STEP_MAX_S = 1.0
+SHELL_EMPTY_MAX_S = 300.0  # a job's shell without a task for so long has none any more, and waits for a dead rank 0
 TAIL_MAX_BYTES = 1500
 REPORTS_MAX = 20
 HOSTS_BEGIN = "# flux-node-join: begin"
@@ -80,6 +81,7 @@ class Settings:
         self.flux = values.get("FLUX") or "flux"
         self.user = values.get("USER") or ""
         self.systemd = values.get("SYSTEMD") == "yes"
+        self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
 # --- what is decided --------------------------------------------------------------------------------------
@@ -204,6 +206,7 @@ class Joining:
         if code == "not_current" and self.lease_key:
             # The lease has ended, or the record is being made anew. No broker is started meanwhile.
             self.given = {}
+            self.machine.log("the join service refuses: not_current; the slot is no longer this node's")
             if self.lease_missing_s is None:
                 self.lease_missing_s = now_s
         elif code in FINAL and not self.lease_key:
@@ -320,6 +323,7 @@ class Machine:
         self.settings = settings
         self.broker: Optional[subprocess.Popen[bytes]] = None
         self.rundir = ""
+        self.shells_empty_s: Optional[float] = None  # since when no job has had a process but its shell
         self.first_address = 0
 
     def now_s(self) -> float:
@@ -525,8 +529,17 @@ class Machine:
         )
 
     def job_runs(self) -> bool:
-        """Whether a job has a process here, by what the kernel says: with rank 0 dead Flux cannot."""
-        return self.broker is not None and job_processes(self.broker.pid, self.rundir) != []
+        """Whether a job has a process here, by what the kernel says: with rank 0 dead Flux cannot.
+
+        A shell that has no task may be about to start one, or wait for ever to tell rank 0 that they have ended.
+        """
+        tasks, empty_shells = job_processes(self.broker.pid, self.rundir) if self.broker is not None else ([], [])
+        if tasks or not empty_shells:
+            self.shells_empty_s = None
+            return bool(tasks)
+        if self.shells_empty_s is None:
+            self.shells_empty_s = self.now_s()
+        return self.now_s() - self.shells_empty_s < self.settings.shell_empty_max_s
 
     # --- the end ---
 
@@ -577,23 +590,32 @@ def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dic
 # --- what the kernel says ---------------------------------------------------------------------------------
 
 
-def job_processes(broker: int, rundir: str) -> List[int]:
-    """The processes of jobs under a broker: its children but for housekeeping and modules, and stray tasks of its.
+def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
+    """What of jobs runs under a broker: their processes, and their shells that have no child.
 
-    A task that has left its shell behind is known by what the shell put into its environment.
+    They are the broker's children, but for housekeeping and modules; and tasks that have left their shell behind,
+    known by what that put into their environment.
     """
-    found = []
+    parents = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
-        stat = read_proc(pid, "stat")
-        fields = stat.rpartition(b")")[2].split()
-        if len(fields) < 2 or fields[0] in (b"Z", b"X"):
-            continue
-        if int(fields[1]) == broker:
-            if not serves_the_broker(read_proc(pid, "cmdline")):
-                found.append(pid)
+        fields = read_proc(pid, "stat").rpartition(b")")[2].split()
+        if len(fields) >= 2 and fields[0] not in (b"Z", b"X"):
+            parents[pid] = int(fields[1])
+    tasks, empty_shells = [], []
+    for pid, parent in parents.items():
+        if parent == broker:
+            command = read_proc(pid, "cmdline")
+            if is_shell(command) and pid not in parents.values():
+                empty_shells.append(pid)
+            elif command and not serves_the_broker(command):
+                tasks.append(pid)
         elif rundir and is_task(read_proc(pid, "environ"), rundir):
-            found.append(pid)
-    return found
+            tasks.append(pid)
+    return tasks, empty_shells
+
+
+def is_shell(command: bytes) -> bool:
+    return os.path.basename(command.split(b"\0")[0]) == b"flux-shell"
 
 
 def serves_the_broker(command: bytes) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import structlog
@@ -240,6 +242,18 @@ class _Impatient(H11Protocol):
             self.transport.close()
 
 
+class _Server(uvicorn.Server):
+    """Says when it listens, and not before."""
+
+    says: Mapping[str, str] = MappingProxyType({})
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log: Any = structlog.get_logger()
+            log.info("join_service_started", **self.says)
+
+
 def desk_of(site: Site) -> JoinDesk:
     """The desk of a site, from the files that ``init`` made. Raises :class:`ServiceNotReady`."""
     paths, folder = Paths(site.join.material_dir), Folder(site.join.material_dir)
@@ -277,7 +291,7 @@ async def serve(site: Site) -> None:
         raise ServiceNotReady(str(error)) from error
     counter = Counter(desk, Limits(site.join.requests_per_s, site.join.requests_burst))
     host, _, port = site.join.listen.rpartition(":")
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             counter.app(),
             host=host,
@@ -298,7 +312,7 @@ async def serve(site: Site) -> None:
     # uvicorn ends at these, and then gives them back to whoever handled them before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    log.info("join_service_started", listen=site.join.listen, fingerprint=pin)
+    server.says = {"listen": site.join.listen, "fingerprint": pin}
     forgetting = asyncio.create_task(counter.forget_now_and_then())
     await server.serve()
     forgetting.cancel()

@@ -282,7 +282,7 @@ def test_a_node_whose_manager_and_rank_0_are_dead_ends_itself_once_no_job_runs(y
     yard = yard_of(silence_max="3s")
     yard.start_head()
     yard.start_service()
-    busy = yard.node(yard.launch("cloud1-1", "cloud1"), POWEROFF="touch powered-off").boot()
+    busy = yard.node(yard.launch("cloud1-1", "cloud1"), POWEROFF="touch powered-off", SHELL_EMPTY_MAX_S="3").boot()
     idle = yard.node(yard.launch("cloud2-1", "cloud2"), POWEROFF="touch powered-off").boot()
     yard.eventually("both are online", lambda: yard.online() == {"cloud1", "cloud2"})
     job = yard.flux(
