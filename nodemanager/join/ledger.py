@@ -32,6 +32,9 @@ CREATE INDEX IF NOT EXISTS reports_of_launch ON reports (launch, id);
 """
 
 
+Reports = tuple[tuple[int, NodeReported], ...]  # each with its id, oldest first
+
+
 class LedgerError(Exception):
     """The file cannot be opened, read or written now."""
 
@@ -116,20 +119,28 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise LedgerError(f"old marks could not be dropped: {error}") from error
 
+    def reports(self, after: int) -> Reports:
+        """As :func:`read_reports`, of this very ledger."""
+        return _reports(self._db, after)
 
-def read_reports(path: Path, after: int) -> tuple[tuple[int, NodeReported], ...]:
+
+def read_reports(path: Path, after: int) -> Reports:
     """Reports beyond an id, each with its own, oldest first; none where there is no file yet.
 
     Raises :class:`LedgerError`.
     """
     if not path.exists():
         return ()
-    query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
-            rows = db.execute(query, (after, READ_MAX)).fetchall()
+            return _reports(db, after)
     except sqlite3.Error as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
+
+
+def _reports(db: sqlite3.Connection, after: int) -> Reports:
+    query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
+    rows = db.execute(query, (after, READ_MAX)).fetchall()
     known = set(JoinPhase)
     return tuple(
         (id_, NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at))
