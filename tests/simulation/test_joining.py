@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,7 @@ def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Joining, "_start", keeping)
     patch.setattr(Joining, "_ended", going_on)
     patch.setattr(Joining, "_take_refusal", shrugging)
+    patch.setattr(joining, "SILENCE_MAX_S", math.inf)  # which else would end it
 
 
 def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
