@@ -82,7 +82,7 @@ def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
 
 def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
     def is_over(self: Joining, now_s: float) -> bool:
-        return now_s - self.manager_heard_s >= self.silence_max_s
+        return bool(now_s - self.manager_heard_s >= self.silence_max_s)
 
     patch.setattr(Joining, "_is_over", is_over)
     patch.setattr(joining, "SILENCE_MAX_S", 30.0)
