@@ -56,11 +56,10 @@ def main(tickets: int = 1000, clients: int = 50) -> None:
     with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
         site = _site(Path(directory), tickets)
         launches = [LaunchId(f"{slot}-1") for slot in site.slots]
+        until_at = time.time() + 3600
         roster = tuple(
-            RosterEntry(
-                launch, SlotName(slot), time.time() + 3600, True, False, (f"10.0.{n // 250}.{n % 250 + 1}",)
-            )
-            for n, (launch, slot) in enumerate(zip(launches, site.slots, strict=True))
+            RosterEntry(launch, slot, until_at, may_start=True, online=False, addresses=(_address(number),))
+            for number, (launch, slot) in enumerate(zip(launches, site.slots, strict=True))
         )
         FileExchange(Folder(site.join.material_dir)).post(roster, time.time())
         with _service(site) as service:
@@ -75,6 +74,10 @@ def main(tickets: int = 1000, clients: int = 50) -> None:
     print(f"latency p99 {1000 * latencies_s[int(0.99 * len(latencies_s))]:8.1f} ms")
     print(f"memory      {before_bytes / 2**20:8.1f} MiB before, {after_bytes / 2**20:.1f} MiB after")
     print(f"CPU         {cpu_s:8.1f} s of the service's, start included")
+
+
+def _address(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}"
 
 
 def _site(folder: Path, tickets: int) -> Site:

@@ -45,14 +45,14 @@ INWARDS: dict[str, set[str]] = {
         "join",
         "simulation",
     },
-    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
+    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "cli": {"config", "logs", "flux", "join", "app"},
 }
 
-# It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
-ELSEWHERE = {f"{PACKAGE}.simulation.scenario": "scenario"}
+# They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.
+ELSEWHERE = {f"{PACKAGE}.simulation.{module}": "scenario" for module in ("scenario", "joining")}
 
 # Deciding has no clock, no chance, no thread and no outside.
 NOT_IN_FLEET = {
