@@ -736,9 +736,9 @@ WantedBy=multi-user.target
 """
 
 
-def hand_over(settings: Settings, unit: Path) -> bool:
-    """Let systemd run us, from now on and after a reboot; False where that cannot be."""
-    if not settings.systemd or not os.path.isdir("/run/systemd/system") or shutil.which("systemctl") is None:
+def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
+    """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
+    if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
         return False
     program = settings.folder / "flux-node-join"
     source = Path(os.path.abspath(__file__))

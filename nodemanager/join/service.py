@@ -142,11 +142,11 @@ class Counter:
     async def forget_now_and_then(self) -> None:
         """Drop what is remembered of launches long gone, for ever."""
         while True:
+            await asyncio.sleep(FORGET_EVERY_S)
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._desk.forget_older_than, KEPT_S)
             except (LedgerError, RosterUnreadableError) as error:
                 self._log.warning("unavailable", what="forgetting", why=str(error))
-            await asyncio.sleep(FORGET_EVERY_S)
 
     # --- one request ---
 

@@ -21,7 +21,11 @@ from nodemanager.join import flux_node_join
 from nodemanager.join.flux_node_join import (
     HOSTS_BEGIN,
     HOSTS_END,
+    CannotJoin,
+    Machine,
+    Settings,
     flux_toml,
+    hand_over,
     is_task,
     job_processes,
     serves_the_broker,
@@ -154,3 +158,86 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     unit.write_text(flux_node_join.UNIT.format(python="/bin/sh", program=SOURCE, folder=tmp_path))
     ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert str(unit) not in ran.stderr, ran.stderr
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+[ "$1" != "$(cat "$(dirname "$0")/refuses" 2>/dev/null)" ]
+"""
+
+
+def settings_in(folder: Path, **values: str) -> Settings:
+    return Settings(
+        {
+            "LAUNCH": "cloud1-1",
+            "TICKET": "t",
+            "ADDRESSES": "",
+            "FINGERPRINT": "",
+            "DIR": str(folder),
+            "HOSTS": str(folder / "hosts"),
+            "POWEROFF": "true",
+            "SILENCE_MAX_S": "3600",
+            "SYSTEMD": "yes",
+            **values,
+        }
+    )
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a command that stands where systemctl would; it writes down what it is asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "systemctl").write_text(SYSTEMCTL)
+    (folder / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: Path) -> None:
+    unit = tmp_path / "flux-node-join.service"
+    assert hand_over(settings_in(tmp_path), unit, str(systemctl))
+    assert (systemctl / "asked").read_text().splitlines() == [
+        "daemon-reload",
+        "enable flux-node-join.service",
+        "restart flux-node-join.service",
+    ]
+    assert f"ExecStart={sys.executable} {tmp_path}/flux-node-join {tmp_path}\n" in unit.read_text()
+    assert (tmp_path / "flux-node-join").read_text() == SOURCE.read_text()
+
+
+def test_without_a_systemd_that_does_it_the_client_runs_itself(tmp_path: Path, systemctl: Path) -> None:
+    unit = tmp_path / "flux-node-join.service"
+    assert not hand_over(settings_in(tmp_path), unit, str(tmp_path / "no systemd"))
+    assert not hand_over(settings_in(tmp_path, SYSTEMD="no"), unit, str(systemctl))
+    assert not (systemctl / "asked").exists()
+    (systemctl / "refuses").write_text("enable")
+    assert not hand_over(settings_in(tmp_path), unit, str(systemctl))
+
+
+# --- whether this machine can join at all -----------------------------------------------------------------
+
+
+def test_another_owner_of_the_instance_is_said_in_plain_words(tmp_path: Path, systemctl: Path) -> None:
+    (systemctl / "flux").write_text("#!/bin/sh\necho commands: 0.88.0\n")
+    (systemctl / "flux").chmod(0o755)
+    machine = Machine(settings_in(tmp_path))
+    machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
+    with pytest.raises(CannotJoin, match=r"rank 0 belongs to uid 4242.*set \[Join\] node_user"):
+        machine.check({"flux_version": "0.88.0", "owner_uid": 4242})
+    nobody = Machine(settings_in(tmp_path, USER="nobody-of-this-name"))
+    with pytest.raises(CannotJoin, match="no user nobody-of-this-name"):
+        nobody.check({"flux_version": "0.88.0", "owner_uid": 4242})
+
+
+def test_an_image_without_flux_is_said_in_plain_words(tmp_path: Path) -> None:
+    machine = Machine(settings_in(tmp_path, FLUX=str(tmp_path / "no flux")))
+    with pytest.raises(CannotJoin, match="install flux-core in the image"):
+        machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
+
+
+def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> None:
+    """An image that was made of a node which had joined."""
+    Machine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
+    assert Machine(settings_in(tmp_path)).load()["lease_key"] == "k"
+    assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
