@@ -5,15 +5,24 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from nodemanager import cli
 
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "config" / "embedded.ini"
 LOCAL = ROOT / "config" / "local.ini"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A verb sets the process's logging up, to a stream that is the test's."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("arguments", [["check", "--config", str(EMBEDDED)], ["--config", str(EMBEDDED), "check"]])
