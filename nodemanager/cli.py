@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -77,7 +78,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
         return EXIT_USAGE
     _warn(site)
-    output = Path(chosen.output).absolute()
+    output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - without "..", and a link stays what it is
     joins_by_service = site.flux.join is Join.SERVICE
     try:
         # An instance whose nodes joined by directory goes on as it is, and gets what the service needs.

@@ -124,7 +124,7 @@ class Manager(CrashOnlyActor):
         match fact.phase:
             case JoinPhase.REPLAYED:
                 self._log.error("ticket_replayed", node=fact.launch, why=fact.detail)
-            case JoinPhase.FAILED | JoinPhase.ENDED:
+            case JoinPhase.FAILED:
                 self._log.warning("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
             case _:
                 self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)

@@ -145,6 +145,10 @@ class Joining:
             self._call_later(now_s)
         except Refused as refusal:
             self._take_refusal(refusal.code, now_s)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            # An answer of another protocol, or a disk that is full: neither is worth a job that runs here.
+            self.machine.log("this call came to nothing: {!r}".format(error))
+            self._call_later(now_s)
         else:
             self.lease_missing_s = None
             self.call_pause_s = RETRY_FIRST_S
@@ -260,6 +264,10 @@ class Joining:
         except CannotJoin as error:
             self.cannot = str(error)
             self._report("failed", self.cannot)
+            return
+        except (KeyError, OSError) as error:
+            self._ended(now_s)
+            self._report("ended", "the broker could not be started: {!r}".format(error))
             return
         self.started_s = now_s
         self.running_with = str(given["material"])
@@ -440,7 +448,10 @@ class Machine:
             for path in (self.rundir, str(conf), str(conf / "flux.toml"), str(certificate)):
                 os.chown(path, uid, -1)
         filled = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
-        command = [re.sub(r"\{(\w+)\}", lambda found: filled[found.group(1)], part) for part in given["command"]]
+        command = [
+            re.sub(r"\{(\w+)\}", lambda found: filled.get(found.group(1), found.group(0)), part)
+            for part in given["command"]
+        ]
         with open(str(self.log_file()), "wb") as log:
             try:
                 self.broker = subprocess.Popen(
@@ -448,12 +459,19 @@ class Machine:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=clean_environment(),
+                    env=self.broker_environment(uid),
                     preexec_fn=self.become_user if uid != os.getuid() else None,
                     start_new_session=True,
                 )
             except OSError as error:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
+
+    def broker_environment(self, uid: int) -> Dict[str, str]:
+        environment = clean_environment()
+        if uid != os.getuid():
+            entry = pwd.getpwnam(self.settings.user)
+            environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name)
+        return environment
 
     def become_user(self) -> None:
         entry = pwd.getpwnam(self.settings.user)

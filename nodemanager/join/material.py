@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nodemanager.config import Site
+from nodemanager.config import Join, Site
 from nodemanager.flux.bootstrap import BootstrapError, find_flux, make_certificate
 from nodemanager.join.tickets import make_key
 
@@ -107,15 +107,18 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
     if not certificate.is_file():
         raise MaterialError(f"{certificate} is not there: run flux-node-manager init")
     draft = certificate.with_name(".curve.cert.new")
+    _refuse_multi_user(bootstrap_dir)
     try:
         draft.unlink(missing_ok=True)
         make_certificate(draft, site.cluster, find_flux(flux_command))
+        _give(draft, certificate)
         draft.replace(certificate)
     except BootstrapError as error:
         raise MaterialError(str(error)) from error
     except OSError as error:
         raise MaterialError(f"{certificate}: {error.strerror}") from error
-    make_material(site, bootstrap_dir)
+    if site.flux.join is Join.SERVICE:
+        make_material(site, bootstrap_dir)
 
 
 def _make_tls(site: Site, paths: Paths) -> None:
@@ -147,7 +150,15 @@ def replace_file(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    _give(draft, path)
     draft.replace(path)
+
+
+def _give(draft: Path, place: Path) -> None:
+    """What root puts in a place belongs to whom the place belonged to, and else to the folder's owner."""
+    if os.geteuid() == 0:
+        status = (place if place.exists() else place.parent).stat()
+        os.chown(draft, status.st_uid, status.st_gid)
 
 
 # --- reading ----------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ FIRST_REQUEST_WITHIN_S = 20.0  # of a connection, its TLS handshake done
 KEEP_ALIVE_S = 5
 STOP_S = 5  # what requests under way get when the service is told to end
 CONNECTIONS_MAX = 2000
+REFUSALS_LOGGED_PER_S = 1 / 60  # of one source address
+REFUSALS_LOGGED_BURST = 10
 FORGET_EVERY_S = 3600.0
 KEPT_S = 14 * 86_400.0  # what is remembered of a launch that is no more
 
@@ -108,13 +110,14 @@ class Counter:
         self._desk = desk
         self._buckets = Buckets(limits.requests_per_s, limits.requests_burst)
         self._monotonic_s = monotonic_s
+        self._lines = Buckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)  # who knocks must not fill the disk
         # SQLite waits for the disk: in a thread of its own, not in the loop's.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
         self._log: Any = structlog.get_logger()
         self._client = Path(flux_node_join.__file__).read_text(encoding="utf-8")
 
     def app(self) -> Starlette:
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/redeem", self._route(_Redeem, self._redeem), methods=["POST"]),
                 Route("/v1/fetch", self._route(_Fetch, self._fetch), methods=["POST"]),
@@ -124,6 +127,8 @@ class Counter:
             ],
             exception_handlers={HTTPException: _plain},
         )
+        app.router.redirect_slashes = False
+        return app
 
     def _redeem(self, body: _Redeem, source: str) -> Answer:
         return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source)
@@ -187,6 +192,8 @@ class Counter:
         return PlainTextResponse(self._client)
 
     def _tell(self, path: str, source: str, answer: Answer) -> None:
+        if isinstance(answer, Refusal) and self._lines.wait_s(source, self._monotonic_s()):
+            return
         match answer:
             case Granted(launch=launch, entry=entry):
                 if path != "/v1/renew":

@@ -109,6 +109,13 @@ def test_one_source_is_slowed_down_and_told_when_to_come_again() -> None:
     assert int(answers[-1].headers["Retry-After"]) >= 10
 
 
+def test_who_knocks_for_ever_does_not_fill_the_log() -> None:
+    with a_service(Desk()) as (service, logged):
+        for _ in range(50):
+            service.post("/v1/redeem", json=ticket_of() | {"ticket": "0" * 64})
+    assert 0 < len(logged) <= 10
+
+
 def test_a_body_is_bounded_with_and_without_its_length() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -119,7 +126,7 @@ def test_a_body_is_bounded_with_and_without_its_length() -> None:
         assert service.post("/v1/redeem", content=chunks()).status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/", "/v1/redeem/x", "/docs", "/v1/roster.json"])
+@pytest.mark.parametrize("path", ["/", "/v1/", "/v1/redeem/x", "/v1/redeem/", "/docs", "/v1/roster.json"])
 def test_nothing_else_is_served(path: str) -> None:
     with a_service(Desk()) as (service, _):
         assert service.get(path).status_code in (404, 405)
