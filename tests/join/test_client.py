@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import pwd
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -241,3 +243,34 @@ def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> Non
     Machine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
     assert Machine(settings_in(tmp_path)).load()["lease_key"] == "k"
     assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
+
+
+FOLLOWER = """#!/bin/sh
+echo "$(id -u) $HOME $FLUX_NODE_JOIN_TICKET$FLUX_URI"
+cat "$2"/flux.toml "$(sed -n 's/curve_cert = "\\(.*\\)"/\\1/p' "$2/flux.toml")"
+: > "$3/socket"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a broker as somebody else")
+def test_the_broker_runs_as_the_instances_owner_who_reads_what_it_needs_and_none_of_our_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = pwd.getpwnam("nobody")
+    monkeypatch.setenv("FLUX_NODE_JOIN_TICKET", "the ticket")
+    with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
+        folder = Path(directory)
+        folder.chmod(0o755)
+        (folder / "flux").write_text(FOLLOWER)
+        (folder / "flux").chmod(0o755)
+        (folder / "node").mkdir(mode=0o700)
+        machine = Machine(settings_in(folder / "node", FLUX=str(folder / "flux"), USER="nobody"))
+        assert machine.broker_user()[0] == owner.pw_uid
+        command = ["{flux}", "broker", "{conf}", "{rundir}"]
+        machine.start_broker({"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": command})
+        assert machine.broker is not None
+        assert machine.broker.wait(20) == 0, machine.broker_tail()
+        said = machine.broker_tail()
+        assert said.startswith(f"{owner.pw_uid} {owner.pw_dir} \n")
+        assert said.endswith("a certificate")
+        assert machine.broker_status() == "status 0"
