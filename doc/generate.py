@@ -74,10 +74,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only.",
+        "Flux only. `ec2`: Amazon EC2, see [clouds/ec2.md](clouds/ec2.md).",
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS,
-        "zones": FOR_PROVIDERS,
+        "zones": FOR_PROVIDERS + " For `ec2`, unless given, those of `subnets`.",
+        "region": "For `ec2`: must be given.",
+        "endpoint": "For `ec2`: where its API answers. Not given: the region's own.",
+        "subnets": "For `ec2`: the subnet that nodes are put into, for each zone. Not given: the zone's default "
+        "subnet.",
+        "security_groups": "For `ec2`: their ids. Not given: the default one of the network.",
+        "key_name": "For `ec2`: the key pair to log in by. Not given: none.",
+        "instance_profile": "For `ec2`: the name or ARN of the role that nodes have. Not given: none.",
         "calls_in_flight_max": "Creates and destroys under way at once. Each has a thread of its own.",
         "creates_per_s": "The rate at which create calls are let out in the long run.",
         "creates_burst": "How many of them may go out together.",
@@ -97,6 +104,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "probe": "Flux is asked for news at least so often; so is the cloud while a node is on its way in or out.",
         "relist": "The queue and the cloud are read whole at least so often. A destroy is repeated at this pace "
         "until the node is gone.",
+        "sweep": "How often the provider is asked for what nodes left behind: volumes, interfaces, addresses. What "
+        "two sweeps in a row find is deleted; in mode `act` only.",
         "boot_timeout": "From the order of a node until its rank must be online. Then the node is given up.",
         "rejoin_timeout": "How long the broker of a node may be away before the node is given up.",
         "stale_after": "Nothing is decided on a source that has not answered for so long. Longer than `probe` and "
@@ -158,13 +167,18 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "traffic.",
         "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
         "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": NOT_YET,
+        "market": "`spot` on `ec2`: cheaper, and may be taken away. The local and the simulated cloud have one "
+        "market.",
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,
+        "subnets": OF_THE_CLOUD,
+        "security_groups": OF_THE_CLOUD,
+        "key_name": OF_THE_CLOUD,
+        "instance_profile": OF_THE_CLOUD,
     },
 }
 
@@ -187,7 +201,8 @@ least one. A real Flux needs `head_address` too.
 CREDENTIALS = """\
 ## [Cloud Credentials]
 
-Free keys, for providers that ask who calls. Nothing uses them yet: the local and the simulated cloud ask nobody. A
+Free keys, for providers that ask who calls: `ec2` takes `access_key_id`, `secret_access_key` and `session_token`
+([clouds/ec2.md](clouds/ec2.md)); the local and the simulated cloud ask nobody. A
 secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
 name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
 itself only if nobody else can read that. No value of this section is printed anywhere.

@@ -24,8 +24,8 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.libcloud_port import UserData
-from nodemanager.cloud.local import LocalCloud
-from nodemanager.config import Join, Mode, Provider, Site, uuid_file
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config import Join, Mode, Site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
@@ -125,6 +125,7 @@ def policy_of(site: Site) -> Policy:
         stale_after_s=site.timing.stale_after_s,
         probe_s=site.timing.probe_s,
         relist_s=site.timing.relist_s,
+        sweep_s=site.timing.sweep_s,
         absences=site.timing.absences,
         call_timeout_s=site.cloud.call_timeout_s,
         idle_confirmations=site.policy.idle_confirmations,
@@ -164,9 +165,9 @@ def outside_of(site: Site) -> Outside:
     clock = SystemClock()
     flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
-    user_data = _user_data(site)
+    cloud = cloud_factory(site, _user_data(site), clock)
     join = _exchange(site) if site.flux.join is Join.SERVICE else None
-    return Outside(clock, flux.port, lambda: _cloud(site, clock, user_data), watch, flux.close, join)
+    return Outside(clock, flux.port, cloud, watch, flux.close, join)
 
 
 def _embedded(site: Site) -> Outside:
@@ -176,22 +177,6 @@ def _embedded(site: Site) -> Outside:
 
 def _exchange(site: Site) -> Callable[[], JoinPort]:
     return lambda: FileExchange(Folder(site.join.material_dir))
-
-
-def _cloud(site: Site, clock: Clock, user_data: UserData) -> CloudPort:
-    match site.cloud.provider:
-        case Provider.LOCAL:
-            return LocalCloud(
-                site.state_dir / "cloud",
-                site.cluster,
-                site.cluster_uuid,
-                user_data,
-                clock,
-                boot_delay_s=site.cloud.boot_delay_s,
-            )
-        case Provider.SIMULATED:
-            # Refused by the config: nodes that do not exist cannot join an instance that does.
-            raise ValueError("a simulated cloud has no nodes for a real Flux instance")
 
 
 def _user_data(site: Site) -> UserData:

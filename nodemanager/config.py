@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
-from nodemanager import credentials
+from nodemanager import config_ec2, credentials
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -83,6 +83,7 @@ class Site:
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
+    nodes: Mapping[TypeName, NodeSettings]  # as written: what a provider needs beside a NodeType
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -142,6 +143,8 @@ class _Loading:
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
+        if cloud:
+            self._faults += _of_the_provider(self._document, cloud, nodes)
         if self._faults or not (site and flux and cloud and limits and timing and policy and join and simulation):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
@@ -160,6 +163,7 @@ class _Loading:
             simulation=simulation,
             node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
+            nodes=MappingProxyType(nodes),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -252,7 +256,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         properties=node.properties,
         market=node.market,
         image=node.image or cloud.image,
-        zones=node.zones or cloud.zones,
+        zones=config_ec2.zones_of(node) or config_ec2.zones_of(cloud),
     )
 
 
@@ -306,6 +310,17 @@ def _contradictions_of_outside(
         yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
     if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
         yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+
+
+def _of_the_provider(
+    document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """What this provider needs, and another one does not."""
+    match cloud.provider:
+        case Provider.EC2:
+            yield from config_ec2.faults(document, cloud, nodes)
+        case Provider.LOCAL | Provider.SIMULATED:
+            pass
 
 
 # --- what is allowed and hardly wanted --------------------------------------------------------------------

@@ -17,6 +17,7 @@ from nodemanager.model import (
     JoinPhase,
     Launch,
     LaunchId,
+    Leftover,
     ProviderId,
     UnreadableJob,
 )
@@ -169,10 +170,17 @@ class NodeDestroyed:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudCallFailed:
-    """``launch`` is None for a list, or for an instance that no launch owns."""
+class LeftoversRemoved:
+    """A sweep is over. What nodes of ours had left behind, and was deleted."""
 
-    operation: str  # "create", "list", "destroy"
+    leftovers: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCallFailed:
+    """``launch`` is None for a list, a sweep, or an instance that no launch owns."""
+
+    operation: str  # "create", "list", "destroy", "sweep"
     launch: LaunchId | None
     kind: FailureKind
     detail: str
@@ -207,5 +215,5 @@ FluxFact = (
     | LeaseEnded
     | FluxCallFailed
 )
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | CloudCallFailed
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
 Fact = FluxFact | CloudFact | NodeReported

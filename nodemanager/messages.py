@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
-from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, PostRoster
+from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, PostRoster, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
 
@@ -27,7 +27,7 @@ class Begin:
     """The brain's first message: whom it may give orders to."""
 
     flux: Mailbox[FluxOrder]
-    lister: Mailbox[ListCloud]
+    lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
     join: Mailbox[PostRoster] | None = None  # None where nodes join without a service
 

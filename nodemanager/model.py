@@ -202,6 +202,24 @@ class CloudNode:
     created_at: float | None = None
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
+    market: Market | None = None  # how it is paid for; None where the provider does not say
+
+
+class LeftoverKind(StrEnum):
+    """What may outlive the node that it was made for, and costs all the same."""
+
+    VOLUME = "volume"
+    INTERFACE = "interface"
+    ADDRESS = "address"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something of this cluster's at the provider that belongs to no node any more."""
+
+    kind: LeftoverKind
+    provider_id: ProviderId
+    launch: LaunchId
 
 
 class Overlay(StrEnum):

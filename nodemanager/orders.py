@@ -70,6 +70,11 @@ class ListCloud:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepCloud:
+    """Delete what nodes of ours left behind. For who acts only."""
+
+
+@dataclass(frozen=True, slots=True)
 class CreateNode:
     """Make the node of a launch that is on record."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
-from nodemanager.model import CloudNode, FluxRank, Launch, NodeType, ProviderId, Rank, Roster
+from nodemanager.model import CloudNode, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank, Roster
 
 
 class CloudError(Exception):
@@ -66,6 +66,14 @@ class CloudPort(Protocol):
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Ask for the node's end. One that is gone already is no error. Accepted is not gone: list again."""
+        ...
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Delete what nodes of this cluster left behind (volumes, interfaces, addresses); give what was deleted.
+
+        Only what carries the cluster's UUID, is in use by nothing, belongs to no node that is listed as standing,
+        and was found so by the sweep before this one too: so the first sweep of an object deletes nothing.
+        """
         ...
 
 

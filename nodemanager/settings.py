@@ -14,6 +14,7 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -41,6 +42,7 @@ class Mode(StrEnum):
 class Provider(StrEnum):
     LOCAL = "local"
     SIMULATED = "simulated"
+    EC2 = "ec2"
 
 
 class Join(StrEnum):
@@ -165,19 +167,45 @@ def _command_line(text: str) -> str:
     return text
 
 
-def _endpoint(text: str) -> str:
+def _host_and_port(text: str) -> str:
     host, colon, port = text.rpartition(":")
     _require(colon and NAME.fullmatch(host) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
     _require(0 < int(port) <= 65_535)
     return text
 
 
-def _endpoints(text: str) -> tuple[str, ...]:
-    return tuple(_endpoint(item.strip()) for item in text.split(",")) if text else ()
+def _hosts_and_ports(text: str) -> tuple[str, ...]:
+    return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
 
 
 def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
+
+
+def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
+    """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
+    pairs = []
+    for item in _comma_list(text):
+        zone, _, subnet = item.partition(":")
+        _require(zone and subnet)
+        pairs.append((zone, subnet))
+    zones = [zone for zone, _ in pairs]
+    if len(set(zones)) < len(zones):
+        twice = next(zone for zone in zones if zones.count(zone) > 1)
+        raise ValueError(f'zone "{twice}" has two subnets')
+    return tuple(pairs)
+
+
+def _endpoint(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(valid and "@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
+    return text
 
 
 def _properties(text: str) -> frozenset[str]:
@@ -221,6 +249,10 @@ _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
 _YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
+_ZoneSubnets = Annotated[
+    tuple[tuple[str, str], ...],
+    Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+]
 _Billing = Annotated[
     float,
     Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
@@ -267,6 +299,12 @@ class CloudSettings(Settings):
     image: _OptionalWord = ""
     network: _OptionalWord = ""
     zones: _Words = ()
+    region: _OptionalWord = ""
+    endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -287,6 +325,7 @@ class Timing(Settings):
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
     relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    sweep_s: _Period = Field(default=600.0, validation_alias="sweep")
     boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
     rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
     stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
@@ -314,9 +353,9 @@ class Simulation(Settings):
 class JoinSettings(Settings):
     """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
 
-    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _endpoint)] = "0.0.0.0:8443"
+    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = "0.0.0.0:8443"
     # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
-    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _endpoints)] = ()
+    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _hosts_and_ports)] = ()
     material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
     flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
     check_source: _YesOrNo = False
@@ -335,7 +374,7 @@ class JoinSettings(Settings):
 
 
 class NodeSettings(Settings):
-    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones and network are those of the cloud."""
+    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones, network and the like the cloud's."""
 
     size: _OptionalWord = ""
     cores: _Positive
@@ -350,6 +389,10 @@ class NodeSettings(Settings):
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
 
     @property
     def billing(self) -> Billing:

@@ -274,6 +274,7 @@ def a_snapshot(
         "queue": fresh,
         "flux": fresh,
         "cloud": fresh,
+        "swept_s": NOW_S - 1,
         "jobs": {job.id: job for job in jobs},
         "changed_s": NOW_S - 60,
         "ranks": {rank.rank: rank for rank in by_slot.values()},

@@ -12,6 +12,8 @@ import pytest
 import structlog
 
 from nodemanager import cli
+from nodemanager.cloud.local_store import Store
+from nodemanager.config import load_site
 
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "config" / "embedded.ini"
@@ -97,3 +99,58 @@ def test_flux_finds_it_by_name(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (ran.returncode, "good" in ran.stdout) == (0, True), ran.stderr
+
+
+def _local_site(tmp_path: Path) -> Path:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path / "state")))
+    return site
+
+
+def test_cloud_test_makes_a_node_and_takes_it_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = _local_site(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli.main(["cloud-test", "--config", str(site)]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr().out
+    assert "running" in said
+    assert "destroyed, and seen gone" in said
+    assert Store(tmp_path / "state" / "local" / "cloud").read_all()[0].terminated_at is not None
+
+
+def test_cloud_test_on_sigterm_takes_the_node_away(tmp_path: Path) -> None:
+    site = _local_site(tmp_path)
+    site.write_text(site.read_text().replace("boot_delay = 0s", "boot_delay = 1h"))
+    command = [sys.executable, "-m", "nodemanager.cli", "cloud-test", "--config", str(site)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as testing:
+        assert testing.stdout is not None
+        for line in testing.stdout:
+            if "listed, with its tags" in line:
+                testing.send_signal(signal.SIGTERM)
+                break
+        said = testing.stdout.read()
+        assert testing.wait(timeout=60) == 130
+    assert "destroyed, and seen gone" in said
+    assert Store(tmp_path / "state" / "local" / "cloud").read_all()[0].terminated_at is not None
+
+
+def test_cloud_test_has_nothing_to_test_in_a_simulated_cloud(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cloud-test", "--config", str(EMBEDDED)]) == 1
+    assert "there is no account to test" in capsys.readouterr().err
+
+
+def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "prices.toml"
+    assert cli.main(["prices", "--config", str(EMBEDDED)]) == 1
+    assert capsys.readouterr().out.count("not in the table") == 3
+    sizes = {node.size: node.price_per_hour for node in load_site(EMBEDDED).node_types}
+    table.write_text("[here]\n" + "".join(f'"{size}" = {price}\n' for size, price in sizes.items()))
+    assert cli.main(["prices", "--config", str(EMBEDDED), "--table", str(table), "--region", "here"]) == 0
+    assert "not in the table" not in capsys.readouterr().out
+
+
+def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prices", "--config", str(EMBEDDED), "--table", str(tmp_path / "none.toml")]) == 1
+    assert "none.toml" in capsys.readouterr().err

@@ -110,6 +110,14 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             ),
         ),
         networks={TypeName("cpu"): ""},
+        nodes={
+            TypeName("cpu"): NodeSettings(
+                cores=4,
+                memory_bytes=2**33,
+                price_per_hour=Decimal("0.25"),
+                slots=(SlotName("cpu1"), SlotName("cpu2"), SlotName("cpu3"), SlotName("cpu4")),
+            )
+        },
     )
 
 
@@ -245,7 +253,7 @@ def test_every_example_loads_without_a_warning(example: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {"local.ini", "embedded.ini"} <= {path.name for path in EXAMPLES.glob("*.ini")}
+    assert {"local.ini", "embedded.ini", "ec2.ini"} <= {path.name for path in EXAMPLES.glob("*.ini")}
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -425,7 +433,7 @@ slots = head
     faults = faults_of(tmp_path, text)
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
-        ": [Cloud] provider: must be given: local or simulated",
+        f": [Cloud] provider: must be given: {' or '.join(Provider)}",
         ":1: stray: this must stand in a section",
         ":4: [Site] state_dir: the environment variable NOWHERE is not set",
         ":7: [Limits] nodes_max: this key is given at line 6 already",

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.facts import CloudCallFailed, CloudFact, CloudListed, NodeCreated, NodeDestroyed
+from nodemanager.facts import (
+    CloudCallFailed,
+    CloudFact,
+    CloudListed,
+    LeftoversRemoved,
+    NodeCreated,
+    NodeDestroyed,
+)
 from nodemanager.messages import Mailbox
-from nodemanager.orders import CloudOrder, CreateNode, DestroyNode, ListCloud
+from nodemanager.orders import CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
 from nodemanager.ports import Clock, CloudError, CloudPort
 
 
 class CloudWatcher(CrashOnlyActor):
-    """Lists what stands at the provider, when asked."""
+    """Lists what stands at the provider, and sweeps up what nodes left there, when asked."""
 
     def __init__(self, port: CloudPort, clock: Clock, manager: Mailbox[CloudFact], fate: Fate) -> None:
         super().__init__(fate)
@@ -20,8 +27,24 @@ class CloudWatcher(CrashOnlyActor):
         self._clock = clock
         self._manager = manager
 
-    def on_receive(self, message: ListCloud) -> None:
-        del message
+    def on_receive(self, message: ListCloud | SweepCloud) -> None:
+        match message:
+            case ListCloud():
+                self._list()
+            case SweepCloud():
+                self._sweep()
+            case _:
+                assert_never(message)
+
+    def _sweep(self) -> None:
+        try:
+            removed = self._port.sweep()
+        except CloudError as error:
+            self._manager.tell(CloudCallFailed("sweep", None, error.kind, error.detail, error.retry_after_s))
+        else:
+            self._manager.tell(LeftoversRemoved(removed))
+
+    def _list(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
             nodes = self._port.list_nodes()

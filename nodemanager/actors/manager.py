@@ -19,6 +19,7 @@ from nodemanager.facts import (
     CloudCallFailed,
     Fact,
     FluxCallFailed,
+    LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
     NodeReported,
@@ -46,6 +47,7 @@ from nodemanager.orders import (
     PostRoster,
     RecordLaunches,
     StopBroker,
+    SweepCloud,
     UndrainNode,
 )
 
@@ -106,6 +108,9 @@ class Manager(CrashOnlyActor):
         match fact:
             case CloudCallFailed(operation=operation, kind=kind, detail=why):
                 self._log.warning("cloud_call_failed", operation=operation, kind=str(kind), why=why)
+            case LeftoversRemoved(leftovers=leftovers):
+                for left in leftovers:
+                    self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
             case FluxCallFailed(order=order, launches=launches, why=why):
                 self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
@@ -156,6 +161,9 @@ class Manager(CrashOnlyActor):
                     addresses.flux.tell(ask)
                 case ListCloud():
                     addresses.lister.tell(ask)
+                case SweepCloud():
+                    if self._acts:
+                        addresses.lister.tell(ask)
                 case _:
                     assert_never(ask)
         self._snapshot = asked(self._snapshot, made, self._policy)

@@ -25,6 +25,7 @@ from nodemanager.model import (
     Identity,
     Launch,
     LaunchId,
+    Leftover,
     NodeType,
     ProviderId,
     SlotName,
@@ -48,6 +49,8 @@ UserData = Callable[[Launch, NodeType], str]
 _KINDS: Mapping[str, FailureKind] = MappingProxyType(
     {
         "InsufficientInstanceCapacity": FailureKind.CAPACITY,
+        "InsufficientCapacity": FailureKind.CAPACITY,
+        "UnfulfillableCapacity": FailureKind.CAPACITY,
         "InsufficientHostCapacity": FailureKind.CAPACITY,
         "InsufficientReservedInstanceCapacity": FailureKind.CAPACITY,
         "InsufficientFreeAddressesInSubnet": FailureKind.CAPACITY,
@@ -60,9 +63,14 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         "RequestLimitExceeded": FailureKind.THROTTLED,
         "Throttling": FailureKind.THROTTLED,
         "ThrottlingException": FailureKind.THROTTLED,
+        "RequestThrottled": FailureKind.THROTTLED,
+        "EC2ThrottledException": FailureKind.THROTTLED,
         "AuthFailure": FailureKind.CREDENTIALS,
         "UnauthorizedOperation": FailureKind.CREDENTIALS,
         "RequestExpired": FailureKind.CREDENTIALS,  # or this machine's clock is wrong
+        "ExpiredToken": FailureKind.CREDENTIALS,
+        "MissingAuthenticationToken": FailureKind.CREDENTIALS,
+        "IncompleteSignature": FailureKind.CREDENTIALS,
         "InvalidClientTokenId": FailureKind.CREDENTIALS,
         "SignatureDoesNotMatch": FailureKind.CREDENTIALS,
         "OptInRequired": FailureKind.CREDENTIALS,
@@ -94,6 +102,7 @@ class NodeRequest:
     client_token: str
     tags: Mapping[str, str]
     user_data: str
+    zone: str = ""  # "" leaves it to the provider
 
 
 class LibcloudPort(ABC):
@@ -132,6 +141,9 @@ class LibcloudPort(ABC):
         if not accepted:
             raise CloudError(FailureKind.TRANSIENT, f"the provider did not accept to destroy {provider_id}")
 
+    def sweep(self) -> tuple[Leftover, ...]:
+        return ()  # a node that leaves nothing behind: for the others there is more to ask
+
     @abstractmethod
     def _create_node(self, request: NodeRequest) -> Node:
         """Have the node made by one call of the driver, its tags on it from its first moment."""
@@ -146,21 +158,7 @@ class LibcloudPort(ABC):
         return str(reason["message"]) if reason else ""
 
     def _request(self, launch: Launch, node_type: NodeType) -> NodeRequest:
-        user_data = self._user_data(launch, node_type)
-        size_bytes = len(user_data.encode())
-        if size_bytes > USER_DATA_MAX_BYTES:
-            raise CloudError(
-                FailureKind.CONFIG,
-                f"the user-data of {launch.slot} has {size_bytes} bytes; providers take {USER_DATA_MAX_BYTES}",
-            )
-        tags = {
-            TAG_CLUSTER: self._cluster,
-            TAG_CLUSTER_UUID: self._cluster_uuid,
-            TAG_LAUNCH: launch.id,
-            TAG_SLOT: launch.slot,
-            TAG_TYPE: node_type.name,
-        }
-        return NodeRequest(f"{self._cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data)
+        return node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
 
     def _seen(self, node: Node) -> CloudNode:
         return CloudNode(
@@ -183,6 +181,27 @@ class LibcloudPort(ABC):
             yield
         except (BaseHTTPError, LibcloudError, OSError) as error:
             raise classify(error, creating=creating, now_at=self._clock.wall_at()) from error
+
+
+def node_request(
+    launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserData
+) -> NodeRequest:
+    """What is to be made for a launch. Raises :class:`CloudError` where its user-data is more than is taken."""
+    user_data = user_data_of(launch, node_type)
+    size_bytes = len(user_data.encode())
+    if size_bytes > USER_DATA_MAX_BYTES:
+        raise CloudError(
+            FailureKind.CONFIG,
+            f"the user-data of {launch.slot} has {size_bytes} bytes; providers take {USER_DATA_MAX_BYTES}",
+        )
+    tags = {
+        TAG_CLUSTER: cluster,
+        TAG_CLUSTER_UUID: cluster_uuid,
+        TAG_LAUNCH: launch.id,
+        TAG_SLOT: launch.slot,
+        TAG_TYPE: node_type.name,
+    }
+    return NodeRequest(f"{cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch.zone)
 
 
 def identity_in(tags: Mapping[str, str]) -> Identity | None:

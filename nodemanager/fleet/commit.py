@@ -27,6 +27,7 @@ from nodemanager.orders import (
     LookAtRanks,
     RecordLaunches,
     StopBroker,
+    SweepCloud,
     UndrainNode,
 )
 
@@ -54,6 +55,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
                 snapshot = replace(snapshot, flux=_asked(snapshot.flux, due_s))
             case ListCloud():
                 snapshot = replace(snapshot, cloud=_asked(snapshot.cloud, due_s))
+            case SweepCloud():
+                snapshot = replace(snapshot, swept_s=snapshot.now_s)
             case _:
                 assert_never(ask)
     return snapshot

@@ -21,6 +21,7 @@ from nodemanager.facts import (
     FluxUnreachable,
     LaunchesRecorded,
     LeaseEnded,
+    LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
@@ -77,6 +78,8 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return _each(snapshot, [fact.launch], lambda node: sightings.created(node, fact.node, snapshot))
         case NodeDestroyed():
             return _destroyed(snapshot, fact, policy)
+        case LeftoversRemoved():
+            return snapshot  # they were nobody's
         case CloudCallFailed():
             return sightings.cloud_call_failed(snapshot, fact, policy)
         case _:

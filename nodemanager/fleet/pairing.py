@@ -40,6 +40,9 @@ def pair(nodes: Mapping[LaunchId, Node], listed: Iterable[CloudNode], cluster: s
     strays: list[CloudNode] = []
     for launch, twins in ours.items():
         node = nodes.get(launch)
+        if node is not None and len(twins) == 1:
+            paired[launch] = twins[0]
+            continue
         rest = twins
         if node is not None:
             known = node.cloud

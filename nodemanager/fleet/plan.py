@@ -23,9 +23,17 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.steps import NAMES_MAX, ORDER, NodeAction, Outlook, step
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, because
-from nodemanager.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks, RecordLaunches
+from nodemanager.orders import (
+    BootNode,
+    ClaimInstance,
+    DestroyNode,
+    ListCloud,
+    LookAtRanks,
+    RecordLaunches,
+    SweepCloud,
+)
 
-Ask = ClaimInstance | LookAtRanks | ListCloud
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud
 Action = BootNode | NodeAction
 
 
@@ -55,7 +63,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     boots = _boots(snapshot, policy, layout) if quiet else ()
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
     return Plan(
-        asks=asks,
+        asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *boots),
         jobs=layout.reasons(settling),
         nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
@@ -78,6 +86,12 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
     return tuple(asks)
+
+
+def _sweeps(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
+    """Rarely, and never while another one acts: a sweep deletes."""
+    due = snapshot.swept_s is None or snapshot.now_s - snapshot.swept_s >= policy.sweep_s
+    return (SweepCloud(),) if due else ()
 
 
 def _may_ask(source: Source, now_s: float) -> bool:

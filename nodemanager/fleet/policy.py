@@ -45,6 +45,7 @@ class Policy:
     stale_after_s: float = 180.0
     probe_s: float = 10.0
     relist_s: float = 60.0
+    sweep_s: float = 600.0
     call_timeout_s: float = 60.0
     broker_stop_s: float = 5.0  # what a broker gets to leave in good order
     absences: int = 3

@@ -152,8 +152,7 @@ def drained(node: Node, fact: NodeDrained) -> Node:
 
 def created(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
     """The provider answered the create, perhaps long after we stopped waiting."""
-    node = replace(answered(node, CallKind.CREATE), known_s=snapshot.now_s)
-    return _listed(node, cloud, snapshot)
+    return _listed(answered(node, CallKind.CREATE), cloud, snapshot, snapshot.now_s)
 
 
 def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
@@ -169,7 +168,7 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     believed = doubted == 0 or doubted > policy.absences
     nodes = dict(snapshot.nodes)
     for id_, cloud in pairing.paired.items():
-        nodes[id_] = _listed(replace(nodes[id_], known_s=max(nodes[id_].known_s, fact.started_s)), cloud, snapshot)
+        nodes[id_] = _listed(nodes[id_], cloud, snapshot, fact.started_s)
     if believed:
         for node in lacking:
             nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
@@ -201,12 +200,20 @@ def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     return vanished > max(2, shown // 2)
 
 
-def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
+def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
+    """The node as the provider showed it at a moment. Of thousands at once, so it is made anew once only."""
     billed_from_s = node.billed_from_s
     if billed_from_s is None:
         age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
         billed_from_s = snapshot.now_s - age_s
-    node = replace(node, cloud=cloud, billed_from_s=billed_from_s, absences=0, absent_s=None)
+    node = replace(
+        node,
+        cloud=cloud,
+        billed_from_s=billed_from_s,
+        absences=0,
+        absent_s=None,
+        known_s=max(node.known_s, seen_s),
+    )
     event = Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED
     if not allows(node, event):
         return node

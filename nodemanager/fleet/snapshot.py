@@ -136,6 +136,7 @@ class Snapshot:
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
     intruders: tuple[CloudNode, ...] = ()  # our cluster's name, another cluster's UUID: never touched
     strangers: int = 0  # not ours, never touched
+    swept_s: float | None = None  # when a sweep for leftovers was last asked for
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
     blocks: Mapping[TypeName, Block] = field(default_factory=_empty)

@@ -52,5 +52,5 @@ def decoded(text: str, slot: SlotName) -> Launch:
         type_name=TypeName(text_at(fields.get("type"), "record.type")),
         client_token=text_at(fields.get("client_token"), "record.client_token"),
         requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
-        zone=text_at(fields.get("zone"), "record.zone"),
+        zone=text_at(fields.get("zone", ""), "record.zone"),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, Identity, Launch, NodeType, ProviderId, TypeName
+from nodemanager.model import CloudNode, CloudState, Identity, Launch, Leftover, NodeType, ProviderId, TypeName
 from nodemanager.ports import CloudError
 from nodemanager.simulation.cloud_faults import CloudFaults, Range
 from nodemanager.simulation.world import World
@@ -298,3 +298,6 @@ class SimulatedCloud:
 
     def destroy(self, provider_id: ProviderId) -> None:
         self._provider.destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return ()  # a node of values leaves nothing behind

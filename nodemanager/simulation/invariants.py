@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import CloudNode, Launch, NodeType, ProviderId, Rank, SlotName
+from nodemanager.model import CloudNode, Launch, Leftover, NodeType, ProviderId, Rank, SlotName
 from nodemanager.ports import CloudPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
@@ -103,6 +103,9 @@ class WatchedCloud:
     def destroy(self, provider_id: ProviderId) -> None:
         self.rules.at_destroy(provider_id)
         self.port.destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self.port.sweep()
 
 
 class WatchedFlux(SimulatedFluxPort):

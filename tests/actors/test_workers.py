@@ -19,6 +19,7 @@ from nodemanager.facts import (
     FluxCallFailed,
     FluxUnreachable,
     LeaseEnded,
+    LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
@@ -31,6 +32,8 @@ from nodemanager.model import (
     FluxRank,
     Launch,
     LaunchId,
+    Leftover,
+    LeftoverKind,
     NodeType,
     ProviderId,
     Rank,
@@ -47,11 +50,13 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    SweepCloud,
 )
 from nodemanager.ports import CloudError, FluxError, NotTheActor
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
+LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
 
@@ -92,6 +97,10 @@ class Cloud:
 
     def destroy(self, provider_id: ProviderId) -> None:
         self._call()
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        self._call()
+        return (LEFT,)
 
 
 @dataclass
@@ -170,6 +179,17 @@ def test_a_list_carries_the_moment_it_was_begun() -> None:
     assert post.told == [
         CloudListed(7.0, (NODE,)),
         CloudCallFailed("list", None, FailureKind.THROTTLED, "slow", 9.0),
+    ]
+
+
+def test_a_sweep_that_works_and_one_that_does_not() -> None:
+    post = Post()
+    CloudWatcher(Cloud(), FrozenClock(), post, Fate()).on_receive(SweepCloud())
+    broken = Cloud(CloudError(FailureKind.CREDENTIALS, "may not"))
+    CloudWatcher(broken, FrozenClock(), post, Fate()).on_receive(SweepCloud())
+    assert post.told == [
+        LeftoversRemoved((LEFT,)),
+        CloudCallFailed("sweep", None, FailureKind.CREDENTIALS, "may not"),
     ]
 
 

@@ -57,6 +57,7 @@ def a_type(name: str = "small") -> NodeType:
         price_per_hour=Decimal("0.10"),
         billing=Billing(window_s=3600),
         slots=(SlotName("node-1"), SlotName("node-2")),
+        image="ami-03cf127a",  # one that moto has; the others take any
     )
 
 
@@ -277,4 +278,11 @@ def a_simulated_subject(_: Path) -> CloudSubject:
     return SimulatedSubject(world, cloud.SimulatedProvider(world))
 
 
-SUBJECTS: dict[str, Built] = {"local": LocalSubject, "simulated": a_simulated_subject}
+def an_ec2_subject(_: Path) -> CloudSubject:
+    pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
+    from tests.contract.ec2_subject import Ec2Subject  # noqa: PLC0415 - moto takes its time to import
+
+    return Ec2Subject()
+
+
+SUBJECTS: dict[str, Built] = {"local": LocalSubject, "simulated": a_simulated_subject, "ec2": an_ec2_subject}

@@ -25,10 +25,11 @@ INWARDS: dict[str, set[str]] = {
     "ini": {"notation"},
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
-    "config": {"model", "notation", "ini", "settings", "credentials"},
+    "config_ec2": {"ini", "settings", "credentials", "model"},
+    "config": {"model", "notation", "ini", "settings", "credentials", "config_ec2"},
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
-    "cloud": {*VALUES, "ports", "notation"},
+    "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
     "flux": {*VALUES, "ports", "notation", "config"},
     "join": {*VALUES, "ports", "config", "flux"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
@@ -48,7 +49,7 @@ INWARDS: dict[str, set[str]] = {
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "join", "app"},
+    "cli": {"config", "logs", "flux", "join", "app", "cloud"},
 }
 
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.plan import settled, settles_at_s
 from nodemanager.fleet.snapshot import Source
 from nodemanager.model import JobId, NodeState
-from nodemanager.orders import BootNode, ListCloud, LookAtRanks
+from nodemanager.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
 from tests.builders import (
     CLOUD,
     NOW_S,
@@ -67,6 +67,16 @@ def test_the_cloud_is_listed_more_often_while_something_is_on_its_way(
     seen_s = NOW_S - 1
     assert ListCloud() not in world.wait(seen_s + every_s - 0.5 - NOW_S).plan().asks
     assert ListCloud() in world.wait(0.5).plan().asks
+
+
+def test_leftovers_are_swept_up_rarely_and_only_by_who_acts_on_fresh_news() -> None:
+    every_s = a_policy().sweep_s
+    world = a_world().but(swept_s=NOW_S)
+    assert SweepCloud() not in world.wait(every_s - 0.5).all_is_fresh().plan().asks
+    assert SweepCloud() in world.wait(0.5).all_is_fresh().decide().asks
+    assert SweepCloud() not in world.plan().asks, "it was asked for just now"
+    assert SweepCloud() in a_world().but(swept_s=None).plan().asks
+    assert SweepCloud() not in a_world().but(swept_s=None, claimed=False).plan().asks
 
 
 def test_a_source_is_not_asked_twice_nor_before_it_may_be() -> None:

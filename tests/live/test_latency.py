@@ -14,7 +14,7 @@ import pytest
 
 from nodemanager.actors.manager import Published
 from nodemanager.app import Outside, Service, outside_of
-from nodemanager.model import CloudNode, JobId, Launch, NodeType, ProviderId
+from nodemanager.model import CloudNode, JobId, Launch, Leftover, NodeType, ProviderId
 from nodemanager.orders import BootNode
 from nodemanager.ports import CloudPort
 from tests.live.elastic import Elastic, Offer, an_elastic_site
@@ -61,6 +61,9 @@ class TimedCloud:
 
     def destroy(self, provider_id: ProviderId) -> None:
         self.port.destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self.port.sweep()
 
 
 def test_latency(capsys: pytest.CaptureFixture[str]) -> None:

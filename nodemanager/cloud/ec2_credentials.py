@@ -1,0 +1,120 @@
+"""Whose account it is: the keys that a call to AWS is signed with.
+
+In this order: ``[Cloud Credentials]``, the environment variables that all of AWS's tools read, the role of the
+instance that this runs on (IMDSv2). Profiles, SSO, web identity and container credentials are not read.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import SecretStr
+
+from nodemanager.facts import FailureKind
+from nodemanager.ports import Clock, CloudError
+
+METADATA_SERVICE = "http://169.254.169.254"  # link-local, the same on every instance
+_METADATA_TIMEOUT_S = 2.0
+_METADATA_TOKEN_TTL_S = 60
+_RENEW_BEFORE_S = 300.0  # the service has new keys at least so long before the old ones expire
+_ROLE_PATH = "/latest/meta-data/iam/security-credentials/"
+
+# What other tools would be led by, and what it is called where we say that we are not.
+NOT_SUPPORTED: Mapping[str, str] = {
+    "AWS_PROFILE": "profiles",
+    "AWS_DEFAULT_PROFILE": "profiles",
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
+    "AWS_ROLE_ARN": "assumed roles",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container credentials",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container credentials",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What signs a call. ``session_token`` is "" for keys that are not temporary."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+
+
+KeySource = Callable[[], Keys]
+
+
+def keys_given(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Keys | None:
+    """The keys that the site gives, else those of the environment; None where neither has any."""
+    given = {name: secret.get_secret_value() for name, secret in credentials.items()}
+    if "access_key_id" in given:
+        return Keys(given["access_key_id"], given["secret_access_key"], given.get("session_token", ""))
+    if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
+        return Keys(
+            environment["AWS_ACCESS_KEY_ID"],
+            environment["AWS_SECRET_ACCESS_KEY"],
+            environment.get("AWS_SESSION_TOKEN", ""),
+        )
+    return None
+
+
+def key_source(credentials: Mapping[str, SecretStr], environment: Mapping[str, str], clock: Clock) -> KeySource:
+    """Where the keys of each call come from. May be called from several threads."""
+    keys = keys_given(credentials, environment)
+    if keys is None:
+        return InstanceRole(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_SERVICE), clock)
+    return lambda: keys
+
+
+class InstanceRole:
+    """The keys of the role of the instance that this runs on, renewed before they expire."""
+
+    def __init__(self, service: str, clock: Clock) -> None:
+        self._service = service.rstrip("/")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: Keys | None = None
+        self._renew_at = 0.0
+        # Without the proxies of the environment: the service answers nobody but its own instance.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def __call__(self) -> Keys:
+        """Raises :class:`CloudError`: ``CREDENTIALS`` where there is no role, and no instance to have one."""
+        with self._lock:
+            if self._keys is None or self._clock.wall_at() >= self._renew_at:
+                self._keys, expires_at = self._ask()
+                self._renew_at = expires_at - _RENEW_BEFORE_S
+            return self._keys
+
+    def _ask(self) -> tuple[Keys, float]:
+        try:
+            token = self._call(
+                "PUT", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", str(_METADATA_TOKEN_TTL_S)
+            )
+            role = self._call("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
+            told = json.loads(self._call("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
+            keys = Keys(told["AccessKeyId"], told["SecretAccessKey"], told["Token"])
+            return keys, datetime.fromisoformat(told["Expiration"]).timestamp()
+        except (OSError, http.client.HTTPException) as error:
+            why = f"no keys are given, and {self._service} has none of an instance role: {error}"
+            raise CloudError(FailureKind.CREDENTIALS, why) from error
+        except (KeyError, TypeError, ValueError) as error:
+            # Without what it said: that may be half a secret.
+            why = f"{self._service} did not answer as the instance metadata service does"
+            raise CloudError(FailureKind.CREDENTIALS, why) from error
+
+    def _call(self, method: str, path: str, header: str, value: str) -> str:
+        request = urllib.request.Request(  # noqa: S310 - a service of this instance, by the site's environment
+            self._service + path, method=method, headers={header: value}
+        )
+        try:
+            with self._opener.open(request, timeout=_METADATA_TIMEOUT_S) as reply:
+                return str(reply.read().decode())
+        except urllib.error.HTTPError as refused:
+            refused.close()  # it holds the connection
+            raise

@@ -1,0 +1,84 @@
+"""EC2 as a subject of the contract: the adapter over HTTP, moto behind its front at the other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nodemanager.cloud.ec2 import Ec2Cloud
+from nodemanager.cloud.ec2_credentials import Keys
+from nodemanager.cloud.ec2_driver import Action, Ec2Driver, endpoint_of
+from nodemanager.model import Identity, ProviderId
+from tests.cloud.moto_front import IMAGE, REGION, SECRETS, Fault, MotoFront
+from tests.contract.cloud_subjects import (
+    CLUSTER,
+    CLUSTER_UUID,
+    CloudSubject,
+    SystemClock,
+    a_launch,
+    a_script,
+    a_type,
+    until,
+)
+
+
+def a_driver(front: MotoFront) -> Ec2Driver:
+    """On the front; between two tries of a read it does not wait."""
+    keys = Keys(*next(iter(SECRETS.items())))
+    return Ec2Driver(endpoint_of(REGION, front.url), lambda: keys, sleep=lambda _: None)
+
+
+def a_cloud(front: MotoFront, cluster: str = CLUSTER, cluster_uuid: str = CLUSTER_UUID) -> Ec2Cloud:
+    return Ec2Cloud(a_driver(front), cluster, cluster_uuid, a_script, SystemClock(), {})
+
+
+class Ec2Subject(CloudSubject):
+    def __init__(self) -> None:
+        self.front = MotoFront()
+        self.port = self.another_port()
+
+    def another_port(self) -> Ec2Cloud:
+        return a_cloud(self.front)
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        until(reached, what)
+
+    def close(self) -> None:
+        self.front.close()
+
+    def kill(self, provider_id: ProviderId) -> None:
+        self.front.end(provider_id, "Server.SpotInstanceTermination", "Spot instance termination")
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        if identity is None:
+            asked = {"ImageId": IMAGE, "InstanceType": "t3.micro", "MinCount": "1", "MaxCount": "1"}
+            made = a_driver(self.front).call(Action.RUN_INSTANCES, asked)
+            return ProviderId(next(node.text or "" for node in made.iter() if node.tag.endswith("}instanceId")))
+        theirs = a_cloud(self.front, identity.cluster, identity.cluster_uuid)
+        launch = a_launch("theirs", identity.slot, identity.type_name)
+        return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        fault = Fault("RunInstances", lost=True, times=1_000)
+        self.front.faults.append(fault)
+        yield
+        self.front.faults.remove(fault)
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        self.front.capacity = 0
+        yield
+        self.front.capacity = None
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        self.front.quota = 0
+        yield
+        self.front.quota = None
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        self.front.throttling = True
+        yield
+        self.front.throttling = False
