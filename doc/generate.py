@@ -74,17 +74,26 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only. `ec2`: Amazon EC2, see [clouds/ec2.md](clouds/ec2.md).",
+        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md).",
         "image": FOR_PROVIDERS,
-        "network": FOR_PROVIDERS,
-        "zones": FOR_PROVIDERS + " For `ec2`, unless given, those of `subnets`.",
-        "region": "For `ec2`: must be given.",
+        "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
+        "zones": FOR_PROVIDERS + " `ec2` and `gce` try them in their order (for `ec2`, unless given, those of "
+        "`subnets`); `openstack` and `azure` take one.",
+        "region": "For `ec2`: must be given. For `openstack`: needed if its catalog has several. For `azure`: the "
+        "location.",
         "endpoint": "For `ec2`: where its API answers. Not given: the region's own.",
         "subnets": "For `ec2`: the subnet that nodes are put into, for each zone. Not given: the zone's default "
         "subnet.",
-        "security_groups": "For `ec2`: their ids. Not given: the default one of the network.",
-        "key_name": "For `ec2`: the key pair to log in by. Not given: none.",
+        "security_groups": "For `ec2`: their ids; for `openstack`: by name. Not given: the default one.",
+        "key_name": "For `ec2` and `openstack`: the key pair to log in by. Not given: none.",
         "instance_profile": "For `ec2`: the name or ARN of the role that nodes have. Not given: none.",
+        "auth_url": "For `openstack`: the identity service.",
+        "microversion": "For `openstack`: of Nova's API.",
+        "config_drive": "For `openstack`: whether servers get their user-data from a drive, where the metadata "
+        "service cannot be reached.",
+        "project": "For `gce`: the project's id.",
+        "resource_group": "For `azure`: the one in which nodes are made.",
+        "ssh_public_key": "For `azure`: who may log in to a node, as `azureuser`.",
         "calls_in_flight_max": "Creates and destroys under way at once. Each has a thread of its own.",
         "creates_per_s": "The rate at which create calls are let out in the long run.",
         "creates_burst": "How many of them may go out together.",
@@ -167,8 +176,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "traffic.",
         "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
         "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": "`spot` on `ec2`: cheaper, and may be taken away. The local and the simulated cloud have one "
-        "market.",
+        "market": "`spot` on `ec2` and `gce`: cheaper, and may be taken away. `openstack` and `azure` have none, "
+        "nor have the local and the simulated cloud.",
         "properties": "Declared to Flux, for jobs and queues to ask for.",
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
@@ -201,11 +210,13 @@ least one. A real Flux needs `head_address` too.
 CREDENTIALS = """\
 ## [Cloud Credentials]
 
-Free keys, for providers that ask who calls: `ec2` takes `access_key_id`, `secret_access_key` and `session_token`
-([clouds/ec2.md](clouds/ec2.md)); the local and the simulated cloud ask nobody. A
-secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can read. A key whose
-name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may stand in the site
-itself only if nobody else can read that. No value of this section is printed anywhere.
+Who calls, for providers that ask. `ec2` takes `access_key_id`, `secret_access_key` and `session_token`
+([clouds/ec2.md](clouds/ec2.md)); `openstack` takes `username`, `password` and `project`, or
+`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or
+neither; `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated
+cloud ask nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can
+read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may
+stand in the site itself only if nobody else can read that. No value of this section is printed anywhere.
 """
 
 LIFECYCLE_HEAD = """\

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
-from nodemanager import config_ec2, credentials
+from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -319,6 +319,12 @@ def _of_the_provider(
     match cloud.provider:
         case Provider.EC2:
             yield from config_ec2.faults(document, cloud, nodes)
+        case Provider.OPENSTACK:
+            yield from config_openstack.faults(document, cloud, nodes)
+        case Provider.GCE:
+            yield from config_gce.faults(document, cloud, nodes)
+        case Provider.AZURE:
+            yield from config_azure.faults(document, cloud, nodes)
         case Provider.LOCAL | Provider.SIMULATED:
             pass
 

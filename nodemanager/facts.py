@@ -7,8 +7,8 @@ happened after it may be missing from the answer, so newer local knowledge wins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from nodemanager import model
 from nodemanager.model import (
     CloudNode,
     FluxRank,
@@ -22,18 +22,7 @@ from nodemanager.model import (
     UnreadableJob,
 )
 
-
-class FailureKind(StrEnum):
-    """Why a cloud call failed, by what there is to do about it."""
-
-    CAPACITY = "capacity"  # none of this type here now: another type, zone or market, this one again later
-    QUOTA = "quota"  # our account may not have more
-    THROTTLED = "throttled"  # slower
-    CREDENTIALS = "credentials"  # refused until somebody acts
-    CONFIG = "config"  # this request can never work: image, network, type
-    GONE = "gone"  # what was named is not there
-    TRANSIENT = "transient"  # nothing happened; again later
-    AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
+FailureKind = model.FailureKind  # a node's death has one too, so it stands with the values
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,19 @@ class UnreadableJob:
 # --- what stands at the provider and in Flux --------------------------------------------------------------
 
 
+class FailureKind(StrEnum):
+    """Why a cloud call failed, or a node died, by what there is to do about it."""
+
+    CAPACITY = "capacity"  # none of this type here now: another type, zone or market, this one again later
+    QUOTA = "quota"  # our account may not have more
+    THROTTLED = "throttled"  # slower
+    CREDENTIALS = "credentials"  # refused until somebody acts
+    CONFIG = "config"  # this request can never work: image, network, type
+    GONE = "gone"  # what was named is not there
+    TRANSIENT = "transient"  # nothing happened; again later
+    AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
+
+
 class CloudState(StrEnum):
     """How the provider sees a node. It costs until ``TERMINATED`` (or ``FAILED``, once destroyed)."""
 
@@ -203,6 +216,7 @@ class CloudNode:
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
     market: Market | None = None  # how it is paid for; None where the provider does not say
+    died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
 
 
 class LeftoverKind(StrEnum):

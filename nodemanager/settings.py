@@ -30,6 +30,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 NAME_ALLOWED = 'letters, digits, ".", "_" and "-", 63 at the most, a letter or digit first'
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+_MICROVERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}", re.ASCII)
+_PUBLIC_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?|", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
 _BILLING_WINDOWS_S = {"hourly": 3600.0, "per-minute": 60.0, "per-second": 1.0, "free": 0.0}
 
@@ -43,6 +45,9 @@ class Provider(StrEnum):
     LOCAL = "local"
     SIMULATED = "simulated"
     EC2 = "ec2"
+    OPENSTACK = "openstack"
+    GCE = "gce"
+    AZURE = "azure"
 
 
 class Join(StrEnum):
@@ -143,6 +148,24 @@ def _word(text: str) -> str:
 
 def _word_or_nothing(text: str) -> str:
     return _word(text) if text else ""
+
+
+def _flag(text: str) -> bool:
+    _require(text in ("yes", "no"))
+    return text == "yes"
+
+
+def _url(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise ValueError from None  # in our words
+    # libcloud cannot read the address of a host in brackets.
+    _require(valid and not set("@[]?# ") & set(text))
+    return text
 
 
 def _path(text: str) -> Path:
@@ -253,6 +276,7 @@ _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
     Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
 ]
+_Flag = Annotated[bool, Written("yes or no", _flag)]
 _Billing = Annotated[
     float,
     Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
@@ -305,6 +329,12 @@ class CloudSettings(Settings):
     security_groups: _Words = ()
     key_name: _OptionalWord = ""
     instance_profile: _OptionalWord = ""
+    auth_url: Annotated[str, Written('an address such as "https://cloud.example:5000/v3"', _url)] = ""
+    microversion: Annotated[str, Written('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
+    config_drive: _Flag = False
+    project: _OptionalWord = ""
+    resource_group: _OptionalWord = ""
+    ssh_public_key: Annotated[str, Written('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20

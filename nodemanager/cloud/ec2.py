@@ -127,7 +127,7 @@ class Ec2Cloud:
     def _leftovers(self) -> frozenset[Leftover]:
         """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""
         ours = _tagged(TAG_CLUSTER_UUID, self._cluster_uuid)
-        free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available"}
+        free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available", "MaxResults": "500"}
         with self._foreseen():
             volumes = self._driver.pages(Action.DESCRIBE_VOLUMES, free)
             interfaces = self._driver.pages(Action.DESCRIBE_NETWORK_INTERFACES, free)

@@ -24,6 +24,7 @@ METADATA_SERVICE = "http://169.254.169.254"  # link-local, the same on every ins
 _METADATA_TIMEOUT_S = 2.0
 _METADATA_TOKEN_TTL_S = 60
 _RENEW_BEFORE_S = 300.0  # the service has new keys at least so long before the old ones expire
+_ASK_AGAIN_S = 20.0
 _ROLE_PATH = "/latest/meta-data/iam/security-credentials/"
 
 # What other tools would be led by, and what it is called where we say that we are not.
@@ -80,15 +81,22 @@ class InstanceRole:
         self._lock = threading.Lock()
         self._keys: Keys | None = None
         self._renew_at = 0.0
+        self._expires_at = 0.0
         # Without the proxies of the environment: the service answers nobody but its own instance.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __call__(self) -> Keys:
         """Raises :class:`CloudError`: ``CREDENTIALS`` where there is no role, and no instance to have one."""
         with self._lock:
-            if self._keys is None or self._clock.wall_at() >= self._renew_at:
-                self._keys, expires_at = self._ask()
-                self._renew_at = expires_at - _RENEW_BEFORE_S
+            now_at = self._clock.wall_at()
+            if self._keys is None or now_at >= self._renew_at:
+                try:
+                    self._keys, self._expires_at = self._ask()
+                    self._renew_at = self._expires_at - _RENEW_BEFORE_S
+                except CloudError:
+                    if self._keys is None or now_at >= self._expires_at:
+                        raise
+                    self._renew_at = now_at + _ASK_AGAIN_S  # those that we have are good for a while yet
             return self._keys
 
     def _ask(self) -> tuple[Keys, float]:

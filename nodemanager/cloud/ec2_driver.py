@@ -20,7 +20,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import NodeDriver
 from libcloud.compute.drivers.ec2 import API_VERSION, EC2Connection, EC2NodeDriver, EC2Response
 from libcloud.http import LibcloudConnection
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from nodemanager.cloud.ec2_credentials import KeySource
 from nodemanager.cloud.ec2_reply import checked, document, foreign, refusal_in, text_in
@@ -108,13 +108,13 @@ class _Reply(EC2Response):
 
 class _Signed(EC2Connection):
     conn_class = _Http
-    responseCls = _Reply  # noqa: N815 - libcloud's name
+    responseCls = _Reply
 
 
 class Ec2Driver(EC2NodeDriver):
     """One account and region. ``sleep`` waits between two tries of a read; nothing else is tried again."""
 
-    connectionCls = _Signed  # noqa: N815 - libcloud's name
+    connectionCls = _Signed
 
     def __init__(
         self,
@@ -131,7 +131,8 @@ class Ec2Driver(EC2NodeDriver):
         self.token = None
         self._keys = keys
         self._again = Retrying(
-            stop=stop_after_attempt(READ_TRIES_MAX),
+            # One that hung is not hung on for again: whoever asked has given it up by then.
+            stop=stop_after_attempt(READ_TRIES_MAX) | stop_after_delay(timeout_s / 2),
             wait=wait_random_exponential(multiplier=0.2, max=READ_WAIT_MAX_S),
             retry=retry_if_exception(_passes),
             sleep=sleep,

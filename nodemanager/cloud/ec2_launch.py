@@ -85,8 +85,8 @@ def _market(request: NodeRequest) -> dict[str, str]:
 
 
 def _place(request: NodeRequest, placement: Placement) -> dict[str, str]:
-    """A subnet lies in one zone, so it says the zone too. Without a zone the first subnet is meant."""
-    zone, subnets = request.zone, placement.subnets
+    """A subnet lies in one zone, so it says the zone too. Without a zone the first one of the type is meant."""
+    zone, subnets = request.zone or next(iter(request.node_type.zones), ""), placement.subnets
     if not subnets:
         return {"Placement.AvailabilityZone": zone} if zone else {}
     if zone and zone not in subnets:

@@ -10,10 +10,21 @@ from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Source, Stray
-from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, because
+from nodemanager.model import (
+    CallKind,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    LaunchId,
+    NodeState,
+    Rank,
+    TypeName,
+    because,
+)
 
 DRAIN_MARK = "flux-node-manager:"
 RETRY_S_MAX = 60.0
+_NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
 
 def drain_text(launch: LaunchId) -> str:
@@ -172,6 +183,11 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     if believed:
         for node in lacking:
             nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
+    for id_, cloud in pairing.paired.items():
+        if cloud.died_of is not None and snapshot.nodes[id_].state in _NOT_UP_YET:
+            # It was taken on and never came to be: what a refused create says of the next one, this says too.
+            type_name = nodes[id_].launch.type_name
+            snapshot = _blocked(snapshot, type_name, cloud.died_of, cloud.died_because, policy)
     return replace(
         snapshot,
         nodes=nodes,
@@ -258,9 +274,21 @@ def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy
         return replace(snapshot, nodes={**snapshot.nodes, node.id: node})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
-    of_type = fact.kind in (FailureKind.CAPACITY, FailureKind.CONFIG)
-    scope = node.launch.type_name if of_type else ALL_TYPES
-    until_s = snapshot.now_s + max(fact.retry_after_s, policy.block_s[fact.kind])
-    block = Block(until_s, because(f"create_{fact.kind}", detail=fact.detail))
+    snapshot = replace(snapshot, nodes={**snapshot.nodes, node.id: node})
+    return _blocked(snapshot, node.launch.type_name, fact.kind, fact.detail, policy, fact.retry_after_s)
+
+
+def _blocked(
+    snapshot: Snapshot,
+    type_name: TypeName,
+    kind: FailureKind,
+    detail: str,
+    policy: Policy,
+    retry_after_s: float = 0.0,
+) -> Snapshot:
+    """The snapshot with the type, or all types, not bought for a while."""
+    scope = type_name if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else ALL_TYPES
+    until_s = snapshot.now_s + max(retry_after_s, policy.block_s[kind])
+    block = Block(until_s, because(f"create_{kind}", detail=detail))
     longest = max(snapshot.blocks.get(scope, block), block, key=lambda block: block.until_s)
-    return replace(snapshot, nodes={**snapshot.nodes, node.id: node}, blocks={**snapshot.blocks, scope: longest})
+    return replace(snapshot, blocks={**snapshot.blocks, scope: longest})

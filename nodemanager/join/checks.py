@@ -15,6 +15,8 @@ END_OF_COST: Mapping[str, str] = MappingProxyType(
         "simulated": "nodes are values, and cost nothing",
         "ec2": "a node that powers itself off ends its cost: it is created to terminate on shutdown",
         "openstack": "a node that powers itself off may go on costing (SHUTOFF), until a manager destroys it",
+        "gce": "a node that powers itself off goes on costing for its disk, until a manager destroys it",
+        "azure": "a node that powers itself off goes on costing, until a manager destroys it",
     }
 )
 

@@ -16,7 +16,6 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -25,6 +24,7 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.cloud.moto_faults import Fault, Parameters, Received, Refused
 from tests.cloud.sigv4 import is_signed
 
 REGION = "us-east-1"
@@ -41,59 +41,12 @@ _ERROR = (
     "</Errors><RequestID>00000000-0000-0000-0000-000000000000</RequestID></Response>"
 )
 
-Parameters = Mapping[str, str]
-Rewrite = Callable[[bytes], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One call, as it came over the wire."""
-
-    action: str
-    method: str
-    query: str
-    headers: Mapping[str, str]
-    parameters: Parameters
-
-
-@dataclass
-class Fault:
-    """What is done to the next ``times`` calls of an action. ``code``: refused, and not carried out.
-
-    ``lost``: carried out, and never answered. ``rewrite``: answered with something else.
-    """
-
-    action: str
-    code: str = ""
-    status: int = 400
-    times: int = 1
-    zone: str = ""
-    size: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    lost: bool = False
-    rewrite: Rewrite | None = None
-
-    def concerns(self, parameters: Parameters) -> bool:
-        return (
-            self.action in ("", parameters["Action"])
-            and self.zone in ("", parameters.get("Placement.AvailabilityZone"))
-            and self.size in ("", parameters.get("InstanceType"))
-        )
-
 
 class _Handler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"  # with connections kept alive, as EC2 has it
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
         pass
-
-
-class _Refused(Exception):
-    def __init__(
-        self, code: str, message: str, status: int = 400, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(code)
-        self.code, self.message, self.status, self.headers = code, message, status, headers or {}
 
 
 class MotoFront:
@@ -194,7 +147,7 @@ class MotoFront:
             try:
                 self._refuse(call, body, fault)
                 content = self._carry_out(environ, parameters)
-            except _Refused as refused:
+            except Refused as refused:
                 return _send(
                     start_response,
                     refused.status,
@@ -220,14 +173,14 @@ class MotoFront:
     def _refuse(self, call: Received, body: bytes, fault: Fault | None) -> None:
         # What stock libcloud sends by GET is left to moto, which checks nothing.
         if call.method == "POST" and not is_signed("POST", call.headers, body, SECRETS):
-            raise _Refused("SignatureDoesNotMatch", "Check your key and signing method.", 403)
+            raise Refused("SignatureDoesNotMatch", "Check your key and signing method.", 403)
         if self.throttling:
-            raise _Refused("RequestLimitExceeded", "Request limit exceeded.", 503)
+            raise Refused("RequestLimitExceeded", "Request limit exceeded.", 503)
         if fault is not None and fault.code:
-            raise _Refused(fault.code, "as the test has it", fault.status, fault.headers)
+            raise Refused(fault.code, "as the test has it", fault.status, fault.headers)
         asked = int(call.parameters.get("MaxResults", 5))
         if not 5 <= asked <= 1_000:
-            raise _Refused("InvalidParameterValue", f"MaxResults is {asked}")
+            raise Refused("InvalidParameterValue", f"MaxResults is {asked}")
 
     def _carry_out(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
         match parameters["Action"]:
@@ -269,7 +222,7 @@ class MotoFront:
             )
             assert code is not None, content
             assert message is not None, content
-            raise _Refused(code[1].decode(), message[1].decode(), int(said[0].split()[0]))
+            raise Refused(code[1].decode(), message[1].decode(), int(said[0].split()[0]))
         return content.replace(f'xmlns="{NAMESPACE}"'.encode(), f'xmlns="{NAMESPACE}/"'.encode(), 1)
 
     # --- instances ---
@@ -277,11 +230,11 @@ class MotoFront:
     def _run_instances(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
         token = parameters.get("ClientToken", "")
         if not token.isascii() or len(token) > 64:
-            raise _Refused("InvalidParameterValue", "a ClientToken has up to 64 ASCII characters")
+            raise Refused("InvalidParameterValue", "a ClientToken has up to 64 ASCII characters")
         if token in self._tokens:
             before, instance = self._tokens[token]
             if before != parameters:
-                raise _Refused("IdempotentParameterMismatch", "the token came with other parameters before")
+                raise Refused("IdempotentParameterMismatch", "the token came with other parameters before")
             return self._as_it_stands(environ, instance)
         self._check_launch(parameters)
         known = self.instances().keys()
@@ -301,15 +254,15 @@ class MotoFront:
 
     def _check_launch(self, parameters: Parameters) -> None:
         if len(base64.b64decode(parameters.get("UserData", ""))) > USER_DATA_MAX_BYTES:
-            raise _Refused("InvalidParameterValue", "User data is limited to 16384 bytes")
+            raise Refused("InvalidParameterValue", "User data is limited to 16384 bytes")
         tags = {text for name, text in parameters.items() if name.endswith(".Value")}
         if any(len(text) > 256 for text in tags):
-            raise _Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
+            raise Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
         count = len(self.standing())
         if self.quota is not None and count >= self.quota:
-            raise _Refused("VcpuLimitExceeded", f"{count} instances stand")
+            raise Refused("VcpuLimitExceeded", f"{count} instances stand")
         if self.capacity is not None and count >= self.capacity:
-            raise _Refused("InsufficientInstanceCapacity", "none is left", 500)
+            raise Refused("InsufficientInstanceCapacity", "none is left", 500)
 
     def _as_it_stands(self, environ: dict[str, Any], instance: str) -> bytes:
         """The reply to RunInstances with the instance as it is now, whenever it was made."""

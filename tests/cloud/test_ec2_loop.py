@@ -26,7 +26,8 @@ from nodemanager.model import CloudNode, CloudState, HasProperty, ProviderId, Ra
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.world import World
-from tests.cloud.moto_front import IMAGE, REGION, SECRETS, Fault, MotoFront
+from tests.cloud.moto_faults import Fault
+from tests.cloud.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import SystemClock, a_script
 
 TIME_SCALE = 20.0

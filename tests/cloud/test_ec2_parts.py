@@ -151,6 +151,12 @@ def test_the_same_launch_asks_for_the_same() -> None:
     assert asked(Placement()) == asked(Placement())
 
 
+def test_a_launch_without_a_zone_goes_to_the_first_one_of_its_type() -> None:
+    request = node_request(a_launch(), replace(a_type(), zones=("z-2", "z-1")), CLUSTER, CLUSTER_UUID, a_script)
+    assert run_instances(request, Placement(), [])["Placement.AvailabilityZone"] == "z-2"
+    assert run_instances(request, Placement({"z-1": "s-1", "z-2": "s-2"}), [])["SubnetId"] == "s-2"
+
+
 def test_without_subnets_a_zone_is_named_and_without_a_zone_nothing() -> None:
     assert asked(Placement(), zone="us-east-1c")["Placement.AvailabilityZone"] == "us-east-1c"
     assert not [name for name in asked(Placement()) if "Zone" in name or "Subnet" in name]
@@ -275,6 +281,23 @@ def test_they_are_renewed_before_they_expire(service: MetadataService) -> None:
     assert keys().access_key_id == "AKIAROLE"
     clock.now_at = service.expires_at - 299
     assert keys().access_key_id == "AKIANEXT"
+
+
+def test_keys_that_cannot_be_renewed_just_now_are_used_until_they_expire(service: MetadataService) -> None:
+    clock = FrozenClock()
+    keys = InstanceRole(service.url, clock)
+    keys()
+    service.answers.clear()
+    clock.now_at = service.expires_at - 200
+    assert keys().access_key_id == "AKIAROLE"
+    service.has("AKIANEXT")
+    assert keys().access_key_id == "AKIAROLE", "the service is not asked at every call"
+    clock.now_at += 21
+    assert keys().access_key_id == "AKIANEXT"
+    service.answers.clear()
+    clock.now_at = service.expires_at
+    with pytest.raises(CloudError):
+        keys()
 
 
 def no_role(service: MetadataService) -> None:

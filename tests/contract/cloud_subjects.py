@@ -34,6 +34,7 @@ from nodemanager.model import (
     TypeName,
 )
 from nodemanager.ports import CloudPort
+from tests.cloud.nova.process import openstack_cloud, shared_nova
 
 if TYPE_CHECKING:
     from nodemanager.simulation.cloud import SimulatedProvider
@@ -97,6 +98,7 @@ class CloudSubject(ABC):
     """A fresh account at a provider. ``port`` and every :meth:`another_port` look at the same nodes."""
 
     port: CloudPort
+    remembers_the_dead = True  # a node that has ended is listed for a while, and its launch is not made anew
 
     @abstractmethod
     def another_port(self) -> CloudPort:
@@ -272,6 +274,55 @@ class SimulatedSubject(CloudSubject):
         self.provider.faults.p_throttle = 0.0
 
 
+class OpenStackSubject(CloudSubject):
+    """A real Nova (``bin/test --openstack`` installs one)."""
+
+    remembers_the_dead = False
+
+    def __init__(self, _: Path) -> None:
+        self.nova = shared_nova()
+        self.port = self.another_port()
+
+    def another_port(self) -> CloudPort:
+        return openstack_cloud(self.nova, CLUSTER, CLUSTER_UUID, a_script)
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        self.nova.until(reached, what)
+
+    def close(self) -> None:
+        self.nova.empty()
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        if identity is None:
+            return self.nova.add_untagged()
+        theirs = openstack_cloud(self.nova, identity.cluster, identity.cluster_uuid, a_script)
+        launch = a_launch("theirs", identity.slot, identity.type_name)
+        return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        self.nova.turn(lose=1_000)
+        yield
+        self.nova.turn(lose=0)
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        _lacks("refuse a create for want of capacity: it takes it, and the node fails later")
+        yield
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        self.nova.allow(0)
+        yield
+        self.nova.allow(-1)
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        self.nova.turn(throttle=1_000)
+        yield
+        self.nova.turn(throttle=0)
+
+
 def a_simulated_subject(_: Path) -> CloudSubject:
     cloud = pytest.importorskip("nodemanager.simulation.cloud")
     world = pytest.importorskip("nodemanager.simulation.world").World(seed=1)
@@ -285,4 +336,9 @@ def an_ec2_subject(_: Path) -> CloudSubject:
     return Ec2Subject()
 
 
-SUBJECTS: dict[str, Built] = {"local": LocalSubject, "simulated": a_simulated_subject, "ec2": an_ec2_subject}
+SUBJECTS: dict[str, Built] = {
+    "local": LocalSubject,
+    "simulated": a_simulated_subject,
+    "ec2": an_ec2_subject,
+    "openstack": OpenStackSubject,
+}

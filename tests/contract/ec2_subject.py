@@ -9,7 +9,8 @@ from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_credentials import Keys
 from nodemanager.cloud.ec2_driver import Action, Ec2Driver, endpoint_of
 from nodemanager.model import Identity, ProviderId
-from tests.cloud.moto_front import IMAGE, REGION, SECRETS, Fault, MotoFront
+from tests.cloud.moto_faults import Fault
+from tests.cloud.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import (
     CLUSTER,
     CLUSTER_UUID,

@@ -26,7 +26,21 @@ INWARDS: dict[str, set[str]] = {
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
     "config_ec2": {"ini", "settings", "credentials", "model"},
-    "config": {"model", "notation", "ini", "settings", "credentials", "config_ec2"},
+    "config_provider": {"model", "ini", "settings", "credentials"},
+    "config_openstack": {"ini", "settings", "config_provider"},
+    "config_gce": {"ini", "settings", "config_provider"},
+    "config_azure": {"ini", "settings", "config_provider"},
+    "config": {
+        "model",
+        "notation",
+        "ini",
+        "settings",
+        "credentials",
+        "config_ec2",
+        "config_openstack",
+        "config_gce",
+        "config_azure",
+    },
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
     "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
@@ -49,7 +63,9 @@ INWARDS: dict[str, set[str]] = {
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "join", "app", "cloud"},
+    "prices": {"model"},
+    "cloud_test": {*VALUES, "ports", "fleet", "config"},
+    "cli": {"ports", "config", "logs", "flux", "join", "app", "cloud", "prices", "cloud_test"},
 }
 
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.

@@ -53,6 +53,7 @@ from tests.builders import (
     busy,
     drained,
     nodes,
+    orders,
     tasks,
     whole_nodes,
 )
@@ -371,6 +372,35 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
         assert world["cloud1"].state is NodeState.GONE
         assert world.snapshot.blocks[TypeName(scope)].until_s == NOW_S + 120
+
+
+@pytest.mark.parametrize("state", [NodeState.REQUESTED, NodeState.BOOTING])
+@pytest.mark.parametrize(
+    ("kind", "scope"), [(FailureKind.CAPACITY, TypeName("cloud")), (FailureKind.QUOTA, ALL_TYPES)]
+)
+@pytest.mark.parametrize("ended", [CloudState.FAILED, CloudState.TERMINATED])
+def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
+    state: NodeState, kind: FailureKind, scope: TypeName, ended: CloudState
+) -> None:
+    dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
+    world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
+    world.see_cloud(dead)
+    assert world.snapshot.blocks[scope].until_s == NOW_S + 120
+    assert str(world.snapshot.blocks[scope].reason) == f"create_{kind} detail=No valid host was found."
+    world.wait(60).see_cloud(dead)
+    decided = world.decide()
+    assert "boot cloud2" not in orders(decided)
+
+
+def test_a_death_that_says_nothing_of_the_next_node_blocks_nothing() -> None:
+    dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="a host broke")
+    world = a_world().node("cloud1", NodeState.BOOTING, create_sent_s=NOW_S - 50)
+    assert world.see_cloud(dead).snapshot.blocks == {}
+
+
+def test_a_node_that_was_up_blocks_nothing_when_it_dies() -> None:
+    dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="x", died_of=FailureKind.CAPACITY)
+    assert a_world().idle_node("cloud1").see_cloud(dead).snapshot.blocks == {}
 
 
 def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:

@@ -1,0 +1,47 @@
+"""The brain's shell: what it has done by others, and what it does not while it only observes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.manager import Manager
+from nodemanager.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
+from nodemanager.messages import Begin
+from nodemanager.model import LaunchId, Leftover, LeftoverKind, ProviderId
+from nodemanager.orders import ListCloud, SweepCloud
+from tests.builders import a_policy
+
+
+@dataclass
+class Post:
+    told: list[Any] = field(default_factory=list)
+
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
+    lister = Post()
+    manager = Manager(a_policy(), acts, lambda _: None, Fate())
+    manager.on_receive(Begin(Post(), lister, [Post()]))
+    manager.on_receive(Tick(1.0, 1000.0))
+    assert lister.told == [ListCloud()], "nothing is known yet, so nothing is deleted"
+    for fact in (ClaimHeld(1.0, ()), QueueSeen(1.0, complete=True), RanksSeen(1.0, ()), CloudListed(1.0, ())):
+        manager.on_receive(fact)
+    manager.on_receive(Tick(2.0, 1001.0))
+    manager.on_receive(Tick(3.0, 1002.0))
+    assert lister.told.count(SweepCloud()) == (1 if acts else 0)
+
+
+def test_what_was_swept_up_is_said() -> None:
+    manager = Manager(a_policy(), acts=True, publish=lambda _: None, fate=Fate())
+    left = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LaunchId("cloud1-1"))
+    with capture_logs() as said:
+        manager.on_receive(LeftoversRemoved((left,)))
+    assert [(line["event"], line["what"], line["provider_id"]) for line in said] == [("removed", "volume", "vol-1")]
