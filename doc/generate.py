@@ -21,6 +21,7 @@ from nodemanager.notation import format_fsd
 from nodemanager.settings import (
     CloudSettings,
     FluxSettings,
+    JoinSettings,
     Limits,
     NodeSettings,
     Policy,
@@ -40,6 +41,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Limits": Limits,
     "Timing": Timing,
     "Policy": Policy,
+    "Join": JoinSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
 }
@@ -65,7 +67,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "bound as it is; for any other, rank 0 listens on all interfaces.",
         "port": "The TCP port on which rank 0 waits for nodes.",
         "join": "How a node comes by the bootstrap. `directory`: it reads `bootstrap_dir`, on a file system that "
-        "it shares with rank 0.",
+        "it shares with rank 0. `service`: it redeems a ticket at the join service ([joining.md](joining.md)).",
         "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
         "`flux` in `state_dir`.",
         "head_cores": "What is declared for rank 0, which runs no jobs.",
@@ -122,7 +124,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "create_grace": "For so long a node must be missing, beside `absences`, before its create is taken to "
         "have never happened.",
         "absences": "Lists in a row that must lack a node before its absence counts.",
-        "manager_silence_max": NOT_YET,
+        "manager_silence_max": "With `join = service`: how long a node hears of no manager before it ends itself, "
+        "once no job runs there.",
     },
     "Policy": {
         "idle_confirmations": "Looks in a row that must find a node idle before it may go.",
@@ -136,6 +139,31 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+    },
+    "Join": {
+        "listen": "Where the join service listens. Not given, and rank 0 on a loopback address: there.",
+        "addresses": "Where nodes look for it, tried in turn. Not given: `head_address`, and the port of `listen`.",
+        "material_dir": "Keys, certificates, and what the manager and the service leave for each other. Relative "
+        "to the file's folder; not given: `join` in `state_dir`.",
+        "flux_version": "What nodes must have, exactly. Not given: that of the `flux` on the service's PATH.",
+        "check_source": "Whether a ticket is taken only from an address that the provider shows for its node. Not "
+        "with NAT in between.",
+        "destroy_on_replay": "Whether a node whose ticket was shown by two is drained and destroyed, once idle. "
+        "It is an error in the log in any case.",
+        "renew": "How often a node asks whether its slot is still its own: so late it hears of new addresses.",
+        "requests_per_s": "What one source address may ask in the long run. Raise it where many nodes share one.",
+        "requests_burst": "How many of them may come together.",
+        "client": "The path of flux-node-join in the nodes' image. Not given: it is fetched from the service.",
+        "flux": "The nodes' flux: a name on their PATH, or a path.",
+        "node_user": "Who runs the broker on a node; must have the uid that owns the instance. Not given: whoever "
+        "runs the user-data.",
+        "node_dir": "Where a node keeps what it was given. For `local`, unless given, `flux-node-join` in the "
+        "folder in which it begins.",
+        "hosts_file": "Where slot names and their addresses are written. For `local`, unless given, `hosts` in "
+        "that folder.",
+        "poweroff": "How a node ends itself. For `local`, unless given, it kills its own init.",
+        "systemd": "Whether a node's systemd, where it runs one, keeps the client running, across reboots too. "
+        "For `local`, unless given, no.",
     },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import signal
 import sys
 import time
@@ -17,9 +19,13 @@ from rich.table import Table
 from nodemanager import app, logs
 from nodemanager.cloud.providers import cautions, cloud_factory
 from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
-from nodemanager.config import ConfigError, Provider, Site, load_site, warnings
+from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.join import service
+from nodemanager.join.checks import END_OF_COST, refuses_several_users
+from nodemanager.join.material import MaterialError, make_material, rotate_curve_certificate
+from nodemanager.join.user_data import UserDataError
 from nodemanager.ports import CloudError
 from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
 
@@ -35,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
     chosen = _parser().parse_args(arguments)
     try:
-        site = load_site(Path(chosen.config))
+        # Who lets nodes in is not to know what the cloud asks for.
+        site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -53,6 +60,9 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except app.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
+    except UserDataError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -63,6 +73,11 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     """Read the site and say what is wrong with it, or in doubt."""
     del chosen
     _warn(site)
+    if site.flux.join is Join.SERVICE and (why := refuses_several_users(site)):
+        print(f"{site.path}: {why}", file=sys.stderr)
+        return EXIT_CONFIG
+    if not site.flux.simulated:
+        print(f"{site.path}: {END_OF_COST[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode}")
     return EXIT_OK
@@ -74,12 +89,43 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
         return EXIT_USAGE
     _warn(site)
+    output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - without "..", and a link stays what it is
+    joins_by_service = site.flux.join is Join.SERVICE
     try:
-        written = write_bootstrap(site, Path(chosen.output))
-    except BootstrapError as error:
+        # An instance whose nodes joined by directory goes on as it is, and gets what the service needs.
+        if not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
+            print(write_bootstrap(site, output))
+        if joins_by_service:
+            pin = make_material(site, output)
+            print(f"Written: {site.join.material_dir}, for the join service, whose fingerprint is {pin}.")
+            print(f"Start the join service with\n  flux-node-manager join-service --config {site.path}")
+    except (BootstrapError, MaterialError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    print(written)
+    return EXIT_OK
+
+
+def join_service(site: Site, chosen: argparse.Namespace) -> int:
+    """Let nodes in by their tickets, in the foreground until SIGTERM or SIGINT."""
+    del chosen
+    logs.configure()
+    try:
+        asyncio.run(service.serve(site))
+    except service.ServiceNotReady as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    return EXIT_OK
+
+
+def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
+    """Replace the certificate that the brokers share; it takes effect with a planned restart of rank 0."""
+    del chosen
+    try:
+        rotate_curve_certificate(site)
+    except MaterialError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(ROTATED.format(certificate=site.flux.bootstrap_dir / "curve.cert"))
     return EXIT_OK
 
 
@@ -153,7 +199,16 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "init": init,
     "cloud-test": cloud_test,
     "prices": prices,
+    "join-service": join_service,
+    "rotate-cert": rotate_cert,
 }
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
+
+ROTATED = """\
+Replaced: {certificate}. Brokers that run keep the former one until they end.
+Now restart rank 0, when running jobs may end: stop it in good order (the queue is kept) and start it again.
+Nodes that joined by the service fetch the new one before they start their brokers again. Until rank 0 is back
+with it, a node that boots waits, and then joins by itself."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nodemanager import model
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, Leftover, ProviderId, UnreadableJob
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Job,
+    JobId,
+    JoinPhase,
+    Launch,
+    LaunchId,
+    Leftover,
+    ProviderId,
+    UnreadableJob,
+)
 
 FailureKind = model.FailureKind  # a node's death has one too, so it stands with the values
 
@@ -165,6 +176,19 @@ class CloudCallFailed:
     retry_after_s: float = 0.0
 
 
+# --- from the join service --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReported:
+    """What a node said of its joining, or the join service of its ticket."""
+
+    launch: LaunchId
+    phase: JoinPhase
+    detail: str
+    reported_at: float
+
+
 FluxFact = (
     QueueSeen
     | QueueProbed
@@ -181,4 +205,4 @@ FluxFact = (
     | FluxCallFailed
 )
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact
+Fact = FluxFact | CloudFact | NodeReported

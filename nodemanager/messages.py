@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
-from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, SweepCloud
+from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, PostRoster, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
 
@@ -29,6 +29,7 @@ class Begin:
     flux: Mailbox[FluxOrder]
     lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
+    join: Mailbox[PostRoster] | None = None  # None where nodes join without a service
 
 
 ManagerMessage = Begin | Tick | Fact

@@ -303,6 +303,35 @@ class Launch:
     zone: str = ""  # where in the provider it is made; "" leaves it to the provider
 
 
+class JoinPhase(StrEnum):
+    """How far a node has come on its way into the instance, as it says itself."""
+
+    REDEEMED = "redeemed"  # its ticket was taken
+    STARTED = "started"  # its broker was started
+    ENDED = "ended"  # its broker ended, and is started again
+    FAILED = "failed"  # it cannot join as it is, and does not try again
+    REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
+
+
+@dataclass(frozen=True, slots=True)
+class RosterEntry:
+    """A launch, as the join service needs to know it.
+
+    ``redeemable_until_at``: until when its ticket is taken, 0 for a node that does not have to join any more.
+    ``may_start``: whether its broker may be started; not once its node is being stopped.
+    """
+
+    launch: LaunchId
+    slot: SlotName
+    redeemable_until_at: float
+    may_start: bool
+    online: bool
+    addresses: tuple[str, ...] = ()
+
+
+Roster = tuple[RosterEntry, ...]  # every launch that holds a slot
+
+
 class NodeState(StrEnum):
     """Where a node stands between its lease and the end of it. The moves are in ``fleet/lifecycle.py``."""
 

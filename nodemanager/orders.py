@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason
+from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason, Roster
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -89,6 +89,18 @@ class DestroyNode:
     launch: LaunchId | None
     provider_id: ProviderId
     reason: Reason
+
+
+# --- to the join service ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PostRoster:
+    """Let the join service know who holds a slot. Given at every plan; it is also our sign of life."""
+
+    now_s: float
+    wall_at: float
+    roster: Roster
 
 
 # --- in a plan --------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, QueueProbed, QueueSeen, RanksStirred
-from nodemanager.model import CloudNode, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank
+from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.model import CloudNode, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank, Roster
 
 
 class CloudError(Exception):
@@ -30,6 +30,10 @@ class FluxError(Exception):
 
 class NotTheActor(FluxError):
     """Another manager holds the name, or ours is no longer held: nothing may be changed."""
+
+
+class JoinError(Exception):
+    """What the join service is to know could not be handed over, or what it knows not be read."""
 
 
 class Clock(Protocol):
@@ -132,3 +136,18 @@ class FluxWatch(Protocol):
     def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None: ...
 
     def stop(self) -> None: ...
+
+
+class JoinPort(Protocol):
+    """What the manager and the join service leave for each other. An object belongs to one thread."""
+
+    def post(self, roster: Roster, wall_at: float) -> None:
+        """Let the service know who holds a slot, and that a manager lives. Whole or not at all.
+
+        Raises ``JoinError``.
+        """
+        ...
+
+    def reports(self) -> tuple[NodeReported, ...]:
+        """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
+        ...

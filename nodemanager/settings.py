@@ -52,6 +52,7 @@ class Provider(StrEnum):
 
 class Join(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
+    SERVICE = "service"  # nodes redeem a ticket at the join service
 
 
 SIMULATED_URI = "simulated"
@@ -179,6 +180,27 @@ def _uuid(text: str) -> str:
         raise ValueError from None  # in our words
 
 
+def _yes_or_no(text: str) -> bool:
+    _require(text in {"yes", "no"})
+    return text == "yes"
+
+
+def _command_line(text: str) -> str:
+    _require(text.strip() and text.isprintable())
+    return text
+
+
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    _require(colon and NAME.fullmatch(host) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
+    _require(0 < int(port) <= 65_535)
+    return text
+
+
+def _hosts_and_ports(text: str) -> tuple[str, ...]:
+    return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
+
+
 def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
 
@@ -249,6 +271,7 @@ _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
     Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
@@ -357,6 +380,29 @@ class Simulation(Settings):
     workload: _Word = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
+
+
+class JoinSettings(Settings):
+    """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
+
+    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = "0.0.0.0:8443"
+    # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
+    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _hosts_and_ports)] = ()
+    material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
+    flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
+    check_source: _YesOrNo = False
+    destroy_on_replay: _YesOrNo = False
+    renew_s: _Period = Field(default=10.0, validation_alias="renew")
+    requests_per_s: _Rate = 20.0  # of one source address
+    requests_burst: _Positive = 200
+    # The rest is for the node, and stands in its user-data.
+    client: _OptionalWord = ""  # the path of flux-node-join in the image; "" has it fetched from the service
+    flux: _Word = "flux"
+    node_user: _OptionalWord = ""  # "" is whoever runs the user-data
+    node_dir: _Path = Path("/var/lib/flux-node-join")
+    hosts_file: _Path = Path("/etc/hosts")
+    poweroff: Annotated[str, Written("a shell command in one line", _command_line)] = "poweroff"
+    systemd: _YesOrNo = True
 
 
 class NodeSettings(Settings):

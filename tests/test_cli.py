@@ -5,9 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from nodemanager import cli
 from nodemanager.cloud.local_store import Store
@@ -16,6 +18,13 @@ from nodemanager.config import load_site
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "config" / "embedded.ini"
 LOCAL = ROOT / "config" / "local.ini"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A verb sets the process's logging up, to a stream that is the test's."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("arguments", [["check", "--config", str(EMBEDDED)], ["--config", str(EMBEDDED), "check"]])

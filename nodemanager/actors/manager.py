@@ -21,6 +21,7 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    NodeReported,
     QueueSeen,
     Tick,
 )
@@ -28,10 +29,11 @@ from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.messages import Begin, ManagerMessage
-from nodemanager.model import Launch
+from nodemanager.model import JoinPhase, Launch
 from nodemanager.orders import (
     BootNode,
     ClaimInstance,
@@ -41,6 +43,7 @@ from nodemanager.orders import (
     EndLease,
     ListCloud,
     LookAtRanks,
+    PostRoster,
     RecordLaunches,
     StopBroker,
     SweepCloud,
@@ -113,8 +116,22 @@ class Manager(CrashOnlyActor):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
+            case NodeReported():
+                self._tell_of_report(fact)
             case _:
                 pass
+
+    def _tell_of_report(self, fact: NodeReported) -> None:
+        """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
+        if fact.launch not in self._snapshot.nodes:
+            return
+        match fact.phase:
+            case JoinPhase.REPLAYED:
+                self._log.error("ticket_replayed", node=fact.launch, why=fact.detail)
+            case JoinPhase.FAILED:
+                self._log.warning("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
+            case _:
+                self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
 
     def _tell_of_moves(self, before: Snapshot) -> None:
         after = self._snapshot
@@ -155,8 +172,15 @@ class Manager(CrashOnlyActor):
             self._snapshot = committed(before, made, self._policy)
             self._give(made, addresses)
             self._tell_of_moves(before)
+            self._post(addresses)
         self._publish(Published(self._snapshot, made))
         self._plan_by_s = self._next_plan_s(made)
+
+    def _post(self, addresses: Begin) -> None:
+        """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
+        snapshot = self._snapshot
+        if addresses.join is not None and snapshot.claimed:
+            addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
 
     def _next_plan_s(self, made: Plan) -> float:
         now_s = self._snapshot.now_s

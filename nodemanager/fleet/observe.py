@@ -25,6 +25,7 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeReported,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
@@ -38,7 +39,7 @@ from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
-from nodemanager.model import CallKind, Job, JobId, JobState, Launch, LaunchId, NodeState
+from nodemanager.model import CallKind, Job, JobId, JobState, JoinPhase, Launch, LaunchId, NodeState
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
@@ -71,6 +72,8 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return _lease_ended(snapshot, fact.launch)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
+        case NodeReported():
+            return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
@@ -130,6 +133,12 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
 
 def _recorded(node: Node) -> Node:
     return replace(sightings.answered(node, CallKind.RECORD), recorded=True)
+
+
+def _reported(node: Node, fact: NodeReported) -> Node:
+    if fact.phase is JoinPhase.REPLAYED:
+        return replace(node, replayed=True)
+    return replace(node, phase=fact.phase, phase_detail=fact.detail)
 
 
 def _broker_stopped(node: Node, now_s: float) -> Node:

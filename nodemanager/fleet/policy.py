@@ -55,6 +55,7 @@ class Policy:
     patience_s: float = 0.0
     packing: PackingPolicy = PackingPolicy.SPREAD
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20

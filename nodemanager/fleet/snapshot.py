@@ -19,6 +19,7 @@ from nodemanager.model import (
     FluxRank,
     Job,
     JobId,
+    JoinPhase,
     Launch,
     LaunchId,
     Market,
@@ -61,6 +62,9 @@ class Node:
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     retired_s: float | None = None  # when it was decided to let it go
+    phase: JoinPhase | None = None  # the latest that it reported of its joining
+    phase_detail: str = ""
+    replayed: bool = False  # its ticket was shown again, by another
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before

@@ -105,10 +105,15 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 
 def _idle(node: Node, outlook: Outlook) -> Step:
+    policy = outlook.policy
+    given_up = retirement.overdue(node, policy, outlook.now_s)
+    if given_up is not None and not _held(node):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, given_up)
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
-    policy = outlook.policy
     surplus = outlook.usable - policy.nodes_min
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
         outlook.live -= 1
@@ -133,8 +138,11 @@ def _idle(node: Node, outlook: Outlook) -> Step:
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:
-    held = node.rank is not None and node.rank.drain_reason is not None
-    return node.idle_looks >= policy.idle_confirmations and not held
+    return node.idle_looks >= policy.idle_confirmations and not _held(node)
+
+
+def _held(node: Node) -> bool:
+    return node.rank is not None and node.rank.drain_reason is not None
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
@@ -147,7 +155,7 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None:
+    if wanted is not None and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))

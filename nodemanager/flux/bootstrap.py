@@ -127,10 +127,10 @@ def _write_folder(site: Site, folder: Path, output: Path, flux: str) -> None:
         (folder / "conf.d" / "flux.toml").write_text(flux_toml(site, output / "curve.cert"), encoding="utf-8")
     except UnicodeError as error:
         raise BootstrapError(f"{output!r}: the path must be UTF-8 text") from error
-    _make_certificate(folder / "curve.cert", site.cluster, flux)
+    make_certificate(folder / "curve.cert", site.cluster, flux)
 
 
-def _make_certificate(path: Path, name: str, flux: str) -> None:
+def make_certificate(path: Path, name: str, flux: str) -> None:
     try:
         keygen = subprocess.run(  # noqa: S603 - a list of arguments, and no shell
             [flux, "keygen", f"--name={name}", path],

@@ -174,6 +174,11 @@ class SimulatedFlux:
             if self._ranks.connected(rank):
                 self._leave(rank, lost=lost)
 
+    def machine_of(self, slot: SlotName) -> str | None:
+        """Whose broker stands for a slot, or waits for rank 0 to be back."""
+        with self._world.lock:
+            return self._machines.get(self._rank_of[slot])
+
     def node_booted(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_boot``: the node's user-data starts its broker."""
         if node.identity is not None and node.identity.slot in self._rank_of:

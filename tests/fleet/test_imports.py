@@ -45,18 +45,31 @@ INWARDS: dict[str, set[str]] = {
     "actors": {*VALUES, "messages", "ports", "fleet"},
     "cloud": {*VALUES, "ports", "notation", "config", "config_ec2"},
     "flux": {*VALUES, "ports", "notation", "config"},
+    "join": {*VALUES, "ports", "config", "flux"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
-    "app": {*VALUES, "ports", "messages", "fleet", "config", "logs", "actors", "cloud", "flux", "simulation"},
-    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
+    "app": {
+        *VALUES,
+        "ports",
+        "messages",
+        "fleet",
+        "config",
+        "logs",
+        "actors",
+        "cloud",
+        "flux",
+        "join",
+        "simulation",
+    },
+    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "prices": {"model"},
     "cloud_test": {*VALUES, "ports", "fleet", "config"},
-    "cli": {"ports", "config", "logs", "flux", "app", "cloud", "prices", "cloud_test"},
+    "cli": {"ports", "config", "logs", "flux", "join", "app", "cloud", "prices", "cloud_test"},
 }
 
-# It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
-ELSEWHERE = {f"{PACKAGE}.simulation.scenario": "scenario"}
+# They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.
+ELSEWHERE = {f"{PACKAGE}.simulation.{module}": "scenario" for module in ("scenario", "joining")}
 
 # Deciding has no clock, no chance, no thread and no outside.
 NOT_IN_FLEET = {

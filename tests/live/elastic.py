@@ -30,6 +30,7 @@ from nodemanager.flux.claim import Owner, owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.kvs import names
 from nodemanager.flux.port import RealFluxPort
+from nodemanager.join.material import make_material
 from nodemanager.model import FluxRank, Launch
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, kill_all, why_no_flux
@@ -51,6 +52,7 @@ mode = {mode}
 uri = local://{folder}/state/flux/run/local-0
 head_address = 127.0.0.1
 port = {port}
+{join}
 [Cloud]
 provider = local
 calls_in_flight_max = 4
@@ -71,6 +73,13 @@ stale_after = 30s
 [Policy]
 idle_timeout = 1s
 stop_lead = 2s
+"""
+
+JOIN = """join = service
+[Join]
+listen = 127.0.0.1:{port}
+renew = 500ms
+requests_per_s = 1000
 """
 
 NODE_TYPE = """
@@ -107,7 +116,15 @@ class JobSeen:
 class Elastic:
     """One site. It starts with rank 0 down, no manager and no node."""
 
-    def __init__(self, folder: Path, offers: Sequence[Offer], settle: str = "500ms", billing: str = "4s") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        offers: Sequence[Offer],
+        settle: str = "500ms",
+        billing: str = "4s",
+        *,
+        by_tickets: bool = False,
+    ) -> None:
         self._folder = folder
         self._settle = settle
         self._types = "".join(
@@ -117,8 +134,11 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
+        self._join = JOIN.format(port=free_port()) if by_tickets else ""
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = identified(load_site(self._site_file("act")))
+        if by_tickets:
+            make_material(self.site, bootstrap.output)
         self._command = bootstrap.start_command
         self._head: psutil.Popen | None = None
         self._managers: list[ManagerProcess] = []
@@ -128,7 +148,9 @@ class Elastic:
     def _site_file(self, mode: str) -> Path:
         file = self._folder / f"{mode}.ini"
         if not file.exists():
-            site = SITE.format(folder=self._folder, port=self._port, settle=self._settle, mode=mode)
+            site = SITE.format(
+                folder=self._folder, port=self._port, settle=self._settle, mode=mode, join=self._join
+            )
             file.write_text(site + self._types, encoding="utf-8")
         return file
 
@@ -153,6 +175,14 @@ class Elastic:
         manager = ManagerProcess(self._start(command, log), log)
         self._managers.append(manager)
         return manager
+
+    def start_join_service(self) -> ManagerProcess:
+        log = self._folder / f"join-{len(self._managers) + 1}.log"
+        command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self._site_file("act"))]
+        service = ManagerProcess(self._start(command, log), log)
+        self._managers.append(service)
+        service.until_said("join_service_started")
+        return service
 
     def owner(self) -> Owner | None:
         """Who holds the name that lets one manager act."""
@@ -357,12 +387,14 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def an_elastic_site(offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s") -> Iterator[Elastic]:
+def an_elastic_site(
+    offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s", by_tickets: bool = False
+) -> Iterator[Elastic]:
     """A site whose rank 0 is up; skips the test where there is no Flux. Reaped at the end, come what may."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        elastic = Elastic(Path(folder), offers, settle, billing)
+        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets)
         try:
             elastic.start_head()
             yield elastic
