@@ -19,6 +19,7 @@ from nodemanager import model
 from nodemanager.fleet import lifecycle
 from nodemanager.notation import format_fsd
 from nodemanager.settings import (
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     Limits,
@@ -40,6 +41,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Limits": Limits,
     "Timing": Timing,
     "Policy": Policy,
+    "Budget": BudgetSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
 }
@@ -119,6 +121,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+    },
+    "Budget": {
+        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
+        "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
+        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "per_month": "The same for a calendar month (UTC).",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
+        "is bought for that user.",
+        "user_per_month": "The same for a calendar month.",
+        "queue_per_day": "The same for each queue, in a day.",
+        "queue_per_month": "The same for each queue, in a calendar month.",
     },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",

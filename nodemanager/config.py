@@ -21,6 +21,7 @@ from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
     NAME,
     NAME_ALLOWED,
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     Join,
@@ -40,7 +41,7 @@ __all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_sit
 
 _NODE = "Node "
 _LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
-_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Simulation")
+_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Budget", "Simulation")
 
 _S = TypeVar("_S", bound=Settings)
 
@@ -68,6 +69,7 @@ class Site:
     limits: Limits
     timing: Timing
     policy: Policy
+    budget: BudgetSettings
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
@@ -108,6 +110,7 @@ class _Loading:
         limits = self._section("Limits", Limits)
         timing = self._section("Timing", Timing)
         policy = self._section("Policy", Policy)
+        budget = self._section("Budget", BudgetSettings)
         simulation = self._section("Simulation", Simulation)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
@@ -117,7 +120,7 @@ class _Loading:
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
-        if self._faults or not (site and flux and cloud and limits and timing and policy and simulation):
+        if self._faults or not (site and flux and cloud and limits and timing and policy and budget and simulation):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
             path=self._document.file,
@@ -131,6 +134,7 @@ class _Loading:
             limits=limits,
             timing=timing,
             policy=policy,
+            budget=budget,
             simulation=simulation,
             node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),

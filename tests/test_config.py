@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, load_site, uuid_file, warnings
 from nodemanager.model import Billing, Market, NodeType, SlotName, TypeName
 from nodemanager.settings import (
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     Limits,
@@ -87,6 +88,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         limits=Limits(nodes_max=4, price_per_hour_max=Decimal(10)),
         timing=Timing(),
         policy=Policy(),
+        budget=BudgetSettings(),
         simulation=Simulation(),
         node_types=(
             NodeType(
