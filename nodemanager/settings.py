@@ -374,6 +374,30 @@ class Policy(Settings):
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
 
 
+class BudgetSettings(Settings):
+    """None where there is no such budget."""
+
+    per_day: _Price | None = None
+    per_month: _Price | None = None
+    user_per_day: _Price | None = None
+    user_per_month: _Price | None = None
+    queue_per_day: _Price | None = None
+    queue_per_month: _Price | None = None
+
+    @property
+    def limits(self) -> dict[tuple[str, str], Decimal]:
+        """By whose it is and the period: those that are given."""
+        given = {
+            ("", "day"): self.per_day,
+            ("", "month"): self.per_month,
+            ("user", "day"): self.user_per_day,
+            ("user", "month"): self.user_per_month,
+            ("queue", "day"): self.queue_per_day,
+            ("queue", "month"): self.queue_per_month,
+        }
+        return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
 class Simulation(Settings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
