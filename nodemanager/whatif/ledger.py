@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from nodemanager.fleet.billing import SECONDS_PER_HOUR
 from nodemanager.model import TypeName
+from nodemanager.whatif.bound import Cover
 from nodemanager.whatif.cloud import Machine, life_of
 from nodemanager.whatif.scheduler import QueuedJob
 from nodemanager.whatif.series import Series
@@ -66,6 +67,8 @@ class Ledger:
     waiting: Series = field(default_factory=Series)
     nodes: Series = field(default_factory=Series)
     busy: Series = field(default_factory=Series)
+    cores_busy: int = 0
+    cover: Cover | None = None
     _capped_from_s: float | None = None
     _lately_gone: dict[TypeName, deque[float]] = field(default_factory=dict)
 
@@ -76,6 +79,7 @@ class Ledger:
         self.jobs += 1
 
     def started(self, job: QueuedJob) -> None:
+        self.cores_busy += sum(grant.cores for grant in job.grants)
         if job.restarts:
             return
         self.jobs_started += 1
@@ -87,6 +91,9 @@ class Ledger:
         self.jobs_ended += 1
         self.last_job_s = now_s
         self.work_core_s += job.run_s * sum(grant.cores for grant in job.grants)
+
+    def freed(self, job: QueuedJob) -> None:
+        self.cores_busy -= sum(grant.cores for grant in job.grants)
 
     def unserved(self, name: str, why: str) -> None:
         self.unserved_by[why] += 1
@@ -131,6 +138,8 @@ class Ledger:
         self.waiting.note(now_s, waiting)
         self.nodes.note(now_s, nodes)
         self.busy.note(now_s, busy)
+        if self.cover is not None:
+            self.cover.note(now_s, self.cores_busy)
         if capped and self._capped_from_s is None:
             self.cap_hits += 1
             self._capped_from_s = now_s

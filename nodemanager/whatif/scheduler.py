@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
@@ -133,11 +133,11 @@ class Scheduler:
     def _why_never(self, shape: Shape) -> str:
         eligible = self._matching(shape.constraint)
         there = sum(
-            _room_for(shape, room.cores, room.gpus, whole=True)
+            room_for(shape, room.cores, room.gpus, whole=True)
             for room in self.rooms.values()
             if room.rank in eligible
         )
-        want, what = _want(shape)
+        want, what = want_of(shape)
         if there >= want:
             return ""
         each = f"{shape.cores_per_slot} cores" + (f" and {shape.gpus_per_slot} GPUs" if shape.gpus_per_slot else "")
@@ -186,6 +186,10 @@ class Scheduler:
 
     # --- what fits ---
 
+    def suits(self, shape: Shape, rank: int) -> bool:
+        """Whether the shape's constraint holds there."""
+        return rank in self._matching(shape.constraint)
+
     def _matching(self, constraint: Constraint) -> AbstractSet[int]:
         if constraint == ANYWHERE:
             return self.rooms.keys()
@@ -200,19 +204,19 @@ class Scheduler:
     def _by_preference(self, constraint: Constraint) -> Iterator[Room]:
         """Worst fit: the most free cores first, then GPUs, then the lowest rank."""
         eligible = self._matching(constraint)
-        everywhere = eligible is self.rooms.keys() or constraint == ANYWHERE
+        everywhere = len(eligible) == len(self.rooms)
         for key in sorted(self._free, reverse=True):
             for rank in self._free[key]:
                 if everywhere or rank in eligible:
                     yield self.rooms[rank]
 
     def _fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[Grant, ...] | None:
-        want, _ = _want(shape)
+        want, _ = want_of(shape)
         grants: list[Grant] = []
         for room in self._by_preference(shape.constraint):
             if room.rank in without:
                 continue
-            fits = _room_for(shape, room.cores_free, room.gpus_free, whole=room.whole)
+            fits = room_for(shape, room.cores_free, room.gpus_free, whole=room.whole)
             if fits == 0:
                 if room.cores_free < shape.cores_per_slot:
                     break  # nor do those that have less
@@ -253,33 +257,34 @@ class Scheduler:
                 if grant.rank in free:
                     cores, gpus, jobs = free[grant.rank]
                     free[grant.rank] = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
-            kept = _first_that_serve(shape, free)
+            kept = first_that_serve(shape, free)
             if kept is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
 
 
-def _first_that_serve(shape: Shape, free: dict[int, tuple[int, int, int]]) -> frozenset[int] | None:
-    want, _ = _want(shape)
+def first_that_serve(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> frozenset[int] | None:
+    """The ranks that would serve the shape, worst fit, given what is free on each and how many jobs run there."""
+    want, _ = want_of(shape)
     kept: list[int] = []
     for rank, (cores, gpus, jobs) in sorted(free.items(), key=lambda item: (-item[1][0], -item[1][1], item[0])):
         if want <= 0:
             break
-        fits = _room_for(shape, cores, gpus, whole=jobs == 0)
+        fits = room_for(shape, cores, gpus, whole=jobs == 0)
         if fits:
             kept.append(rank)
             want -= fits
     return frozenset(kept) if want <= 0 else None
 
 
-def _want(shape: Shape) -> tuple[int, str]:
+def want_of(shape: Shape) -> tuple[int, str]:
     """How many of what has to be found: nodes where the shape counts nodes (or takes them whole), else slots."""
     if shape.nodes is not None:
         return shape.nodes, "nodes with slots"
     return shape.slots, "whole nodes" if shape.exclusive else "slots"
 
 
-def _room_for(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
+def room_for(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
     """How many of what is wanted there is room for: nodes (0 or 1), or slots."""
     if shape.exclusive:
         return int(whole and cores >= max(1, shape.cores_per_slot) and gpus >= shape.gpus_per_slot)
@@ -294,11 +299,3 @@ def _grant(room: Room, shape: Shape, fits: int) -> Grant:
         return Grant(room.rank, room.cores_free, room.gpus_free)
     slots = fits if shape.nodes is None else shape.slots
     return Grant(room.rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)
-
-
-def rooms_of(slots: Sequence[tuple[SlotName, int, int, frozenset[str]]]) -> dict[int, Room]:
-    """Rooms with the ranks that ``init`` gives their slots: from 1 on, in the order of the site."""
-    return {
-        rank: Room(rank, host, cores, gpus, properties)
-        for rank, (host, cores, gpus, properties) in enumerate(slots, start=1)
-    }

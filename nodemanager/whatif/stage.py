@@ -229,6 +229,7 @@ class Stage:
 
     def _free(self, job: QueuedJob) -> None:
         self.scheduler.finish(job)
+        self.ledger.freed(job)
         ran_s = self.now_s - (job.started_s or 0.0)
         for grant in job.grants:
             machine = self.machines.get(grant.rank)
