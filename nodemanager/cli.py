@@ -12,6 +12,7 @@ from nodemanager import app, logs
 from nodemanager.config import ConfigError, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.whatif import command as whatif
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -77,7 +78,12 @@ def _warn(site: Site) -> None:
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
-VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {"run": run, "check": check, "init": init}
+VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
+    "run": run,
+    "check": check,
+    "init": init,
+    "simulate": whatif.simulate,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    whatif.add_options(parser)
     return parser
 
 

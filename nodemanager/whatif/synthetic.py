@@ -45,7 +45,7 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
         name=text,
         read=lambda _oddities: models[kind](asked, procs, each),
         jobs_about=asked.jobs,
-        processors=procs,
+        processors=procs if kind == "lublin" else None,
     )
 
 
