@@ -123,8 +123,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures": "For `simulate`: the share of nodes that end instead of joining.",
         "spot_reclaims_per_hour": "For `simulate`: how often an hour the provider takes a spot node back; its jobs "
         "begin anew.",
-        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as many "
-        "as are asked for.",
+        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as "
+        "many as are asked for.",
     },
     "Node NAME": {
         "size": "The provider's own name for the type. Not given: NAME.",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Published
@@ -54,7 +53,7 @@ class ActorReplay:
         self.world = World(simulation.seed, start_at=self.workload.start_at or 1_700_000_000.0)
         types = [(slot, node_type) for node_type in site.node_types for slot in node_type.slots]
         self.ranks = {slot: Rank(rank) for rank, (slot, _) in enumerate(types, start=1)}
-        self.type_of = {slot: node_type for slot, node_type in types}
+        self.type_of = dict(types)
         slots = [Slot(slot, self.ranks[slot], node_type.name) for slot, node_type in types]
         self.flux = SimulatedFlux(self.world, site.node_types, slots)
         self.provider = SimulatedProvider(
@@ -82,9 +81,8 @@ class ActorReplay:
             watch=watch,
             close=lambda: None,
         )
-        manager = cast(
-            Mailbox[ManagerMessage],
-            wire(outside, policy_of(self.site), acts=True, publish=self._published, fate=Fate(), spawn=pump.spawn),
+        manager: Mailbox[ManagerMessage] = wire(
+            outside, policy_of(self.site), acts=True, publish=self._published, fate=Fate(), spawn=pump.spawn
         )
         pump.tick(manager, clock)
         watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
@@ -96,7 +94,7 @@ class ActorReplay:
         took_s = time.perf_counter() - began_s
         return outcome_of(name, self.ledger, events=self.events, plans=self.plans, took_s=took_s)
 
-    def _published(self, published: Published) -> None:
+    def _published(self, _: Published) -> None:
         self.plans += 1
         shown = {node.provider_id: node for node in self.provider.nodes()}
         for node in shown.values():
@@ -236,5 +234,3 @@ class ActorReplay:
 
 def _around(mean_s: float) -> tuple[float, float]:
     return mean_s * (1 - SPREAD), mean_s * (1 + SPREAD)
-
-

@@ -150,7 +150,11 @@ class IdleTimeout(Baseline):
             fits = min(want, room_for(shape, cores, gpus, whole=jobs == 0))
             want -= fits
             slots = fits if shape.nodes is None else shape.slots
-            left = (0, 0) if shape.exclusive else (cores - slots * shape.cores_per_slot, gpus - slots * shape.gpus_per_slot)
+            left = (
+                (0, 0)
+                if shape.exclusive
+                else (cores - slots * shape.cores_per_slot, gpus - slots * shape.gpus_per_slot)
+            )
             free[rank] = (*left, jobs + 1)
         return set(chosen)
 

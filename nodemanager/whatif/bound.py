@@ -1,24 +1,22 @@
-r"""What no fleet can undercut: lower bounds of cost, with their proofs.
+"""What no fleet can undercut: lower bounds of cost, with their proofs.
 
-**Work.** A node-second that is paid for gives at most ``cores`` core-seconds to jobs. So whatever the waits, a fleet
-that ran the jobs has paid at least their core-seconds at the least price of a core, :math:`\min_t p_t / c_t`.
+**Work.** A node-second that is paid for gives at most ``cores`` core-seconds to jobs. So whatever the waits, a
+fleet that ran the jobs has paid at least their core-seconds at the least price of a core, min over types of p / c.
 
-**No extra wait.** Let :math:`d(x)` be the cores in use at each moment :math:`x` when every job starts exactly as on a
-cluster of the full size that is always up. A fleet that makes no job wait longer than that, nor start sooner, has at
-each moment nodes up with :math:`d(x)` cores or more, and pays for each in whole windows. Take the fleet apart: a
-window of :math:`W_t` seconds of a node with :math:`c_t` cores is :math:`c_t W_t / W` windows of one core and of
-length :math:`W`, where :math:`W` divides every :math:`W_t`; each costs :math:`p_t W / c_t`, no less than the least
-price. They cover :math:`d`. So the fleet has paid at least the least price times the least number of windows of
-length :math:`W`, begun at any moments, that cover :math:`d`. (With one type the unit is a node instead of a core, and
-:math:`d` is rounded up to nodes: jobs are moved freely between nodes, which only helps.)
+**No extra wait.** Let d(x) be the cores in use at each moment x when every job starts exactly as on the fixed
+cluster that is always up. A fleet that makes no job start later than that, nor sooner, has at each moment nodes up
+with d(x) cores or more, and pays for each in whole windows. Take that fleet apart: a window of W' seconds of a node
+with c cores is c W' / W windows of one core and of length W, where W divides every W'; each costs p W / c, no less
+than the least price. They cover d. So the fleet has paid at least that price times the least number of windows of
+length W, begun at any moments, that cover d. (With one type the unit is a node instead of a core, and d is rounded
+up to nodes: jobs are thought to move freely between nodes, which only helps.)
 
 That least number is what the sweep below finds. It begins a window only when one is short. Let its windows begin at
-:math:`g_1 \le g_2 \le \dots` and those of any cover at :math:`o_1 \le o_2 \le \dots`; then :math:`o_i \le g_i` for
-each :math:`i` that the sweep has. Suppose it holds below :math:`i`, and :math:`o_i > g_i =: x`. Only
-:math:`o_1 \dots o_{i-1}` can cover :math:`x`, and each that does has :math:`x - W < o_j \le g_j \le x`, so
-:math:`g_j` covers :math:`x` too. But the sweep began a window at :math:`x` because those of :math:`g_1 \dots g_{i-1}`
-that cover it are fewer than :math:`d(x)`: so those of the other cover are too few as well. Hence no cover has fewer
-windows than the sweep. For windows under a minute the area under :math:`d` is taken, which is no more.
+g1 <= g2 <= ..., and those of any cover at o1 <= o2 <= ...; then oi <= gi for each i that the sweep has. Suppose
+that holds below i, and oi > gi = x. Then only o1 ... o(i-1) can cover x, and each oj that does has
+x - W < oj <= gj <= x, so gj covers x too. But the sweep began a window at x because those of g1 ... g(i-1) that cover x are fewer than
+d(x): so those of the other cover are too few as well, and it is none. Hence no cover has fewer windows than the
+sweep. For windows under a minute the area under d is taken, which is no more.
 
 Boot time, the time a node takes to stop, and minimum charges are left out, which only lowers the bounds.
 """
@@ -59,15 +57,15 @@ class Cover:
 
     def note(self, now_s: float, cores: int) -> None:
         """So many cores are in use from now on."""
-        need = math.ceil(cores / self.unit_cores)
         self.area_unit_s += self._need * (now_s - self._at_s)
-        if self.window_s >= SWEPT_S_MIN:
-            while self._until and self._until[0][0] <= now_s:
-                ended_s, count = self._until.popleft()
-                self._covered -= count
+        swept = self.window_s >= SWEPT_S_MIN
+        while swept and self._until and self._until[0][0] <= now_s:
+            ended_s, count = self._until.popleft()
+            self._covered -= count
+            if ended_s < now_s:  # what is needed from now on is known only below
                 self._begin(ended_s)
-        self._need, self._at_s = need, now_s
-        if self.window_s >= SWEPT_S_MIN:
+        self._need, self._at_s = math.ceil(cores / self.unit_cores), now_s
+        if swept:
             self._begin(now_s)
 
     def _begin(self, at_s: float) -> None:

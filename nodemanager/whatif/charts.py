@@ -1,4 +1,4 @@
-"""The report's pictures, as SVG in the page's own colours: it is read in light and dark, and asks nobody for anything."""
+"""The report's pictures, as SVG in the page's own colours: for light and dark, and with nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
         x = frame.x(_log(mark_s))
         parts += [_rule(x, TOP, x, frame.bottom), _text(x, frame.bottom + 16, short_span(mark_s), "tick", "middle")]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 8, "mean wait of a job", "axis", "middle"))
-    for name, cost in bounds:
+    for (name, cost), below in zip(bounds, (-5.0, 14.0), strict=False):
         y = frame.y(cost)
-        parts += [_rule(LEFT, y, WIDTH - RIGHT, y, "bound"), _text(WIDTH - RIGHT, y - 5, name, "tick", "end")]
+        parts += [_rule(LEFT, y, WIDTH - RIGHT, y, "bound"), _text(WIDTH - RIGHT, y + below, name, "tick", "end")]
     for group in groups:
         parts += _points(group, frame)
     parts += _labels([outcome for group in groups if not group.joined for outcome in group.outcomes], frame)
@@ -109,7 +109,9 @@ def _wait_marks(early: float, late: float) -> list[float]:
     marks = [mark_s for mark_s in WAIT_MARKS_S if early <= _log(mark_s) <= late]
     if len(marks) >= 2:
         return marks
-    return [round(10**at, 1) for at in (early + 0.1 * (late - early), (early + late) / 2, late - 0.1 * (late - early))]
+    return [
+        round(10**at, 1) for at in (early + 0.1 * (late - early), (early + late) / 2, late - 0.1 * (late - early))
+    ]
 
 
 def _cost_axis(frame: Frame, low: float, high: float) -> list[str]:
@@ -167,8 +169,8 @@ def over_time(outcome: Outcome) -> str:
         for mark in _steps(0.0, high, 3):
             parts += [_rule(LEFT, scale(mark), WIDTH - RIGHT, scale(mark))]
             parts += [_text(LEFT - 8, scale(mark) + 4, f"{mark:g}", "tick", "end")]
-    parts += [_text(LEFT - 8, TOP - 4, "nodes", "axis", "end")]
-    parts += [_text(LEFT - 8, middle + gap - 8, "jobs waiting", "axis", "start")]
+    parts += [_text(LEFT + 4, TOP - 4, "nodes", "axis")]
+    parts += [_text(LEFT + 4, middle + gap - 8, "jobs waiting", "axis")]
     parts += [_area(outcome.nodes, x, nodes_y, "there"), _area(outcome.busy, x, nodes_y, "busy")]
     parts += [_area(outcome.waiting, x, waits_y, "waiting")]
     unit_s, unit = (86_400.0, "days") if end_s > 3 * 86_400 else (3600.0, "hours")
@@ -209,9 +211,9 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
         for kind, name in PARTS:
             cost = max(0.0, getattr(outcome, f"cost_{kind}"))
             said = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
-            wide = max(0.0, x(paid + cost) - x(paid) - 1.5)
+            wide, tall = max(0.0, x(paid + cost) - x(paid) - 1.5), row - 10
             parts.append(
-                f'<rect x="{x(paid):.1f}" y="{y:.1f}" width="{wide:.1f}" height="{row - 10:.1f}" class="part {kind}">'
+                f'<rect x="{x(paid):.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" class="part {kind}">'
                 f"<title>{said}</title></rect>"
             )
             paid += cost

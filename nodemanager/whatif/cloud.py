@@ -1,4 +1,4 @@
-"""What the simulated cloud does to nodes: boot times, failures, reclaims, capacity; and each node's life and bill."""
+"""What the simulated cloud does to nodes: boot times, failures, reclaims, capacity; each node's life and bill."""
 
 from __future__ import annotations
 

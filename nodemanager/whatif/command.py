@@ -36,7 +36,9 @@ EXIT_CONFIG = 78
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What ``simulate`` takes beside ``--config``."""
     group = parser.add_argument_group("for simulate")
-    group.add_argument("workload", nargs="?", metavar="WORKLOAD", help="a trace, a history, or a model: doc/what-if.md")
+    group.add_argument(
+        "workload", nargs="?", metavar="WORKLOAD", help="a trace, a history, or a model: doc/what-if.md"
+    )
     group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="the same under other sites")
     group.add_argument("--sweep", metavar="KEY=FROM..TO", help="the same with other values of one key of the site")
     group.add_argument(
@@ -88,7 +90,9 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
     names = _baselines(chosen.baselines)
     with ExitStack() as open_things:
         shown = open_things.enter_context(bar(Console(stderr=True), chosen.jobs or workload.jobs_about))
-        sink = open_things.enter_context(Path(chosen.journal).open("w", encoding="utf-8")) if chosen.journal else None
+        sink = (
+            open_things.enter_context(Path(chosen.journal).open("w", encoding="utf-8")) if chosen.journal else None
+        )
         runner = Runner(workload, shown, chosen.jobs)
         oddities = Oddities()
         main = _main(site, runner, shown, chosen, sink, oddities)

@@ -108,7 +108,12 @@ def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
                 if line["what"] != "submit":
                     continue
                 yield TraceJob(
-                    line["job"], line["at"], line["run_s"], line["limit_s"], read_shape(line["shape"]), line["userid"]
+                    line["job"],
+                    line["at"],
+                    line["run_s"],
+                    line["limit_s"],
+                    read_shape(line["shape"]),
+                    line["userid"],
                 )
             except (ValueError, KeyError, TypeError):
                 oddities.note("left out: a line that no run wrote", f"line {number}")

@@ -133,10 +133,10 @@ class Production:
         self._hears = False
         stage, news = self._stage, self._stage.news
         snapshot = self._snapshot
-        if self._plan_due_s is None and snapshot.unsettled_s is not None:
+        passed = settles_at_s(snapshot, self._policy) <= stage.now_s
+        if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
             # The settle point passed with nothing to decide: there the live service began to count anew.
-            if settles_at_s(snapshot, self._policy) <= stage.now_s:
-                self._snapshot = replace(snapshot, unsettled_s=None)
+            self._snapshot = replace(snapshot, unsettled_s=None)
         self._tell_time()
         ended = tuple(news.ended)
         if news.jobs or ended:
@@ -266,7 +266,7 @@ class Production:
         if not made.settled and self._stage.scheduler.line:
             self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
 
-    def _give(self, actions: tuple[Action, ...]) -> None:
+    def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901 - one arm an order
         leases: list[Launch] = []
         for action in actions:
             match action:

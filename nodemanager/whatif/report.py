@@ -18,7 +18,7 @@ STYLE = """
   --idle: #e3b04b; --boot: #a98ae0; --unused: #e0788f; --there: #2b425f; --waiting: #e08a4e; } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 940px; margin: 0 auto; padding: 28px 20px 60px }
+main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px }
 h1 { font-size: 22px; line-height: 1.35; margin: 0 0 4px } h2 { font-size: 16px; margin: 34px 0 8px }
 p, li { max-width: 76ch } .soft { color: var(--soft) }
 section > div { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 12px;
@@ -34,14 +34,15 @@ text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill:
 .part.idle, .key.idle { fill: var(--idle); background: var(--idle) }
 .part.boot, .key.boot { fill: var(--boot); background: var(--boot) }
 .part.unused, .key.unused { fill: var(--unused); background: var(--unused) }
-.key.main { background: var(--main) } .key.swept { background: var(--swept) } .key.there { background: var(--there) }
+.key.main { background: var(--main) } .key.swept { background: var(--swept) }
+.key.there { background: var(--there) }
 .key.compared { background: var(--compared) } .key.baseline { background: var(--baseline) }
 .key.waiting { background: var(--waiting) }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin: 0 6px 0 14px }
 .key:first-child { margin-left: 0 }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
 th { text-align: right; font-weight: 600; color: var(--soft); font-size: 13px; vertical-align: bottom }
-td { text-align: right; white-space: nowrap } th, td { padding: 5px 8px; border-bottom: 1px solid var(--grid) }
+td { text-align: right; white-space: nowrap } th, td { padding: 5px 7px; border-bottom: 1px solid var(--grid) }
 th:first-child, td:first-child { text-align: left } tr.main td { font-weight: 600 }
 """.strip()
 
@@ -57,7 +58,10 @@ def written_report(study: Study) -> str:
         f'<p class="soft">{escape(_about(study))}</p>',
         _section("Cost against wait", _pareto(study), _keys(_groups_there(study))),
         _section("The runs", _table(study), _note(study)),
-        *(_section(f"Nodes and queue over time: {run.policy}", charts.over_time(run), _TIME_KEYS) for run in runs[:3]),
+        *(
+            _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run), _TIME_KEYS)
+            for run in runs[:3]
+        ),
         _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.PARTS)),
         *_differences(study),
         *_unserved(study),
@@ -76,8 +80,8 @@ def _about(study: Study) -> str:
     unserved = sum(main.jobs_unserved.values())
     left = f", {unserved} of them not served" if unserved else ""
     return (
-        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {span(main.ended_s)}. Site {study.site.path.name}, seed "
-        f"{study.site.simulation.seed}. Costs are estimates in the currency of the site's prices."
+        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {span(main.ended_s)}. Site {study.site.path.name}, "
+        f"seed {study.site.simulation.seed}. Costs are estimates in the currency of the site's prices."
     )
 
 
@@ -90,7 +94,9 @@ def _keys(kinds: Iterable[tuple[str, str]]) -> str:
     return "".join(f'<span class="key {kind}"></span>{escape(name)}' for kind, name in kinds)
 
 
-_TIME_KEYS = _keys((("there", "nodes that are there"), ("busy", "of them with jobs"), ("waiting", "jobs that wait")))
+_TIME_KEYS = _keys(
+    (("there", "nodes that are there"), ("busy", "of them with jobs"), ("waiting", "jobs that wait"))
+)
 
 
 def _groups_there(study: Study) -> list[tuple[str, str]]:
@@ -107,7 +113,9 @@ def _pareto(study: Study) -> str:
     ]
     bounds: Sequence[tuple[str, float]] = ()
     if study.bounds is not None:
-        bounds = list(zip(BOUND_NAMES, (study.bounds.no_extra_wait, study.bounds.work), strict=True))
+        costs = (study.bounds.no_extra_wait, study.bounds.work)
+        named = list(zip(BOUND_NAMES, costs, strict=True))
+        bounds = named if costs[0] > costs[1] else named[1:]
     return charts.cost_against_wait(groups, bounds)
 
 
@@ -151,8 +159,8 @@ def _note(study: Study) -> str:
         over = study.main.cost / study.bounds.no_extra_wait if study.bounds.no_extra_wait else 1.0
         said.append(
             f"No fleet that makes no job wait longer than the fixed cluster costs less than "
-            f"{study.bounds.no_extra_wait:,.2f}: this site is at {over:.3f} of it. At any wait the jobs' own core-hours "
-            f"cost {study.bounds.work:,.2f}. "
+            f"{study.bounds.no_extra_wait:,.2f}: this site is at {over:.3f} of it. At any wait the jobs' own "
+            f"core-hours cost {study.bounds.work:,.2f}. "
         )
     points = [study.main, *study.swept.values()]
     for name, baseline in study.baselines.items():
@@ -167,7 +175,7 @@ def _note(study: Study) -> str:
 def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], main: int | None = None) -> str:
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(
-        f'<tr{" class=main" if index == main else ""}>'
+        f"<tr{' class=main' if index == main else ''}>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in row)
         + "</tr>"
         for index, row in enumerate(rows)

@@ -29,8 +29,8 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     if ":" in name:
         return open_synthetic(name, _largest(site, each), each)
     raise WorkloadError(
-        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json") or .jsonl (of --journal), "-", '
-        "lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed"
+        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json") or .jsonl (of --journal), '
+        '"-", lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed'
     )
 
 

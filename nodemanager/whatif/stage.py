@@ -29,8 +29,11 @@ from nodemanager.whatif.scheduler import QueuedJob, Room, Scheduler
 from nodemanager.whatif.workload import TraceJob
 
 BROKER_STOP_S = 0.2
+NO_LAUNCH = LaunchId("")  # of nodes that no manager of ours made
 REMEMBERED_S = 300.0  # how long a provider lists a node that is gone
-STUCK_S = 2 * 86_400.0  # nothing runs and nothing starts for so long: the rest is left unserved
+STUCK_S = 6 * 3600.0  # nothing runs and nothing starts for so long: the rest is left unserved
+RESTARTS_MAX = 20  # a job that lost its nodes more often is given up
+GIVEN_UP = f"lost its nodes more than {RESTARTS_MAX} times"
 LINGER_S = 86_400.0  # what the last nodes get to go
 
 
@@ -245,7 +248,7 @@ class Stage:
 
     # --- orders ---
 
-    def create(self, rank: int, launch: LaunchId = LaunchId("")) -> Machine | None:
+    def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> Machine | None:
         """Make a node for a slot; None where the cloud has none to give."""
         conditions = self.ground.conditions
         if conditions.capacity and len(self.machines) >= conditions.capacity:
@@ -320,8 +323,15 @@ class Stage:
         self._refresh(machine.rank)
         for job in self._jobs_on(machine.rank):
             self._free(job)
-            job.restarts += 1
             job.grants, job.started_s = (), None
+            if job.restarts >= RESTARTS_MAX:
+                job.restarts += 1  # its end, which is due still, is that of a former life
+                self.news.jobs.pop(job.id, None)
+                self.news.ended.append(job.id)
+                self.ledger.unserved(job.name, GIVEN_UP)
+                self._journal.refused(self.now_s, job.name, GIVEN_UP)
+                continue
+            job.restarts += 1
             self.ledger.restarts += 1
             self.scheduler.submit(job, first=True)
             self.news.jobs[job.id] = job

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TextIO
 
 from nodemanager.app import policy_of
@@ -55,7 +55,9 @@ class Runner:
     progress: Progress
     jobs_max: int | None = None
 
-    def production(self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None) -> Outcome:
+    def production(
+        self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
+    ) -> Outcome:
         """The site's own policy, by the production code."""
         journal = Journal(sink)
         ledger = Ledger()
@@ -168,7 +170,7 @@ def cost_at_wait(points: list[Outcome], wait_s: float) -> float | None:
     front = pareto(points)
     if not front or front[0].wait_mean_s > wait_s:
         return None
-    for before, after in zip(front, front[1:], strict=False):
+    for before, after in pairwise(front):
         if after.wait_mean_s > wait_s:
             share = (wait_s - before.wait_mean_s) / (after.wait_mean_s - before.wait_mean_s)
             return before.cost + share * (after.cost - before.cost)

@@ -7,9 +7,10 @@ jobs", J. Parallel Distrib. Comput. 63 (2003); its figures for jobs of all kinds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from nodemanager.notation import NotationError, parse_fsd
 from nodemanager.whatif.workload import Processors, TraceJob, Workload, WorkloadError, shape_of
@@ -37,20 +38,20 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     """
     kind, _, rest = text.partition(":")
     asked = _asked(text, rest)
-    models = {"lublin": _lublin, "poisson": _poisson}
-    if kind not in models:
-        raise WorkloadError(f"{text}: no such workload; known are {', '.join(f'{name}:' for name in models)}")
+    if kind not in MODELS:
+        known = ", ".join(f"{name}:" for name in MODELS)
+        raise WorkloadError(f"{text}: no such workload; known are {known}")
     procs = asked.procs or (site_procs if kind == "lublin" else 1)
     return Workload(
         name=text,
-        read=lambda _oddities: models[kind](asked, procs, each),
+        read=lambda _oddities: MODELS[kind](asked, procs, each),
         jobs_about=asked.jobs,
         processors=procs if kind == "lublin" else None,
     )
 
 
 def _asked(text: str, rest: str) -> Asked:
-    readers = {
+    readers: Mapping[str, tuple[str, Callable[[str], float]]] = {
         "jobs": ("jobs", int),
         "seed": ("seed", int),
         "procs": ("procs", int),
@@ -58,7 +59,7 @@ def _asked(text: str, rest: str) -> Asked:
         "run": ("run_s", parse_fsd),
         "speed": ("speed", float),
     }
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         if key not in readers:
@@ -70,7 +71,7 @@ def _asked(text: str, rest: str) -> Asked:
             raise WorkloadError(f'{text}: "{value}" is no value for {key}') from error
         if not 0 <= values[name] < math.inf or (key != "seed" and values[name] == 0):
             raise WorkloadError(f"{text}: {key} must be above 0")
-    return Asked(**values)  # type: ignore[arg-type]  # each has been read as its field has it
+    return Asked(**values)
 
 
 def _limit_s(run_s: float, draws: Random) -> float:
@@ -108,9 +109,7 @@ def _lublin(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
         at_s = next(arrivals) / asked.speed
         size = min(procs, _size(draws, top))
         run_s = _run_s(draws, size)
-        yield TraceJob(
-            str(number), at_s, run_s, _limit_s(run_s, draws), shape_of(size, each), draws.randint(1, 50)
-        )
+        yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape_of(size, each), draws.randint(1, 50))
 
 
 def _size(draws: Random, top: float) -> int:
@@ -162,3 +161,9 @@ def _day_weights() -> list[float]:
     densities = [math.exp((shape - 1) * math.log(hour) - hour / scale) for hour in hours]
     mean = sum(densities) / BUCKETS
     return [density / mean for density in densities]
+
+
+MODELS: Mapping[str, Callable[[Asked, int, Processors], Iterator[TraceJob]]] = {
+    "lublin": _lublin,
+    "poisson": _poisson,
+}

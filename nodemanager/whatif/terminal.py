@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -62,8 +63,13 @@ def summary(study: Study, console: Console) -> None:
 
 
 def _runs(study: Study) -> Table:
-    table = Table(title=f"{study.workload.name}, {study.main.jobs} jobs", title_justify="left")
-    for name in ("policy", "cost", "of this", "mean wait", "p95", "used", "boots", "peak", "left"):
+    table = Table(
+        title=f"{study.workload.name}, {study.main.jobs} jobs",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     table.add_row(*_row(study.main, study.main), style="bold")
     for other in (*study.compared.values(), *study.baselines.values(), *study.swept.values()):

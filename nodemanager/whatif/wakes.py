@@ -45,7 +45,7 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     return wake_s, held
 
 
-def _of_node(node: Node, reason: Reason, now_s: float, policy: Policy) -> float:  # noqa: C901 - one arm a reason
+def _of_node(node: Node, reason: Reason, now_s: float, policy: Policy) -> float:
     if node.call is not None or reason.code in BY_EVENTS:
         return inf
     match reason.code:

@@ -35,7 +35,19 @@ INWARDS: dict[str, set[str]] = {
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app"},
+    "whatif": {
+        *VALUES,
+        "notation",
+        "settings",
+        "config",
+        "logs",
+        "messages",
+        "fleet",
+        "actors",
+        "simulation",
+        "app",
+    },
+    "cli": {"config", "logs", "flux", "app", "whatif"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
