@@ -14,9 +14,9 @@ up to nodes: jobs are thought to move freely between nodes, which only helps.)
 That least number is what the sweep below finds. It begins a window only when one is short. Let its windows begin at
 g1 <= g2 <= ..., and those of any cover at o1 <= o2 <= ...; then oi <= gi for each i that the sweep has. Suppose
 that holds below i, and oi > gi = x. Then only o1 ... o(i-1) can cover x, and each oj that does has
-x - W < oj <= gj <= x, so gj covers x too. But the sweep began a window at x because those of g1 ... g(i-1) that cover x are fewer than
-d(x): so those of the other cover are too few as well, and it is none. Hence no cover has fewer windows than the
-sweep. For windows under a minute the area under d is taken, which is no more.
+x - W < oj <= gj <= x, so gj covers x too. But the sweep began a window at x because those of g1 ... g(i-1) that
+cover x are fewer than d(x): so those of the other cover are too few as well, and it is none. Hence no cover has
+fewer windows than the sweep. For windows under a minute the area under d is taken, which is no more.
 
 Boot time, the time a node takes to stop, and minimum charges are left out, which only lowers the bounds.
 """

@@ -32,7 +32,7 @@ JOBS = st.lists(
     min_size=1,
     max_size=12,
 ).map(lambda jobs: sorted(jobs, key=lambda job: job.submit_s))
-SIMULATIONS = st.sampled_from(["", "boot_failures = 0.3", "spot_reclaims_per_hour = 1", "capacity = 3"])
+SIMULATIONS = st.sampled_from(["", "boot_failures = 0.3", "spot_reclaims_per_hour = 0.3"])
 
 
 def _run(folder: Path, workload: Workload, **site: object) -> tuple[Outcome, str]:
