@@ -1,17 +1,19 @@
 """The same replay through the production actors, the pump and the whole simulated Flux: slow, and nothing left out.
 
 Every tick is told, every message travels, every journal event is parsed. It is what the short stage is held to.
+Spot nodes are not taken back here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Published
-from nodemanager.app import Outside, identified, policy_of, wire
+from nodemanager.app import Outside, policy_of, wire
 from nodemanager.config import Site
 from nodemanager.facts import FluxUnreachable
 from nodemanager.messages import Mailbox, ManagerMessage
@@ -48,7 +50,8 @@ class ActorReplay:
     _last_news_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.site = identified(self.site)
+        if not self.site.cluster_uuid:  # a real site that has not been initialised may be asked about too
+            self.site = replace(self.site, cluster_uuid=str(UUID(int=self.site.simulation.seed)))
         site, simulation = self.site, self.site.simulation
         self.world = World(simulation.seed, start_at=self.workload.start_at or 1_700_000_000.0)
         types = [(slot, node_type) for node_type in site.node_types for slot in node_type.slots]

@@ -14,7 +14,7 @@ from typing import ClassVar
 from nodemanager.model import CloudState, JobId, NodeType, Shape
 from nodemanager.whatif.cloud import Machine
 from nodemanager.whatif.scheduler import QueuedJob, first_that_serve, room_for, want_of
-from nodemanager.whatif.stage import Stage
+from nodemanager.whatif.stage import News, Stage
 
 Free = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
 
@@ -37,6 +37,7 @@ class Baseline:
         self.look_by(stage.now_s)
 
     def stirred(self) -> None:
+        self.stage.news = News()  # they look at how things stand, not at what is new
         self.look_by(math.ceil(self.stage.now_s / self.every_s) * self.every_s)
 
     def look_by(self, at_s: float) -> None:

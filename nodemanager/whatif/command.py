@@ -46,8 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
                        help="what one processor of a trace is")  # fmt: skip
-    group.add_argument("--jobs", type=int, metavar="N", help="only the first N jobs")
-    group.add_argument("--seed", type=int, metavar="N", help="instead of the site's")
+    group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs")
+    group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
     group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
     group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")
     group.add_argument("--journal", metavar="OUT.JSONL", help="write what came in and what was decided")
@@ -65,22 +65,26 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
             site = _seeded(site, chosen.seed)
         workload = open_workload(chosen.workload, site, Processors(chosen.processors))
         study = _study(site, workload, chosen)
+        if chosen.report is not None:
+            Path(chosen.report).write_text(written_report(study), encoding="utf-8")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except (WorkloadError, SweepError) as error:
+    except (WorkloadError, SweepError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    if chosen.report is not None:
-        Path(chosen.report).write_text(written_report(study), encoding="utf-8")
     if chosen.json:
         json.dump(as_json(study), sys.stdout, indent=1)
         print()
     else:
         summary(study, Console())
-        if chosen.report is not None:
-            print(f"the report: {chosen.report}")
     return EXIT_OK
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f'"{text}": a whole number is needed')
+    return int(text)
 
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:

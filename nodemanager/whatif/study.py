@@ -138,7 +138,7 @@ def span(duration_s: float) -> str:
     for unit, _, length_s in UNITS:
         if duration_s >= 2 * length_s:
             return f"{_brief(duration_s / length_s)} {unit}s"
-    return f"{duration_s:.0f} seconds"
+    return f"{duration_s:.0f} second{'' if round(duration_s) == 1 else 's'}"
 
 
 def short_span(duration_s: float) -> str:

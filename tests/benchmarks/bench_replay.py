@@ -1,7 +1,7 @@
 """How fast a replay is: ``python -m tests.benchmarks.bench_replay TRACE [--jobs N] [--policy NAME]``.
 
-Prints jobs and plans a second of processor time and of the clock, plans per event, and the most memory it took. With
-``--policy fixed`` the stage runs alone, without the planner. For the memory of a long run:
+Prints jobs and plans a second of processor time and of the clock, plans per event, and the most memory it took.
+With ``--policy fixed`` the stage runs alone, without the planner. For the memory of a long run:
 ``lublin:jobs=1000000,speed=0.5 --policy fixed``.
 """
 
