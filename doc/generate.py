@@ -184,6 +184,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "workload": "What is submitted. There is one, `builtin`; it repeats every two simulated hours.",
         "boot_delay": "How long a node takes to boot, a fifth more or less.",
         "stop_delay": "How long a node takes to end, a fifth more or less.",
+        "boot_failures": "For `simulate`: the share of nodes that end instead of joining.",
+        "spot_reclaims_per_hour": "For `simulate`: how often an hour the provider takes a spot node back; its jobs "
+        "begin anew.",
+        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as "
+        "many as are asked for.",
     },
     "Node NAME": {
         "size": "The provider's own name for the type. Not given: NAME.",
