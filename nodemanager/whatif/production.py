@@ -38,6 +38,7 @@ from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Holding,
     Identity,
     Job,
     JobId,
@@ -182,13 +183,18 @@ class Production:
     # --- in the words of the model ---
 
     def _job(self, job: QueuedJob) -> Job:
+        start_at = self._stage.ground.start_at
+        began_at = start_at + job.started_s if job.started_s is not None else None
         return Job(
             id=job.id,
             state=JobState.SCHED if job.started_s is None else JobState.RUN,
             shape=job.shape,
-            submitted_at=self._stage.ground.start_at + job.submitted_s,
+            submitted_at=start_at + job.submitted_s,
             duration_s=job.limit_s,
             userid=job.userid,
+            holds=tuple(Holding(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
+            ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
+            began_at=began_at,
         )
 
     def _rank(self, rank: int) -> FluxRank:
