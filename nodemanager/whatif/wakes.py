@@ -23,7 +23,8 @@ BY_EVENTS = frozenset(
         "gone_yet_online", "job_slipped_in", "still_schedulable", "not_drained", "lease_to_record", "creating",
         "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained", "window_closes",
         "makes_room", "above_nodes_max",
-        "spare", "join_failed", "ticket_replayed", "never_joined", "broker_lost", "failed_at_provider", "unknown_type",
+        "spare", "join_failed", "ticket_replayed", "never_joined", "broker_lost", "failed_at_provider",
+        "unknown_type",
     }
 )  # fmt: skip
 # An order was given: its answer says how it goes on.
