@@ -7,11 +7,21 @@ adapter raises is a bug and ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nodemanager.facts import FailureKind, QueueProbed, QueueSeen, RanksStirred
-from nodemanager.model import CloudNode, FluxRank, Launch, NodeType, ProviderId, Rank
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Launch,
+    NodeType,
+    ProviderId,
+    Rank,
+    SlotName,
+    SlotsWish,
+    TypeName,
+)
 
 
 class CloudError(Exception):
@@ -68,8 +78,8 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, drain, undrain, stop_broker) first make sure that the name is
-    still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, drain, undrain, stop_broker, repair, change_slots, refuse_slots)
+    first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -108,6 +118,33 @@ class FluxPort(Protocol):
 
     def stop_broker(self, rank: Rank) -> None:
         """Tell the rank's broker to end in good order. One that is offline is no error."""
+        ...
+
+
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        """End a change of the slots that was begun and not ended; True if there was one.
+
+        To be called after a claim and before anything else: until then the instance may have no scheduler.
+        """
+        ...
+
+    def slots_wish(self) -> SlotsWish | None:
+        """What somebody wishes of the division of the slots and has no answer to yet."""
+        ...
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        """Give slots other types, jobs running, and answer the wish.
+
+        On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
+        raises ``FluxError`` and nothing is changed; the wish stands. After another ``FluxError`` the change may
+        be half done: ``repair`` ends it.
+        """
+        ...
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        """Answer a wish with why it is not fulfilled. One that is answered already is no error."""
         ...
 
 
