@@ -155,7 +155,9 @@ def outside_of(site: Site) -> Outside:
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
     clock = SystemClock()
-    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
+    flux = RealFlux(
+        site.flux.uri, site.cluster_uuid, clock, folder=site.flux.bootstrap_dir, node_types=site.node_types
+    )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     return Outside(clock, flux.port, lambda: _cloud(site, clock), watch, flux.close)
 

@@ -9,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nodemanager import app, logs
+from nodemanager import slots as slot_verbs
 from nodemanager.config import ConfigError, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.ports import FluxError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -72,12 +74,44 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def slots(site: Site, chosen: argparse.Namespace) -> int:
+    """Show how the slots are divided among the node types, or divide them otherwise while jobs run."""
+    if site.flux.simulated:
+        print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
+        return EXIT_FAILED
+    try:
+        instance = slot_verbs.Instance(site)
+        if chosen.slots:
+            answer = instance.change(slot_verbs.counts_of(chosen.slots))
+            if answer.why:
+                print(f"Nothing was changed: {answer.why}", file=sys.stderr)
+                return EXIT_FAILED
+            moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
+            print(moved or "It is so already.")
+        print(slot_verbs.HEAD, *instance.rows(), sep="\n")
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except app.NotInitialised as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except (slot_verbs.SlotsError, FluxError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
 def _warn(site: Site) -> None:
     for warning in warnings(site):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
-VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {"run": run, "check": check, "init": init}
+VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
+    "run": run,
+    "check": check,
+    "init": init,
+    "slots": slots,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    parser.add_argument(
+        "--slots", nargs="+", metavar="TYPE=N", help="for slots: how many slots these node types are to have"
+    )
     return parser
 
 

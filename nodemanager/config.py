@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -16,6 +16,7 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager import credentials
+from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -117,6 +118,10 @@ class _Loading:
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
+        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
+        flux = self._completed(flux, state_dir) if flux else None
+        if flux and not flux.simulated:
+            node_types = self._divided(node_types, flux)
         if self._faults or not (site and flux and cloud and limits and timing and policy and simulation):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
@@ -125,14 +130,14 @@ class _Loading:
             cluster_uuid=cluster_uuid,
             state_dir=state_dir,
             mode=site.mode,
-            flux=self._completed(flux, state_dir),
+            flux=flux,
             cloud=cloud,
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
             policy=policy,
             simulation=simulation,
-            node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
+            node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
         )
 
@@ -187,6 +192,30 @@ class _Loading:
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
         return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+
+    def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
+        """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
+        if not (flux.bootstrap_dir / "conf.d").is_dir():
+            return node_types
+        try:
+            file = ConfigFile.of(flux.bootstrap_dir)
+            division = division_in(file.read())
+        except FluxConfigError as error:
+            self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
+            return node_types
+        unknown = set(division.values()) - {node_type.name for node_type in node_types}
+        if unknown and node_types:
+            name = min(unknown)
+            self._faults.append(
+                Fault(
+                    file.path, f"its slots are of a type {name} too: keep [Node {name}] until they are of another"
+                )
+            )
+        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
+        return tuple(
+            replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
+            for node_type in node_types
+        )
 
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))

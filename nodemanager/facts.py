@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodemanager.model import CloudNode, FluxRank, Job, JobId, Launch, LaunchId, ProviderId, SlotsWish, UnreadableJob
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Job,
+    JobId,
+    Launch,
+    LaunchId,
+    ProviderId,
+    SlotsWish,
+    UnreadableJob,
+)
 
 
 class FailureKind(StrEnum):

@@ -42,6 +42,10 @@ class NotTheActor(FluxError):
     """Another manager holds the name, or ours is no longer held: nothing may be changed."""
 
 
+class SlotsUnchanged(FluxError):
+    """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
+
+
 class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds that never jump: for timers."""
@@ -120,7 +124,6 @@ class FluxPort(Protocol):
         """Tell the rank's broker to end in good order. One that is offline is no error."""
         ...
 
-
     # --- the division of the slots ---
 
     def repair(self) -> bool:
@@ -138,8 +141,8 @@ class FluxPort(Protocol):
         """Give slots other types, jobs running, and answer the wish.
 
         On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
-        raises ``FluxError`` and nothing is changed; the wish stands. After another ``FluxError`` the change may
-        be half done: ``repair`` ends it.
+        raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
+        another ``FluxError`` the change may be half done: ``repair`` ends it.
         """
         ...
 

@@ -17,6 +17,7 @@ from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
 from nodemanager.facts import CloudCallFailed, Fact, FluxCallFailed, NodeCreated, NodeDestroyed, QueueSeen, Tick
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.division import divided
 from nodemanager.fleet.layout import SERVED_BY
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
@@ -26,6 +27,7 @@ from nodemanager.messages import Begin, ManagerMessage
 from nodemanager.model import Launch
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     CreateNode,
     DestroyNode,
@@ -34,6 +36,7 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -89,6 +92,8 @@ class Manager(CrashOnlyActor):
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
+        if self._snapshot.division is not before.division:
+            self._policy = divided(self._policy, self._snapshot.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -161,7 +166,7 @@ class Manager(CrashOnlyActor):
                     self._crew.give(launch.id, action)
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, action)
-                case DrainNode() | UndrainNode() | StopBroker() | EndLease():
+                case DrainNode() | UndrainNode() | StopBroker() | EndLease() | ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(action)
                 case _:
                     assert_never(action)
@@ -203,6 +208,10 @@ def _line(action: Action) -> str:
             subject = ",".join(launch.slot for launch in launches)
         case DestroyNode(provider_id=provider_id):
             subject = provider_id
+        case ChangeSlots(moves=moves):
+            subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
+        case RefuseSlots(wish=wish):
+            subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
         case _:
             subject = action.launch
     return f"{type(action).__name__} {subject}"

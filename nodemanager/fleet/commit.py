@@ -18,6 +18,7 @@ from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, NodeState
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     CreateNode,
     DestroyNode,
@@ -26,6 +27,7 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -59,7 +61,7 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     return snapshot
 
 
-def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
+def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901 - one arm an order
     """After the plan's actions were ordered."""
     nodes = dict(snapshot.nodes)
     strays = dict(snapshot.strays)
@@ -84,6 +86,8 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case DrainNode() | UndrainNode() | StopBroker() | DestroyNode():
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+            case ChangeSlots() | RefuseSlots():
+                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.call_timeout_s)
             case _:
                 assert_never(action)
     return replace(

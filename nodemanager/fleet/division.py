@@ -32,11 +32,6 @@ def divided(policy: Policy, division: Division) -> Policy:
     return policy if types == policy.node_types else replace(policy, node_types=types)
 
 
-def division_of(ranks: Iterable[FluxRank]) -> Division:
-    """What a look at the ranks says of it, in the order of the ranks."""
-    return {rank.host: rank.type_name for rank in ranks if rank.type_name is not None}
-
-
 def movable(snapshot: Snapshot) -> tuple[SlotName, ...]:
     """The slots that may change their type now, the last rank first: the first ones are leased first."""
     leased = {node.launch.slot for node in snapshot.nodes.values()}

@@ -10,7 +10,18 @@ from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import ALL_TYPES, Block, Node, Snapshot, Source, Stray
-from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, because
+from nodemanager.model import (
+    CallKind,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    LaunchId,
+    NodeState,
+    Rank,
+    SlotName,
+    TypeName,
+    because,
+)
 
 DRAIN_MARK = "flux-node-manager:"
 RETRY_S_MAX = 60.0
@@ -66,12 +77,20 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen) -> Snapshot:
         snapshot,
         ranks=ranks,
         rank_of_slot={rank.host: rank.rank for rank in fact.ranks},
+        division=_division(fact, snapshot),
+        wish=fact.wish,
         nodes=nodes,
         stirred_s=stirred_s,
         changed_s=snapshot.now_s if ranks != snapshot.ranks else snapshot.changed_s,
         unsettled_s=unsettled_s(snapshot) if ranks != snapshot.ranks else snapshot.unsettled_s,
         flux=Source(seen_s=fact.started_s),
     )
+
+
+def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+    """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
+    seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
+    return snapshot.division if seen == snapshot.division else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:

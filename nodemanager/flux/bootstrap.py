@@ -208,6 +208,13 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "",
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
+        "",
+        "# The type of each slot, as the resources above declare it. Changed by: flux-node-manager slots",
+        "[node-manager.slots]",
+        *(
+            f"{_toml(node_type.name)} = {_toml(compress_hostlist(node_type.slots))}"
+            for node_type in site.node_types
+        ),
     ]
     return "\n".join(lines) + "\n"
 

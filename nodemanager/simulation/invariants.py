@@ -54,6 +54,8 @@ class Rules:
         self.creates += 1
         recorded = self.flux.records.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
+        of_type = self.flux.division[launch.slot]
+        self._require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self._require(held, f"create of {launch.id} without its lease on record")
 
     def at_destroy(self, provider_id: ProviderId) -> None:

@@ -28,6 +28,7 @@ from nodemanager.model import (
     Shape,
     Slot,
     SlotName,
+    SlotsWish,
     TypeName,
 )
 from nodemanager.ports import FluxError
@@ -122,6 +123,7 @@ class Scenario:
     faults: bool = True
     jobs: list[JobId] = field(default_factory=list)
     kills: int = 0
+    wishes: int = 0
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
@@ -239,6 +241,8 @@ class Scenario:
         self._now_and_then(900.0, self._cut_off)
         self._now_and_then(900.0, self._kill_a_node)
         self._now_and_then(1200.0, self._jump)
+        self.flux.faults.p_half_changed = 0.3 * draw()
+        self._now_and_then(400.0, self._wish_slots)
 
     def _now_and_then(self, every_s: float, happen: Callable[[], None]) -> None:
         at_s = self._draws.expovariate(1 / every_s)
@@ -259,6 +263,16 @@ class Scenario:
         ]
         if standing:
             self.provider.kill(self._draws.choice(standing))
+
+    def _wish_slots(self) -> None:
+        """Somebody wants two types to share their slots otherwise."""
+        one, other = self._draws.sample([node_type.name for node_type in NODE_TYPES], 2)
+        have = list(self.flux.division.values())
+        both = have.count(one) + have.count(other)
+        # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
+        share = self._draws.randint(1, both - 1)
+        self.wishes += 1
+        self.flux.wish_slots(SlotsWish(f"wish-{self.wishes}", {one: share, other: both - share}))
 
     def _jump(self) -> None:
         """The manager's wall clock jumps by up to an hour, forth or back."""

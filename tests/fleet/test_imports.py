@@ -25,17 +25,19 @@ INWARDS: dict[str, set[str]] = {
     "ini": {"notation"},
     "settings": {"model", "notation", "ini"},
     "credentials": {"ini"},
-    "config": {"model", "notation", "ini", "settings", "credentials"},
+    "flux_config": {"model", "notation"},
+    "config": {"model", "notation", "ini", "settings", "credentials", "flux_config"},
     "logs": set(),
     "actors": {*VALUES, "messages", "ports", "fleet"},
     "cloud": {*VALUES, "ports", "notation"},
-    "flux": {*VALUES, "ports", "notation", "config"},
+    "flux": {*VALUES, "ports", "notation", "config", "flux_config"},
     "simulation": {*VALUES, "notation", "ports", "messages", "fleet", "config", "actors", "flux"},
     "app": {*VALUES, "ports", "messages", "fleet", "config", "logs", "actors", "cloud", "flux", "simulation"},
     "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
-    "cli": {"config", "logs", "flux", "app"},
+    "slots": {*VALUES, "notation", "ports", "fleet", "config", "flux", "flux_config", "app"},
+    "cli": {"ports", "config", "logs", "flux", "app", "slots"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.
