@@ -208,7 +208,7 @@ class _Loading:
             name = min(unknown)
             self._faults.append(
                 Fault(
-                    file.path, f"its slots are of a type {name} too: keep [Node {name}] until they are of another"
+                    file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another"
                 )
             )
         known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division

@@ -39,6 +39,7 @@ from tests.live.witness import Witness, launch_of, slot_of
 ROOT = Path(__file__).parents[2]
 RPC_WITHIN_S = 10.0
 END_WITHIN_S = 20.0
+VERB_WITHIN_S = 90.0
 EVERY_JOB = 0  # job-list.list: no limit
 RESULTS = {1: "COMPLETED", 2: "FAILED", 4: "CANCELED", 8: "TIMEOUT"}  # flux-core's job.h
 
@@ -153,6 +154,21 @@ class Elastic:
         manager = ManagerProcess(self._start(command, log), log)
         self._managers.append(manager)
         return manager
+
+    def verb(self, *arguments: str, status: int = 0) -> str:
+        """Run another verb to its end; what it printed."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=VERB_WITHIN_S,
+            cwd=ROOT,
+            env=_environment(),
+        )
+        if ran.returncode != status:
+            raise AssertionError(f"{arguments}: status {ran.returncode}: {ran.stderr}\n{self.said()}")
+        return ran.stdout + ran.stderr
 
     def owner(self) -> Owner | None:
         """Who holds the name that lets one manager act."""
@@ -288,7 +304,7 @@ class Elastic:
 
     def clear(self) -> None:
         """Take away what a test left, so that the next one finds rank 0 alone."""
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         self.flux("cancel", "--all", check=False)
         eventually("no job is active", lambda: self._ask("job-manager.stats-get")["active_jobs"] == 0)
@@ -302,14 +318,14 @@ class Elastic:
     def reap(self) -> None:
         """Leave no process behind, whatever happened."""
         self.witness.stop()
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         if self._head is not None:
             kill_all([*self._head.children(recursive=True), self._head])
             self._head = None
         kill_all(self.processes_of_nodes())
 
-    def _end_managers(self) -> None:
+    def end_managers(self) -> None:
         for manager in self._managers:
             manager.kill()
 
