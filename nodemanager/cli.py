@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nodemanager import app, logs
+from nodemanager import resize as resize_verb
 from nodemanager import slots as slot_verbs
 from nodemanager.config import ConfigError, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
@@ -101,6 +102,26 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def resize(site: Site, chosen: argparse.Namespace) -> int:
+    """Give the instance more slots, for which rank 0 restarts once."""
+    try:
+        counts = slot_verbs.counts_of(chosen.slots or ())
+        if not counts:
+            print("resize needs --slots TYPE=N: a node type, and how many slots it is to have", file=sys.stderr)
+            return EXIT_USAGE
+        resizing = resize_verb.prepare(site, counts)
+        print(resizing, flush=True)
+        resize_verb.resize(site, resizing, lambda text: print(text, flush=True), force=chosen.force)
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except (slot_verbs.SlotsError, resize_verb.ResizeError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print("The instance has its new slots.")
+    return EXIT_OK
+
+
 def _warn(site: Site) -> None:
     for warning in warnings(site):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
@@ -111,6 +132,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "check": check,
     "init": init,
     "slots": slots,
+    "resize": resize,
 }
 
 
@@ -133,8 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
     parser.add_argument(
-        "--slots", nargs="+", metavar="TYPE=N", help="for slots: how many slots these node types are to have"
+        "--slots",
+        nargs="+",
+        metavar="TYPE=N",
+        help="for slots, resize: how many slots these types are to have",
     )
+    parser.add_argument("--force", action="store_true", help="for resize: though jobs run, which end")
     return parser
 
 

@@ -207,9 +207,7 @@ class _Loading:
         if unknown and node_types:
             name = min(unknown)
             self._faults.append(
-                Fault(
-                    file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another"
-                )
+                Fault(file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another")
             )
         known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
         return tuple(

@@ -7,6 +7,7 @@ given in Python are taken as they are, those given as text are read by the notat
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,6 +143,11 @@ def _word_or_nothing(text: str) -> str:
     return _word(text) if text else ""
 
 
+def _command(text: str) -> str:
+    shlex.split(text)  # raises ValueError, and says which quote is not closed
+    return text
+
+
 def _path(text: str) -> Path:
     _require(text and "\n" not in text)
     return Path(text)
@@ -195,6 +201,7 @@ _Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _
 _Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, Written("a name without spaces", _word)]
 _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
+_Command = Annotated[str, Written("a command and its arguments", _command)]
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
@@ -233,6 +240,7 @@ class FluxSettings(Settings):
     join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
     head_cores: _Positive = 1
+    restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
 
     @property
     def simulated(self) -> bool:

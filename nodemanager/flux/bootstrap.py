@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodemanager.config import Site, uuid_file
+from nodemanager.flux_config import ConfigFile, FluxConfigError, hosts_of
 from nodemanager.model import NodeType, SlotName
 from nodemanager.notation import compress_hostlist, format_idset
 
@@ -88,15 +89,20 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux") -> Boo
         output=output,
         cluster_uuid=cluster_uuid,
         uri=uri,
-        start_command=(
-            *_broker_command(flux, output, site.flux.head_host),
-            "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
-            "-Sbroker.quorum=1",  # run without a single node
-            f"-Sstatedir={output / 'state'}",
-            f"-Srundir={output / 'run'}",
-            f"-Slocal-uri={uri}",
-        ),
+        start_command=start_command(site, output, flux),
         warnings=_mismatches(site, output, uri),
+    )
+
+
+def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
+    return (
+        *_broker_command(flux, output, site.flux.head_host),
+        "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
+        "-Sbroker.quorum=1",  # run without a single node
+        f"-Sstatedir={output / 'state'}",
+        f"-Srundir={output / 'run'}",
+        f"-Slocal-uri={_uri(output)}",
     )
 
 
@@ -266,9 +272,17 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
 
 def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> list[str]:
     """The broker that joins as ``slot``, for a node that sees the bootstrap folder."""
-    if slot not in site.slots:
+    if slot not in site.slots and slot not in _table_of(site):
         raise ValueError(f'"{slot}" is no slot of {site.path}')
     return _broker_command(flux_command, site.flux.bootstrap_dir, slot)
+
+
+def _table_of(site: Site) -> list[str]:
+    """The hosts of the table as it is now: a site that was loaded before it grew does not know the last ones."""
+    try:
+        return hosts_of(ConfigFile.of(site.flux.bootstrap_dir).read())
+    except FluxConfigError:
+        return []
 
 
 def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:

@@ -298,7 +298,7 @@ class RealFluxPort:
         self._must_act()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
-            self._ask("rexec.exec", _terminate(pid), rank=rank)
+            self._ask("rexec.exec", terminate(pid), rank=rank)
         except CallFailed as failure:
             if failure.timed_out:
                 self._disconnect(rank)
@@ -335,7 +335,7 @@ class _RetypingCalls:
         return tuple(self.port._read_records(slots))  # noqa: SLF001
 
 
-def _terminate(pid: int) -> dict[str, object]:
+def terminate(pid: int) -> dict[str, object]:
     """The payload (RFC 42) that has a broker's own exec service send it SIGTERM, in its own environment."""
     command = ["sh", "-c", f"kill -TERM {pid}"]
     return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}

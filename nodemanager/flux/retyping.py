@@ -68,9 +68,31 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Module:
+class Module:
+    """A broker module: its name, and what it is loaded from."""
+
     name: str
     path: str
+
+
+def schedulers_in(module_list: object) -> list[Module]:
+    """The scheduler's modules, of a ``module.list`` reply, in the order in which they go; they come in the other.
+
+    The one that has the service ``sched`` leans on the rest: sched-simple has none; under Fluxion
+    sched-fluxion-qmanager goes first, then sched-fluxion-feasibility, then sched-fluxion-resource.
+    """
+    found = [
+        (not schedules, module)
+        for module, schedules in _listed(module_list)
+        if schedules or module.name.startswith("sched-")
+    ]
+    return [module for _, module in sorted(found, key=lambda item: (item[0], item[1].name))]
+
+
+def _listed(module_list: object) -> list[tuple[Module, bool]]:
+    """Every module, and whether it is the one that schedules."""
+    mods = list_at(object_at(module_list, "module.list").get("mods"), "module.list.mods")
+    return [(Module(mod["name"], mod["path"]), "sched" in mod.get("services", ())) for mod in mods]
 
 
 # --- as it lies in the KVS --------------------------------------------------------------------------------
@@ -103,12 +125,12 @@ def decoded_answer(text: str) -> Answer:
     )
 
 
-def _encoded_marker(wish_id: str, moves: Division, schedulers: Sequence[_Module]) -> str:
+def _encoded_marker(wish_id: str, moves: Division, schedulers: Sequence[Module]) -> str:
     modules = [{"name": module.name, "path": module.path} for module in schedulers]
     return json.dumps({"wish": wish_id, "moves": dict(moves), "schedulers": modules}, sort_keys=True)
 
 
-def _decoded_marker(text: str) -> tuple[Answer, list[_Module]]:
+def _decoded_marker(text: str) -> tuple[Answer, list[Module]]:
     fields = object_at(json.loads(text), "marker")
     moves = object_at(fields.get("moves"), "marker.moves")
     answer = Answer(
@@ -116,7 +138,7 @@ def _decoded_marker(text: str) -> tuple[Answer, list[_Module]]:
         {SlotName(slot): TypeName(text_at(name, f"marker.moves.{slot}")) for slot, name in moves.items()},
     )
     modules = [object_at(item, "marker.schedulers") for item in list_at(fields.get("schedulers"), "marker")]
-    return answer, [_Module(text_at(item["name"], "name"), text_at(item["path"], "path")) for item in modules]
+    return answer, [Module(text_at(item["name"], "name"), text_at(item["path"], "path")) for item in modules]
 
 
 # --- the change -------------------------------------------------------------------------------------------
@@ -234,36 +256,23 @@ class Retyping:
             raise FluxError(str(error)) from error
         self.calls.ask("config.load", config, timeout_s=LOAD_WITHIN_S)
 
-    def _reload(self, schedulers: Sequence[_Module]) -> None:
+    def _reload(self, schedulers: Sequence[Module]) -> None:
         loaded = {module.name: module for module in self._modules()}
         for module in schedulers:
             if module.name in loaded:
                 self._remove(module.name)
-        resource = loaded.get(RESOURCE) or _Module(RESOURCE, RESOURCE)
+        resource = loaded.get(RESOURCE) or Module(RESOURCE, RESOURCE)
         if RESOURCE in loaded:
             self._remove(RESOURCE)
         for module in (resource, *reversed(schedulers)):
             self._load(module)
         self._await_scheduler()
 
-    def _schedulers(self) -> list[_Module]:
-        """The scheduler's modules, in the order in which they go; they come in the other.
+    def _schedulers(self) -> list[Module]:
+        return schedulers_in(self.calls.ask("module.list"))
 
-        The one that has the service ``sched`` leans on the rest: sched-simple has none; under Fluxion
-        sched-fluxion-qmanager goes first, then sched-fluxion-feasibility, then sched-fluxion-resource.
-        """
-        found = [
-            (not serves, module) for module, serves in self._listed() if serves or module.name.startswith("sched-")
-        ]
-        return [module for _, module in sorted(found, key=lambda item: (item[0], item[1].name))]
-
-    def _modules(self) -> list[_Module]:
-        return [module for module, _ in self._listed()]
-
-    def _listed(self) -> list[tuple[_Module, bool]]:
-        """Every module on rank 0, and whether it is the one that schedules."""
-        mods = list_at(self.calls.ask("module.list").get("mods"), "module.list.mods")
-        return [(_Module(mod["name"], mod["path"]), "sched" in mod.get("services", ())) for mod in mods]
+    def _modules(self) -> list[Module]:
+        return [module for module, _ in _listed(self.calls.ask("module.list"))]
 
     def _remove(self, name: str) -> None:
         try:
@@ -272,7 +281,7 @@ class Retyping:
             if failure.errno != errno.ENOENT:
                 raise
 
-    def _load(self, module: _Module) -> None:
+    def _load(self, module: Module) -> None:
         payload = {"path": module.path, "name": module.name, "args": [], "exec": False}
         try:
             self.calls.ask("module.load", payload, timeout_s=LOAD_WITHIN_S)

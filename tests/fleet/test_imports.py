@@ -37,7 +37,8 @@ INWARDS: dict[str, set[str]] = {
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "slots": {*VALUES, "notation", "ports", "fleet", "config", "flux", "flux_config", "app"},
-    "cli": {"ports", "config", "logs", "flux", "app", "slots"},
+    "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config"},
+    "cli": {"ports", "config", "logs", "flux", "app", "slots", "resize"},
 }
 
 # It runs the whole service, so it stands outside of what wires that, though it lies with what it simulates.

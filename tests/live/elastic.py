@@ -155,6 +155,19 @@ class Elastic:
         self._managers.append(manager)
         return manager
 
+    def start_verb(self, *arguments: str) -> psutil.Popen:
+        """Start another verb; what it prints is read from its output."""
+        command = [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))]
+        return psutil.Popen(
+            command, cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def restart_head_when_it_ends(self) -> None:
+        """As a supervisor does."""
+        assert self._head is not None
+        self._head.wait(VERB_WITHIN_S)
+        self.start_head()
+
     def verb(self, *arguments: str, status: int = 0) -> str:
         """Run another verb to its end; what it printed."""
         ran = subprocess.run(

@@ -63,9 +63,12 @@ class Doom:
             write(file, text)
             self.done("file")
 
-        _RetypingCalls.ask = doomed_ask  # type: ignore[method-assign]
-        _RetypingCalls.commit = doomed_commit  # type: ignore[method-assign]
-        ConfigFile.write = doomed_write  # type: ignore[method-assign]
+        for owner, name, doomed in (
+            (_RetypingCalls, "ask", doomed_ask),
+            (_RetypingCalls, "commit", doomed_commit),
+            (ConfigFile, "write", doomed_write),
+        ):
+            setattr(owner, name, doomed)
 
 
 def main() -> int:
