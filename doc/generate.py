@@ -69,6 +69,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
         "`flux` in `state_dir`.",
         "head_cores": "What is declared for rank 0, which runs no jobs.",
+        "restart_command": "By which `resize` restarts rank 0, such as `systemctl restart flux`; it runs without a "
+        "shell. Not given: `resize` ends rank 0, and waits for whoever supervises it to start it again.",
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "

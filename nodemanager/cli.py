@@ -13,7 +13,8 @@ from nodemanager import resize as resize_verb
 from nodemanager import slots as slot_verbs
 from nodemanager.config import ConfigError, Site, load_site, warnings
 from nodemanager.flux.bindings import BindingsMissing
-from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.flux.bootstrap import BootstrapError, keep_uuid, write_bootstrap
+from nodemanager.flux.existing import propose
 from nodemanager.ports import FluxError
 
 EXIT_OK = 0
@@ -61,7 +62,9 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
-    """Write what a stock Flux needs to be elastic."""
+    """Write what a stock Flux needs to be elastic, or say what to add to one that is there."""
+    if chosen.existing is not None:
+        return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
         print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
         return EXIT_USAGE
@@ -72,6 +75,18 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     print(written)
+    return EXIT_OK
+
+
+def _init_existing(site: Site, folder: Path) -> int:
+    try:
+        proposal = propose(site, folder.absolute())
+        cluster_uuid = keep_uuid(site)
+    except BootstrapError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(f"# Cluster {site.cluster}, {cluster_uuid}.")
+    print(proposal, end="")
     return EXIT_OK
 
 
@@ -154,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    parser.add_argument(
+        "--existing", metavar="DIR", help="for init: the configuration of an instance that is there"
+    )
     parser.add_argument(
         "--slots",
         nargs="+",

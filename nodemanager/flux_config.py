@@ -166,7 +166,7 @@ def redivided_text(text: str, division: Division, node_types: Iterable[NodeType]
     for made in new_tables(division, node_types):
         table = tomlkit.table()
         table.update(made)
-        table.add(tomlkit.nl())
+        table.add(tomlkit.nl())  # a blank line after it
         tables.append(table)
     ours = document.setdefault(OUR_TABLE, tomlkit.table(is_super_table=True))
     ours["slots"] = tomlkit.item(slots_table(division))

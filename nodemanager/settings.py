@@ -144,7 +144,11 @@ def _word_or_nothing(text: str) -> str:
 
 
 def _command(text: str) -> str:
-    shlex.split(text)  # raises ValueError, and says which quote is not closed
+    _require("\n" not in text)
+    try:
+        shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        raise ValueError from None
     return text
 
 
@@ -201,7 +205,7 @@ _Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _
 _Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, Written("a name without spaces", _word)]
 _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
-_Command = Annotated[str, Written("a command and its arguments", _command)]
+_Command = Annotated[str, Written("a command and its arguments, in one line", _command)]
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]

@@ -156,15 +156,24 @@ def _make_certificate(path: Path, name: str, flux: str) -> None:
 
 def _publish(site: Site, written: Path, output: Path) -> str:
     """Put the cluster's UUID and the folder in their places, or neither; return the UUID."""
-    file = uuid_file(site.state_dir)
     cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
-    made = _keep_uuid(file, cluster_uuid, known=bool(site.cluster_uuid))
+    made = _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
     try:
         written.rename(output)
     except OSError:
         if made:
-            file.unlink()
+            uuid_file(site.state_dir).unlink()
         raise
+    return cluster_uuid
+
+
+def keep_uuid(site: Site) -> str:
+    """The site's UUID, made and written to state_dir if it has none. Raises :class:`BootstrapError`."""
+    cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
+    try:
+        _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or site.state_dir}: {error.strerror}") from error
     return cluster_uuid
 
 
