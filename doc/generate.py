@@ -74,7 +74,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only.",
+        "Flux only. `flux`: nodes are jobs of an outer Flux instance, for an instance that runs inside it.",
+        "outer_uri": "For `flux`: leads to the outer instance. Not given: what `FLUX_URI` names.",
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS,
         "zones": FOR_PROVIDERS,

@@ -27,6 +27,7 @@ from nodemanager.config import Mode, Provider, Site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
+from nodemanager.flux.outer import OuterFlux
 from nodemanager.messages import Begin, Mailbox, ManagerMessage
 from nodemanager.model import Launch, NodeType
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch
@@ -177,6 +178,15 @@ def _cloud(site: Site, clock: Clock) -> CloudPort:
                 lambda launch, node_type: _user_data(site, launch, node_type),
                 clock,
                 boot_delay_s=site.cloud.boot_delay_s,
+            )
+        case Provider.FLUX:
+            return OuterFlux(
+                site.cloud.outer_uri,
+                site.cluster,
+                site.cluster_uuid,
+                lambda launch, node_type: _user_data(site, launch, node_type),
+                clock,
+                timeout_s=site.cloud.call_timeout_s,
             )
         case Provider.SIMULATED:
             # Refused by the config: nodes that do not exist cannot join an instance that does.

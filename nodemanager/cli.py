@@ -12,6 +12,7 @@ from nodemanager import app, logs
 from nodemanager import resize as resize_verb
 from nodemanager import slots as slot_verbs
 from nodemanager.config import ConfigError, Site, load_site, warnings
+from nodemanager.flux import expand as expand_verb
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, keep_uuid, write_bootstrap
 from nodemanager.flux.existing import propose
@@ -70,7 +71,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     _warn(site)
     try:
-        written = write_bootstrap(site, Path(chosen.output))
+        written = write_bootstrap(site, Path(chosen.output), nested=chosen.nested)
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
@@ -137,6 +138,27 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def expand(site: Site, chosen: argparse.Namespace) -> int:
+    """Give an instance that is a job of the enclosing Flux more nodes of that one, as another job."""
+    if not chosen.job or not chosen.nodes:
+        print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        site = app.identified(site)
+        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, app.SystemClock())
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except app.NotInitialised as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except (expand_verb.ExpandError, FluxError, BootstrapError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{job} brings {', '.join(slots_taken)}; flux cancel {job} takes them away again.")
+    return EXIT_OK
+
+
 def _warn(site: Site) -> None:
     for warning in warnings(site):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
@@ -148,6 +170,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "init": init,
     "slots": slots,
     "resize": resize,
+    "expand": expand,
 }
 
 
@@ -167,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         default="run",
         help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
     )
+    parser.add_argument("job", nargs="?", metavar="JOBID", help="for expand: the job that the instance runs as")
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
     parser.add_argument(

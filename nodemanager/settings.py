@@ -42,6 +42,7 @@ class Mode(StrEnum):
 class Provider(StrEnum):
     LOCAL = "local"
     SIMULATED = "simulated"
+    FLUX = "flux"  # nodes are jobs of an outer instance
 
 
 class Join(StrEnum):
@@ -253,6 +254,7 @@ class FluxSettings(Settings):
 
 class CloudSettings(Settings):
     provider: Annotated[Provider, _one_of(Provider)]
+    outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
     image: _OptionalWord = ""
     network: _OptionalWord = ""
     zones: _Words = ()

@@ -68,8 +68,10 @@ def find_flux(flux_command: str = "flux") -> str:
 # --- rank 0 -----------------------------------------------------------------------------------------------
 
 
-def write_bootstrap(site: Site, output: Path, flux_command: str = "flux") -> Bootstrap:
+def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nested: bool = False) -> Bootstrap:
     """Write ``conf.d/flux.toml``, ``curve.cert`` and the folders of rank 0 to ``output``, the UUID to state_dir.
+
+    ``nested``: rank 0 is to run as a job of an outer instance, which finds it by ``flux uri JOBID``.
 
     All or nothing; what exists is never overwritten. Raises :class:`BootstrapError`.
     """
@@ -89,7 +91,7 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux") -> Boo
         output=output,
         cluster_uuid=cluster_uuid,
         uri=uri,
-        start_command=start_command(site, output, flux),
+        start_command=nested_command(site, output, flux) if nested else start_command(site, output, flux),
         warnings=_mismatches(site, output, uri),
     )
 
@@ -104,6 +106,15 @@ def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ..
         f"-Srundir={output / 'run'}",
         f"-Slocal-uri={_uri(output)}",
     )
+
+
+def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """How rank 0 is submitted to the outer instance: it says where it listens, then becomes the broker."""
+    uri = _uri(output).replace("local://", "ssh://$(hostname)", 1)
+    broker = shlex.join(start_command(site, output, flux))
+    forget = "env -u FLUX_URI -u FLUX_JOB_ID -u FLUX_KVS_NAMESPACE"
+    script = f'{shlex.quote(flux)} job memo "$FLUX_JOB_ID" uri="{uri}" && exec {forget} {broker}'
+    return (flux, "submit", f"--job-name={site.cluster}", "-N1", "-n1", "sh", "-c", script)
 
 
 def _check(site: Site, output: Path) -> None:
