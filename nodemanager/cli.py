@@ -193,6 +193,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("job", nargs="?", metavar="JOBID", help="for expand: the job that the instance runs as")
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    parser.add_argument("--nested", action="store_true", help="for init: rank 0 is to be a job of an outer Flux")
+    parser.add_argument("-N", dest="nodes", type=int, metavar="COUNT", help="for expand: how many nodes")
     parser.add_argument(
         "--existing", metavar="DIR", help="for init: the configuration of an instance that is there"
     )

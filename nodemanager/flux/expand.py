@@ -12,6 +12,7 @@ from nodemanager.config import Site
 from nodemanager.flux import bindings, bootstrap, outer
 from nodemanager.flux.claim import owner_of
 from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.submission import read_id, submit, written_id
 from nodemanager.model import FluxRank, Launch, SlotName, TypeName
 from nodemanager.ports import Clock, FluxError
 
@@ -35,8 +36,8 @@ def expand(site: Site, job: str, count: int, clock: Clock) -> tuple[str, tuple[S
         user = {outer.USER_KEY: {"expands": inner, "slots": list(slots)}}
         command = ["/bin/sh", "-c", script(site, slots)]
         jobspec = outer.jobspec_of(_name(site), command, count, node_type, user=user)
-        made = outer.submit(handle, jobspec, timeout_s=TIMEOUT_S)
-    return str(bindings.part("flux.job").JobID(made).f58), slots
+        made = submit(handle, jobspec, timeout_s=TIMEOUT_S)
+    return written_id(made), slots
 
 
 def _name(site: Site) -> str:
@@ -54,8 +55,8 @@ def script(site: Site, slots: Sequence[SlotName]) -> str:
 
 def _running(handle: bindings.Handle, job: str) -> int:
     try:
-        job_id = int(bindings.part("flux.job").JobID(job))
-    except (ValueError, OSError) as error:
+        job_id = read_id(job)
+    except bindings.CallFailed as error:
         raise ExpandError(f'"{job}" is no job id') from error
     request = {"id": job_id, "attrs": ["state"]}
     try:

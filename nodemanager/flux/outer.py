@@ -1,7 +1,7 @@
 """Jobs of an outer Flux instance as nodes of ours: ``provider = flux``, and what ``expand`` submits.
 
-A node is a job of one task that runs a slot's user-data: the broker that joins the inner instance. Cancelling the job
-is its end. The job's name says whose cluster it is, its attribute ``user.node-manager`` which launch.
+A node is a job of one task that runs a slot's user-data: the broker that joins the inner instance. Its end is the
+job's cancel. The job's name says whose cluster it is, its attribute ``user.node-manager`` which launch.
 
 Payloads are those of flux-core's modules ``job-list``, ``job-info`` and ``job-manager``; a jobspec is RFC 25's, V1.
 """
@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from nodemanager.facts import FailureKind
-from nodemanager.flux.bindings import CallFailed, Handle, ask, close, connect, named, part
+from nodemanager.flux.bindings import CallFailed, Handle, ask, close, connect
 from nodemanager.flux.fields import list_at, object_at, seconds_at, text_at, whole_at
+from nodemanager.flux.submission import submit
 from nodemanager.model import (
     CloudNode,
     CloudState,
@@ -221,13 +222,6 @@ def jobspec_of(
             "user": dict(user),
         },
     }
-
-
-def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> int:
-    """Submit it; the job's id. Raises ``CallFailed``."""
-    with named("job submission"), part("flux.job").submit_async(handle, json.dumps(jobspec)) as future:
-        future.wait_for(timeout_s)
-        return int(future.get_id())
 
 
 def slots_of_jobs(handle: Handle, name: str, *, timeout_s: float) -> frozenset[SlotName]:

@@ -159,7 +159,7 @@ class Elastic:
         """Start another verb; what it prints is read from its output."""
         command = [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))]
         return psutil.Popen(
-            command, cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command, cwd=ROOT, env=without_flux(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
     def restart_head_when_it_ends(self) -> None:
@@ -177,7 +177,7 @@ class Elastic:
             text=True,
             timeout=VERB_WITHIN_S,
             cwd=ROOT,
-            env=_environment(),
+            env=without_flux(),
         )
         if ran.returncode != status:
             raise AssertionError(f"{arguments}: status {ran.returncode}: {ran.stderr}\n{self.said()}")
@@ -240,7 +240,7 @@ class Elastic:
             capture_output=True,
             text=True,
             timeout=END_WITHIN_S,
-            env=_environment() | {"FLUX_URI": self.site.flux.uri},
+            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
         )
         if check and ran.returncode != 0:
             raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
@@ -376,11 +376,11 @@ class Elastic:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env=_environment(),
+                env=without_flux(),
             )
 
 
-def _environment() -> dict[str, str]:
+def without_flux() -> dict[str, str]:
     """Ours, without what would lead into an instance that encloses us."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
 
