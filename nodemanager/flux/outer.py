@@ -79,12 +79,16 @@ class OuterFlux:
             try:
                 job_id = submit(handle, jobspec, timeout_s=self._timeout_s)
             except CallFailed as failure:
-                refused = failure.answered
-                raise CloudError(
-                    FailureKind.CONFIG if refused else FailureKind.AMBIGUOUS, str(failure)
-                ) from failure
-        self._identities[job_id] = identity
-        return CloudNode(ProviderId(str(job_id)), CloudState.PENDING, identity, self._clock.wall_at())
+                kind = FailureKind.CONFIG if failure.answered else FailureKind.AMBIGUOUS
+                raise CloudError(kind, str(failure)) from failure
+            self._identities[job_id] = identity
+            try:
+                # Answered once the list has the job, so that the next list will show it.
+                request = {"id": job_id, "attrs": _ATTRIBUTES}
+                listed = ask(handle, "job-list.list-id", request, timeout_s=self._timeout_s)["job"]
+            except CallFailed as failure:
+                raise CloudError(FailureKind.AMBIGUOUS, str(failure)) from failure
+        return self._node(listed)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         # The ended ones first: a job that ends in between is in both, and counts as ended.
@@ -95,7 +99,7 @@ class OuterFlux:
                 active = self._listed(handle, {"states": ["pending", "running"]}, 0.0)
                 jobs = {**active, **ended}
                 self._learn(handle, jobs)
-                nodes = tuple(self._node(job) for job in jobs.values())
+                nodes = tuple(self._node(jobs[job_id]) for job_id in sorted(jobs))
             except ValueError as fault:
                 raise CloudError(
                     FailureKind.TRANSIENT, f"the outer instance answers what cannot be read: {fault}"
@@ -104,6 +108,8 @@ class OuterFlux:
         return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
+        if not (provider_id.isascii() and provider_id.isdecimal()):
+            return  # no job was ever called so
         payload = {"id": int(provider_id), "type": "cancel", "severity": 0, "note": "flux-node-manager"}
         with self._handle() as handle:
             try:
