@@ -195,7 +195,8 @@ class _Loading:
 
     def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
         """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
-        if not (flux.bootstrap_dir / "conf.d").is_dir():
+        # Who may not read the instance's configuration, as a service of its own user, has the site's word for it.
+        if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
             return node_types
         try:
             file = ConfigFile.of(flux.bootstrap_dir)

@@ -19,7 +19,7 @@ from nodemanager.fleet import division
 from nodemanager.fleet.observe import observe
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.flux import bindings, kvs, retyping
-from nodemanager.flux.claim import Owner, owner_of
+from nodemanager.flux.claim import owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.retyping import Answer
@@ -101,8 +101,13 @@ class Instance:
             kvs.commit(handle, {retyping.WISH: retyping.encoded_wish(wish)}, timeout_s=TIMEOUT_S)
             deadline_s = time.monotonic() + ANSWER_WITHIN_S
             while (answer := _answer_to(handle, wish)) is None:
+                stands = retyping.read_wish(
+                    kvs.read(handle, [retyping.WISH], timeout_s=TIMEOUT_S).get(retyping.WISH)
+                )
+                if stands is not None and stands != wish:
+                    raise SlotsError("a later wish has taken the place of this one before it was answered")
                 owner = owner_of(handle, timeout_s=TIMEOUT_S)
-                if owner is None:
+                if owner is None and stands is not None:
                     self._act(wish)
                 elif time.monotonic() > deadline_s:
                     raise SlotsError(
@@ -139,18 +144,18 @@ class Instance:
         except SlotsUnchanged as unchanged:
             port.refuse_slots(wish, str(unchanged))
 
-    def owner(self) -> Owner | None:
-        with bindings.connection(self._site.flux.uri) as handle:
-            return owner_of(handle, timeout_s=TIMEOUT_S)
-
 
 def _answer_to(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
-    text = kvs.read(handle, [retyping.ANSWER], timeout_s=TIMEOUT_S).get(retyping.ANSWER)
+    text = _value(handle, retyping.ANSWER)
     try:
         answer = retyping.decoded_answer(text) if text is not None else None
     except ValueError as fault:
         raise FluxError(f"the answer at KVS key {retyping.ANSWER} cannot be read: {fault}") from fault
     return answer if answer is not None and answer.wish_id == wish.id else None
+
+
+def _value(handle: bindings.Handle, key: str) -> str | None:
+    return kvs.read(handle, [key], timeout_s=TIMEOUT_S).get(key)
 
 
 def rows_of(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> list[Row]:

@@ -268,11 +268,7 @@ class RealFluxPort:
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
-        text = self._read([retyping.WISH]).get(retyping.WISH)
-        try:
-            return retyping.decoded_wish(text) if text is not None else None
-        except ValueError:
-            return None  # nobody of ours wrote it, and nobody waits for an answer
+        return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         self._must_act()

@@ -111,6 +111,14 @@ def decoded_wish(text: str) -> SlotsWish:
     )
 
 
+def read_wish(text: str | None) -> SlotsWish | None:
+    """None where there is none, or one that cannot be read: nobody of ours wrote that, nor waits for an answer."""
+    try:
+        return decoded_wish(text) if text is not None else None
+    except ValueError:
+        return None
+
+
 def encoded_answer(answer: Answer) -> str:
     return json.dumps({"id": answer.wish_id, "moves": dict(answer.moves), "why": answer.why}, sort_keys=True)
 
@@ -167,13 +175,19 @@ class Retyping:
             if not failure.answered:
                 raise
             # Refused before anything was unloaded: the file goes back to what the instance has.
-            self.file().write(before)
+            self._put_back(before)
             self._undrain(self._drained_by_us())
             self.calls.commit({MARKER: None})
             raise SlotsUnchanged(f"the instance does not take the configuration: {failure}") from failure
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
         self._answer(answer)
+
+    def _put_back(self, text: str) -> None:
+        try:
+            self.file().write(text)
+        except FluxConfigError as error:
+            raise FluxError(str(error)) from error
 
     def _prepared(self, moves: Division) -> str:
         """Have the slots drained and the file written; its former text. Whatever is in the way changes nothing."""
@@ -202,11 +216,20 @@ class Retyping:
         self._load_config()
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
+        # The file says what the instance has now: it may have been put back before the marker was cleared.
+        division = self._division_of_file()
+        if any(division.get(slot) != name for slot, name in answer.moves.items()):
+            answer = Answer(answer.wish_id, {}, "the instance does not take the configuration")
         self._answer(answer)
         return True
 
     def _answer(self, answer: Answer) -> None:
-        self.calls.commit({MARKER: None, WISH: None, ANSWER: encoded_answer(answer)})
+        changes: dict[str, str | None] = {MARKER: None, ANSWER: encoded_answer(answer)}
+        # A later wish, put in its place meanwhile, is not answered by this.
+        wish = read_wish(self.calls.read([WISH]).get(WISH))
+        if wish is not None and wish.id == answer.wish_id:
+            changes[WISH] = None
+        self.calls.commit(changes)
 
     # --- before ---
 
@@ -239,6 +262,12 @@ class Retyping:
             raise SlotsUnchanged(f"{file.path} would declare less for {lacking[0]} than a job holds there")
         file.write(redivided_text(file.text(), division, self.node_types))
 
+    def _division_of_file(self) -> dict[SlotName, TypeName]:
+        try:
+            return self._division(self.file().read())
+        except FluxConfigError as error:
+            raise FluxError(str(error)) from error
+
     def _division(self, config: Mapping[str, Any]) -> dict[SlotName, TypeName]:
         """The file's; where it is from before it said so, the site's."""
         return division_in(config) or {
@@ -249,8 +278,8 @@ class Retyping:
 
     def _load_config(self) -> None:
         """Give the running configuration the file's division: what else was edited there waits for its restart."""
+        division = self._division_of_file()
         try:
-            division = self._division(self.file().read())
             config = redivided(self.calls.ask("config.get"), division, self.node_types)
         except FluxConfigError as error:
             raise FluxError(str(error)) from error

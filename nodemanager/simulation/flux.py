@@ -290,6 +290,23 @@ class SimulatedFlux:
             self._lose_followers("rank 0 has stopped")
             self._world.after(down_s, lambda: self._come_back(rejoin_s))
 
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
+        """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
+        with self._world.lock:
+            if self._down:
+                return
+            self.restart(down_s, rejoin_s)
+            for slot, type_name in added.items():
+                rank = Rank(max(self._rank_of.values()) + 1)
+                of_type = self._types[type_name]
+                self._rank_of[slot], self._type_of[slot] = rank, type_name
+                self._pool.add(Room(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
+                self._ranks.add(rank, slot)
+
+    @property
+    def rank_of(self) -> Mapping[SlotName, Rank]:
+        return dict(self._rank_of)
+
     def _come_back(self, rejoin_s: float) -> None:
         self._down = False
         self._ranks.start()

@@ -37,6 +37,11 @@ class Pool:
             self.generation += 1
         self.rooms[rank].up = up
 
+    def add(self, room: Room) -> None:
+        self.rooms[room.rank] = room
+        self._eligible = {"": tuple(self.rooms.values())}
+        self.generation += 1
+
     def retype(self, rank: int, cores: int, gpus: int, properties: frozenset[str]) -> None:
         """Declare anew what a rank has. Nobody may hold anything of it."""
         self.rooms[rank].declare(cores, gpus, properties)

@@ -102,6 +102,10 @@ class Ranks:
         """Say what R is, as the resource module does when it is loaded."""
         self._post("resource-define", {"method": "configuration"}, self._declared_R())
 
+    def add(self, rank: int, host: str) -> None:
+        """A placeholder more, from the next start on."""
+        self._brokers[rank] = _Broker(rank, host)
+
     def _move(self, broker: _Broker, overlay: Overlay) -> None:
         broker.overlay = overlay
         broker.since_s = self._world.now_s

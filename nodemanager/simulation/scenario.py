@@ -149,7 +149,7 @@ class Scenario:
         self.provider = SimulatedProvider(
             self.world, CloudFaults(), on_boot=self.flux.node_booted, on_end=self.flux.node_ended
         )
-        self.rules = Rules(self.flux, self.provider, self.policy, {slot.name: slot.rank for slot in SLOTS})
+        self.rules = Rules(self.flux, self.provider, self.policy)
         self.published: Published | None = None
         self._process: _Process | None = None
 
@@ -243,6 +243,7 @@ class Scenario:
         self._now_and_then(1200.0, self._jump)
         self.flux.faults.p_half_changed = 0.3 * draw()
         self._now_and_then(400.0, self._wish_slots)
+        self._now_and_then(2400.0, self._resize)
 
     def _now_and_then(self, every_s: float, happen: Callable[[], None]) -> None:
         at_s = self._draws.expovariate(1 / every_s)
@@ -263,6 +264,13 @@ class Scenario:
         ]
         if standing:
             self.provider.kill(self._draws.choice(standing))
+
+    def _resize(self) -> None:
+        """Somebody gives a type two slots more, for which rank 0 restarts."""
+        type_name = self._draws.choice([node_type.name for node_type in NODE_TYPES])
+        size = len(self.flux.rank_of)
+        added = {SlotName(f"more{size + number}"): type_name for number in (1, 2)}
+        self.flux.resize(added, down_s=self._draws.uniform(1.0, 30.0))
 
     def _wish_slots(self) -> None:
         """Somebody wants two types to share their slots otherwise."""
