@@ -123,36 +123,52 @@ def resize(site: Site, resizing: Resizing, say: Callable[[str], None], *, force:
     """
     try:
         with bindings.connection(site.flux.uri) as handle:
-            stop = _Stop(handle, site, say)
-            stop.check(force=force)
-            try:
-                resizing.file.write(resizing.text)
-            except FluxConfigError as error:
-                stop.undo()
-                raise ResizeError(str(error)) from error
-            stop.go()
-    except FluxError as error:
+            _restart(_Stop(handle, site, resizing.file, say), resizing, force=force)
+    except (FluxError, FluxConfigError) as error:
         raise ResizeError(f"rank 0 cannot be restarted: {error}") from error
     _await(site, resizing.size)
+
+
+def _restart(stop: _Stop, resizing: Resizing, *, force: bool) -> None:
+    """Up to the moment at which rank 0 is told to end, whatever goes wrong leaves all as it was."""
+    before = resizing.file.text()
+    stop.check_instance()
+    try:
+        stop.check_jobs(force=force)
+        resizing.file.write(resizing.text)
+        stop.go()
+    except (FluxError, FluxConfigError, ResizeError):
+        resizing.file.write(before)
+        stop.undo()
+        raise
 
 
 class _Stop:
     """Rank 0's end, begun by taking its scheduler away: from then on no job starts that would not survive it."""
 
-    def __init__(self, handle: bindings.Handle, site: Site, say: Callable[[str], None]) -> None:
+    def __init__(self, handle: bindings.Handle, site: Site, file: ConfigFile, say: Callable[[str], None]) -> None:
         self._handle = handle
         self._site = site
+        self._file = file
         self._say = say
         self._unloaded: list[str] = []
 
-    def check(self, *, force: bool) -> None:
+    def check_instance(self) -> None:
+        """The file must be that of the instance which is to restart."""
+        running = bindings.ask(self._handle, "config.get", timeout_s=TIMEOUT_S)
+        if hosts_of(running) != hosts_of(self._file.read()):
+            raise ResizeError(
+                f"{self._file.path} has another bootstrap table than the instance at {self._site.flux.uri}:"
+                " bootstrap_dir is not its configuration, or was edited since rank 0 began"
+            )
+
+    def check_jobs(self, *, force: bool) -> None:
         active = self._active()
         if active[0] and not force:
             raise ResizeError(_refused(active[0]))
         self._unload()
         running, pending = self._active()
         if running and not force:
-            self.undo()
             raise ResizeError(_refused(running))
         self._say(f"Rank 0 restarts now: {running} running jobs end, {pending} waiting jobs stay.")
 
@@ -191,7 +207,7 @@ def _run(command: str) -> None:
     try:
         subprocess.run(shlex.split(command), check=True, timeout=RESTART_WITHIN_S)  # noqa: S603 - the site's own
     except (OSError, subprocess.SubprocessError) as error:
-        raise ResizeError(f"restart_command = {command}: {error}; the longer table is written already") from error
+        raise ResizeError(f"restart_command = {command}: {error}; all is as it was") from error
 
 
 def _await(site: Site, size: int) -> None:

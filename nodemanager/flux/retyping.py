@@ -30,6 +30,7 @@ from nodemanager.flux_config import (
     Division,
     FluxConfigError,
     division_in,
+    hosts_of,
     redivided,
     redivided_text,
     units_missing,
@@ -255,6 +256,10 @@ class Retyping:
     def _write_file(self, moves: Division) -> None:
         file = self.file()
         config = file.read()
+        if hosts_of(config) != hosts_of(self.calls.ask("config.get")):
+            raise SlotsUnchanged(
+                f"{file.path} has another bootstrap table than this instance: is it its configuration?"
+            )
         division = self._division(config) | dict(moves)
         held = held_units(self.calls.ask("resource.status"), self.calls.ask("sched.resource-status"))
         lacking = units_missing(redivided(config, division, self.node_types), held)
