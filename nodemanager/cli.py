@@ -44,7 +44,10 @@ EXIT_INTERRUPTED = 130  # as shells have it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.subject is not None and chosen.verb not in SUBJECTS:
+        parser.error(f"{chosen.verb} takes no argument: {chosen.subject}")
     try:
         # Who lets nodes in is not to know what the cloud asks for.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
@@ -256,12 +259,12 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
 
 def expand(site: Site, chosen: argparse.Namespace) -> int:
     """Give an instance that is a job of the enclosing Flux more nodes of that one, as another job."""
-    if not chosen.job or not chosen.nodes:
+    if not chosen.subject or not chosen.nodes:
         print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
         return EXIT_USAGE
     try:
         site = app.identified(site)
-        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, app.SystemClock())
+        job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, app.SystemClock())
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -293,6 +296,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resize": resize,
     "expand": expand,
 }
+SUBJECTS: Mapping[str, str] = {"simulate": "WORKLOAD", "expand": "JOBID"}  # what these verbs are about
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
 ROTATED = """\
@@ -318,7 +322,12 @@ def _parser() -> argparse.ArgumentParser:
         default="run",
         help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
     )
-    parser.add_argument("job", nargs="?", metavar="JOBID", help="for expand: the job that the instance runs as")
+    parser.add_argument(
+        "subject",
+        nargs="?",
+        metavar=" | ".join(SUBJECTS.values()),
+        help="for simulate: a trace, a history, or a model (doc/what-if.md); for expand: the instance's job",
+    )
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
     parser.add_argument(
