@@ -400,7 +400,7 @@ slots = head
     faults = faults_of(tmp_path, text)
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
-        ": [Cloud] provider: must be given: local or simulated",
+        ": [Cloud] provider: must be given: local or simulated or flux",
         ":1: stray: this must stand in a section",
         ":4: [Site] state_dir: the environment variable NOWHERE is not set",
         ":7: [Limits] nodes_max: this key is given at line 6 already",
