@@ -141,7 +141,7 @@ def test_expand_brings_nodes_and_its_cancel_takes_them_away(nested: Nested) -> N
 
     nested.outer.run("cancel", said.split()[0])
     eventually("both have left", lambda: nested.online() == [0], WITHIN_S)
-    assert nested.outer_jobs() == ["inner"]
+    eventually("only the inner instance runs there", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
 
 
 def test_with_provider_flux_it_grows_and_shrinks_by_itself(nested: Nested) -> None:
