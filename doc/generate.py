@@ -19,8 +19,10 @@ from nodemanager import model
 from nodemanager.fleet import lifecycle
 from nodemanager.notation import format_fsd
 from nodemanager.settings import (
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
+    JoinSettings,
     Limits,
     NodeSettings,
     Policy,
@@ -41,6 +43,8 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Limits": Limits,
     "Timing": Timing,
     "Policy": Policy,
+    "Join": JoinSettings,
+    "Budget": BudgetSettings,
     "Web": WebSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
@@ -67,14 +71,18 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "bound as it is; for any other, rank 0 listens on all interfaces.",
         "port": "The TCP port on which rank 0 waits for nodes.",
         "join": "How a node comes by the bootstrap. `directory`: it reads `bootstrap_dir`, on a file system that "
-        "it shares with rank 0.",
+        "it shares with rank 0. `service`: it redeems a ticket at the join service ([joining.md](joining.md)).",
         "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
         "`flux` in `state_dir`.",
         "head_cores": "What is declared for rank 0, which runs no jobs.",
+        "restart_command": "By which `resize` restarts rank 0, such as `systemctl restart flux`; it runs without a "
+        "shell. Not given: `resize` ends rank 0, and waits for whoever supervises it to start it again.",
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md).",
+        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of an "
+        "outer Flux instance, for an instance that runs inside it.",
+        "outer_uri": "For `flux`: leads to the outer instance. Not given: what `FLUX_URI` names.",
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
         "zones": FOR_PROVIDERS + " `ec2` and `gce` try them in their order (for `ec2`, unless given, those of "
@@ -124,7 +132,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "create_grace": "For so long a node must be missing, beside `absences`, before its create is taken to "
         "have never happened.",
         "absences": "Lists in a row that must lack a node before its absence counts.",
-        "manager_silence_max": NOT_YET,
+        "manager_silence_max": "With `join = service`: how long a node hears of no manager before it ends itself, "
+        "once no job runs there.",
     },
     "Policy": {
         "idle_confirmations": "Looks in a row that must find a node idle before it may go.",
@@ -150,12 +159,53 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "jobs_shown_to": "Whom the list of jobs is shown, and why each waits. `owner`: who uses the socket or has "
         "the token; others see counts. `everybody`: everybody.",
     },
+    "Join": {
+        "listen": "Where the join service listens. Not given, and rank 0 on a loopback address: there.",
+        "addresses": "Where nodes look for it, tried in turn. Not given: `head_address`, and the port of `listen`.",
+        "material_dir": "Keys, certificates, and what the manager and the service leave for each other. Relative "
+        "to the file's folder; not given: `join` in `state_dir`.",
+        "flux_version": "What nodes must have, exactly. Not given: that of the `flux` on the service's PATH.",
+        "check_source": "Whether a ticket is taken only from an address that the provider shows for its node. Not "
+        "with NAT in between.",
+        "destroy_on_replay": "Whether a node whose ticket was shown by two is drained and destroyed, once idle. "
+        "It is an error in the log in any case.",
+        "renew": "How often a node asks whether its slot is still its own: so late it hears of new addresses.",
+        "requests_per_s": "What one source address may ask in the long run. Raise it where many nodes share one.",
+        "requests_burst": "How many of them may come together.",
+        "client": "The path of flux-node-join in the nodes' image. Not given: it is fetched from the service.",
+        "flux": "The nodes' flux: a name on their PATH, or a path.",
+        "node_user": "Who runs the broker on a node; must have the uid that owns the instance. Not given: whoever "
+        "runs the user-data.",
+        "node_dir": "Where a node keeps what it was given. For `local`, unless given, `flux-node-join` in the "
+        "folder in which it begins.",
+        "hosts_file": "Where slot names and their addresses are written. For `local`, unless given, `hosts` in "
+        "that folder.",
+        "poweroff": "How a node ends itself. For `local`, unless given, it kills its own init.",
+        "systemd": "Whether a node's systemd, where it runs one, keeps the client running, across reboots too. "
+        "For `local`, unless given, no.",
+    },
+    "Budget": {
+        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
+        "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
+        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "per_month": "The same for a calendar month (UTC).",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
+        "is bought for that user.",
+        "user_per_month": "The same for a calendar month.",
+        "queue_per_day": "The same for each queue, in a day.",
+        "queue_per_month": "The same for each queue, in a calendar month.",
+    },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",
         "seed": "Of all that is drawn.",
         "workload": "What is submitted. There is one, `builtin`; it repeats every two simulated hours.",
         "boot_delay": "How long a node takes to boot, a fifth more or less.",
         "stop_delay": "How long a node takes to end, a fifth more or less.",
+        "boot_failures": "For `simulate`: the share of nodes that end instead of joining.",
+        "spot_reclaims_per_hour": "For `simulate`: how often an hour the provider takes a spot node back; its jobs "
+        "begin anew.",
+        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as "
+        "many as are asked for.",
     },
     "Node NAME": {
         "size": "The provider's own name for the type. Not given: NAME.",

@@ -20,17 +20,21 @@ import structlog
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
+from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import ConfigError, Mode, Site, load_site, uuid_file
+from nodemanager.config import ConfigError, Join, Mode, Site, load_site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
 from nodemanager.front import Front
+from nodemanager.join import user_data as join_user_data
+from nodemanager.join.exchange import FileExchange, Folder
 from nodemanager.messages import Begin, Mailbox, ManagerMessage, UsePolicy
-from nodemanager.model import Launch, NodeType
-from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch
+from nodemanager.model import Launch
+from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
 from nodemanager.reload import needs_restart
 from nodemanager.simulation.embedded import embedded
 from nodemanager.web.control import ReloadRefused
@@ -51,6 +55,7 @@ class Outside:
     cloud: Callable[[], CloudPort]
     watch: FluxWatch
     close: Callable[[], None]
+    join: Callable[[], JoinPort] | None = None  # None where nodes join without a service
 
 
 class SystemClock:
@@ -99,6 +104,7 @@ def wire(
             flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
             lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
             cloud=[spawn(CloudWorker, outside.cloud(), manager, fate) for _ in range(policy.calls_in_flight_max)],
+            join=spawn(JoinClerk, outside.join(), manager, fate) if outside.join is not None else None,
         )
     )
     return manager
@@ -131,9 +137,11 @@ def policy_of(site: Site) -> Policy:
         queue_policy=site.policy.queue_policy,
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
+        budgets=site.budget.limits,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,
+        destroy_on_replay=site.join.destroy_on_replay,
     )
 
 
@@ -154,17 +162,28 @@ def identified(site: Site) -> Site:
 
 
 def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
-    """The adapters that the site names. ``status`` is what Flux's users are answered who ask for it."""
+    """The adapters that the site names. Raises ``UserDataError`` where nodes are to join and cannot.
+
+    ``status`` is what Flux's users are answered who ask for it.
+    """
     if site.flux.simulated:
         return _embedded(site)
     # Flux's bindings are looked for only where a real instance is meant.
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
     clock = SystemClock()
-    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, status=status)
+    flux = RealFlux(
+        site.flux.uri,
+        site.cluster_uuid,
+        clock,
+        folder=site.flux.bootstrap_dir,
+        node_types=site.node_types,
+        status=status,
+    )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
-    cloud = cloud_factory(site, lambda launch, node_type: _user_data(site, launch, node_type), clock)
-    return Outside(clock, flux.port, cloud, watch, flux.close)
+    cloud = cloud_factory(site, _user_data(site), clock)
+    join = _exchange(site) if site.flux.join is Join.SERVICE else None
+    return Outside(clock, flux.port, cloud, watch, flux.close, join)
 
 
 def _embedded(site: Site) -> Outside:
@@ -172,8 +191,19 @@ def _embedded(site: Site) -> Outside:
     return Outside(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
 
 
-def _user_data(site: Site, launch: Launch, node_type: NodeType) -> str:
-    del node_type
+def _exchange(site: Site) -> Callable[[], JoinPort]:
+    return lambda: FileExchange(Folder(site.join.material_dir))
+
+
+def _user_data(site: Site) -> UserData:
+    """What each node runs at boot."""
+    if site.flux.join is Join.SERVICE:
+        scripts = join_user_data.UserData(site)
+        return lambda launch, _: scripts(launch.id)
+    return lambda launch, _: _script_of(site, launch)
+
+
+def _script_of(site: Site, launch: Launch) -> str:
     try:
         return bootstrap.user_data(site, launch.slot)
     except bootstrap.BootstrapError as error:

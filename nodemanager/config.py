@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -16,14 +16,17 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
+from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
     NAME,
     NAME_ALLOWED,
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     Join,
+    JoinSettings,
     Limits,
     Mode,
     NodeSettings,
@@ -41,7 +44,29 @@ __all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_sit
 
 _NODE = "Node "
 _LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
-_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Web", "Simulation")
+_SECTIONS = (
+    "Site",
+    "Flux",
+    "Cloud",
+    credentials.SECTION,
+    "Limits",
+    "Timing",
+    "Policy",
+    "Join",
+    "Budget",
+    "Web",
+    "Simulation",
+)
+
+# A local node shares this machine with others and with us: what it may write and end is its own.
+_LOCAL_NODE: Mapping[str, object] = MappingProxyType(
+    {
+        "node_dir": Path("flux-node-join"),
+        "hosts_file": Path("hosts"),
+        "poweroff": 'kill -KILL "$FLUX_NODE_JOIN_PARENT"',
+        "systemd": False,
+    }
+)
 
 _S = TypeVar("_S", bound=Settings)
 
@@ -69,6 +94,8 @@ class Site:
     limits: Limits
     timing: Timing
     policy: Policy
+    join: JoinSettings
+    budget: BudgetSettings
     web: WebSettings
     simulation: Simulation
     node_types: tuple[NodeType, ...]
@@ -86,13 +113,25 @@ def uuid_file(state_dir: Path) -> Path:
     return state_dir / "cluster-uuid"
 
 
-def load_site(path: str | Path, environment: Mapping[str, str] | None = None) -> Site:
-    """Read a site; raises :class:`ConfigError` with every fault. ``environment`` is the process's unless given."""
+def load_site(
+    path: str | Path, environment: Mapping[str, str] | None = None, *, with_credentials: bool = True
+) -> Site:
+    """Read a site; raises :class:`ConfigError` with every fault. ``environment`` is the process's unless given.
+
+    Without credentials their section is passed over, its variables and files unread: for a process that is not
+    to know them.
+    """
     file = Path(path)
     document = read_ini(file, os.environ if environment is None else environment, [credentials.SECTION])
     if document.faults and not document.sections:
         raise ConfigError(document.faults)
-    return _Loading(document).site()
+    return _Loading(document if with_credentials else _without_credentials(document)).site()
+
+
+def _without_credentials(document: Document) -> Document:
+    sections = {name: section for name, section in document.sections.items() if name != credentials.SECTION}
+    faults = tuple(fault for fault in document.faults if fault.section != credentials.SECTION)
+    return replace(document, sections=sections, faults=faults)
 
 
 class _Loading:
@@ -111,6 +150,8 @@ class _Loading:
         limits = self._section("Limits", Limits)
         timing = self._section("Timing", Timing)
         policy = self._section("Policy", Policy)
+        join = self._section("Join", JoinSettings)
+        budget = self._section("Budget", BudgetSettings)
         web = self._section("Web", WebSettings)
         simulation = self._section("Simulation", Simulation)
         nodes = self._nodes()
@@ -123,7 +164,13 @@ class _Loading:
         )
         if cloud:
             self._faults += _of_the_provider(self._document, cloud, nodes)
-        if self._faults or not (site and flux and cloud and limits and timing and policy and web and simulation):
+        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
+        flux = self._completed(flux, state_dir) if flux else None
+        if flux and not flux.simulated:
+            node_types = self._divided(node_types, flux)
+        if self._faults or not (
+            site and flux and cloud and limits and timing and policy and join and budget and web and simulation
+        ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
             path=self._document.file,
@@ -131,15 +178,17 @@ class _Loading:
             cluster_uuid=cluster_uuid,
             state_dir=state_dir,
             mode=site.mode,
-            flux=self._completed(flux, state_dir),
+            flux=flux,
             cloud=cloud,
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
             policy=policy,
+            join=self._joining(join, flux, cloud, state_dir),
+            budget=budget,
             web=self._web(web, state_dir),
             simulation=simulation,
-            node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
+            node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
         )
@@ -205,6 +254,46 @@ class _Loading:
         folder = self._folder if "token_file" in web.model_fields_set else state_dir
         return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
 
+    def _joining(
+        self, join: JoinSettings, flux: FluxSettings, cloud: CloudSettings, state_dir: Path
+    ) -> JoinSettings:
+        """The section with what it leaves open: addresses by those of rank 0, a node's own by the provider."""
+        given = join.model_fields_set
+        port = join.listen.rpartition(":")[2]
+        loopback = flux.head_address.startswith("127.") or flux.head_address == "localhost"
+        folder = self._folder if "material_dir" in given else state_dir
+        completed: dict[str, object] = {"material_dir": _absolute(folder / join.material_dir)}
+        if "listen" not in given and loopback:
+            completed["listen"] = f"127.0.0.1:{port}"
+        if not join.addresses and flux.head_address:
+            completed["addresses"] = (f"{flux.head_address}:{port}",)
+        if cloud.provider is Provider.LOCAL:
+            completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
+        return join.model_copy(update=completed)
+
+    def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
+        """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
+        # Who may not read the instance's configuration, as a service of its own user, has the site's word for it.
+        if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
+            return node_types
+        try:
+            file = ConfigFile.of(flux.bootstrap_dir)
+            division = division_in(file.read())
+        except FluxConfigError as error:
+            self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
+            return node_types
+        unknown = set(division.values()) - {node_type.name for node_type in node_types}
+        if unknown and node_types:
+            name = min(unknown)
+            self._faults.append(
+                Fault(file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another")
+            )
+        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
+        return tuple(
+            replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
+            for node_type in node_types
+        )
+
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))
 
@@ -256,11 +345,8 @@ def _contradictions(
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
-    if flux and not flux.simulated:
-        if not flux.head_address:
-            yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
-        if cloud and cloud.provider is Provider.SIMULATED:
-            yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+    if flux:
+        yield from _contradictions_of_outside(document, flux, cloud)
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
     if timing and timing.settle_s > timing.settle_max_s:
@@ -273,6 +359,17 @@ def _contradictions(
             if slot in taken:
                 yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
             taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+def _contradictions_of_outside(
+    document: Document, flux: FluxSettings, cloud: CloudSettings | None
+) -> Iterator[Fault]:
+    if flux.simulated and flux.join is Join.SERVICE:
+        yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
+    if not flux.simulated and not flux.head_address:
+        yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
+    if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
+        yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
 
 
 def _of_the_provider(

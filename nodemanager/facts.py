@@ -15,11 +15,13 @@ from nodemanager.model import (
     FluxRank,
     Job,
     JobId,
+    JoinPhase,
     Launch,
     LaunchId,
     Leftover,
     Mark,
     ProviderId,
+    SlotsWish,
     Steering,
     UnreadableJob,
 )
@@ -65,11 +67,31 @@ class RanksStirred:
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """All ranks but the leader, from one look; and how many jobs the instance remembers as ended."""
+    """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
+
+    ``jobs_ended``: how many jobs the instance remembers as ended.
+    """
 
     started_s: float
     ranks: tuple[FluxRank, ...]
+    wish: SlotsWish | None = None
     jobs_ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsChanged:
+    """The slots were divided anew as it was wished; ``ranks`` is a look begun after that."""
+
+    wish_id: str
+    started_s: float
+    ranks: tuple[FluxRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRefused:
+    """A wish was answered with the reason why nothing was changed."""
+
+    wish_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +255,26 @@ class CloudCallFailed:
     retry_after_s: float = 0.0
 
 
+# --- from the join service --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReported:
+    """What a node said of its joining, or the join service of its ticket."""
+
+    launch: LaunchId
+    phase: JoinPhase
+    detail: str
+    reported_at: float
+
+
 FluxFact = (
     QueueSeen
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | SlotsChanged
+    | SlotsRefused
     | FluxUnreachable
     | ClaimHeld
     | ClaimRefused
@@ -253,4 +290,4 @@ FluxFact = (
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | OperatorFact
+Fact = FluxFact | CloudFact | OperatorFact | NodeReported

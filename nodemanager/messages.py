@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
 from nodemanager.fleet.policy import Policy
-from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, SweepCloud
+from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, PostRoster, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
 
@@ -30,6 +30,7 @@ class Begin:
     flux: Mailbox[FluxOrder]
     lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
+    join: Mailbox[PostRoster] | None = None  # None where nodes join without a service
 
 
 @dataclass(frozen=True, slots=True)

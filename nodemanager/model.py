@@ -76,6 +76,14 @@ class Slot:
     type_name: TypeName
 
 
+@dataclass(frozen=True, slots=True)
+class SlotsWish:
+    """How many slots the named types are to have, as somebody asked for it. It lies in the KVS until answered."""
+
+    id: str
+    counts: Mapping[TypeName, int]
+
+
 # --- what jobs ask for ------------------------------------------------------------------------------------
 
 
@@ -173,6 +181,7 @@ class Job:
     # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
     holds: tuple[Holding, ...] = ()
     ends_at: float | None = None
+    began_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +291,7 @@ class FluxRank:
     torpid: bool = False
     excluded: bool = False
     overlay: Overlay = Overlay.OFFLINE
+    type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
     # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
     last_job_ended_at: float | None = None
 
@@ -301,6 +311,35 @@ class Launch:
     client_token: str
     requested_at: float
     zone: str = ""  # where in the provider it is made; "" leaves it to the provider
+
+
+class JoinPhase(StrEnum):
+    """How far a node has come on its way into the instance, as it says itself."""
+
+    REDEEMED = "redeemed"  # its ticket was taken
+    STARTED = "started"  # its broker was started
+    ENDED = "ended"  # its broker ended, and is started again
+    FAILED = "failed"  # it cannot join as it is, and does not try again
+    REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
+
+
+@dataclass(frozen=True, slots=True)
+class RosterEntry:
+    """A launch, as the join service needs to know it.
+
+    ``redeemable_until_at``: until when its ticket is taken, 0 for a node that does not have to join any more.
+    ``may_start``: whether its broker may be started; not once its node is being stopped.
+    """
+
+    launch: LaunchId
+    slot: SlotName
+    redeemable_until_at: float
+    may_start: bool
+    online: bool
+    addresses: tuple[str, ...] = ()
+
+
+Roster = tuple[RosterEntry, ...]  # every launch that holds a slot
 
 
 class NodeState(StrEnum):

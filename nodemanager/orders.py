@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason, Steering
+from nodemanager.model import (
+    JobId,
+    Launch,
+    LaunchId,
+    NodeType,
+    ProviderId,
+    Rank,
+    Reason,
+    Roster,
+    SlotName,
+    SlotsWish,
+    Steering,
+    TypeName,
+)
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -86,6 +99,23 @@ class ShowOnJobs:
     texts: Mapping[JobId, str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeSlots:
+    """Divide the slots anew: each of ``moves`` becomes a slot of that type."""
+
+    wish: SlotsWish
+    moves: Mapping[SlotName, TypeName]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSlots:
+    """Answer a wish that cannot be fulfilled now."""
+
+    wish: SlotsWish
+    reason: Reason
+
+
 # --- to the cloud -----------------------------------------------------------------------------------------
 
 
@@ -116,6 +146,18 @@ class DestroyNode:
     reason: Reason
 
 
+# --- to the join service ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PostRoster:
+    """Let the join service know who holds a slot. Given at every plan; it is also our sign of life."""
+
+    now_s: float
+    wall_at: float
+    roster: Roster
+
+
 # --- in a plan --------------------------------------------------------------------------------------------
 
 
@@ -139,5 +181,7 @@ FluxOrder = (
     | EndLease
     | KeepSteering
     | ShowOnJobs
+    | ChangeSlots
+    | RefuseSlots
 )
 CloudOrder = CreateNode | DestroyNode

@@ -10,8 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, QueueProbed, QueueSeen, RanksStirred
-from nodemanager.model import CloudNode, FluxRank, JobId, Launch, Leftover, NodeType, ProviderId, Rank, Steering
+from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    JobId,
+    Launch,
+    Leftover,
+    NodeType,
+    ProviderId,
+    Rank,
+    Roster,
+    SlotName,
+    SlotsWish,
+    Steering,
+    TypeName,
+)
 
 
 class CloudError(Exception):
@@ -30,6 +44,14 @@ class FluxError(Exception):
 
 class NotTheActor(FluxError):
     """Another manager holds the name, or ours is no longer held: nothing may be changed."""
+
+
+class JoinError(Exception):
+    """What the join service is to know could not be handed over, or what it knows not be read."""
+
+
+class SlotsUnchanged(FluxError):
+    """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
 
 
 class Clock(Protocol):
@@ -76,8 +98,8 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs) first
-    make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
+    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -137,6 +159,32 @@ class FluxPort(Protocol):
         """Tell the rank's broker to end in good order. One that is offline is no error."""
         ...
 
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        """End a change of the slots that was begun and not ended; True if there was one.
+
+        To be called after a claim and before anything else: until then the instance may have no scheduler.
+        """
+        ...
+
+    def slots_wish(self) -> SlotsWish | None:
+        """What somebody wishes of the division of the slots and has no answer to yet."""
+        ...
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        """Give slots other types, jobs running, and answer the wish.
+
+        On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
+        raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
+        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        """
+        ...
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        """Answer a wish with why it is not fulfilled. One that is answered already is no error."""
+        ...
+
 
 QueueListener = Callable[[QueueSeen | QueueProbed | RanksStirred], None]
 
@@ -151,3 +199,18 @@ class FluxWatch(Protocol):
     def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None: ...
 
     def stop(self) -> None: ...
+
+
+class JoinPort(Protocol):
+    """What the manager and the join service leave for each other. An object belongs to one thread."""
+
+    def post(self, roster: Roster, wall_at: float) -> None:
+        """Let the service know who holds a slot, and that a manager lives. Whole or not at all.
+
+        Raises ``JoinError``.
+        """
+        ...
+
+    def reports(self) -> tuple[NodeReported, ...]:
+        """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
+        ...

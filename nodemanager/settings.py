@@ -7,6 +7,7 @@ given in Python are taken as they are, those given as text are read by the notat
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Provider(StrEnum):
     OPENSTACK = "openstack"
     GCE = "gce"
     AZURE = "azure"
+    FLUX = "flux"  # nodes are jobs of an outer instance
 
 
 class Viewers(StrEnum):
@@ -57,6 +59,7 @@ class Viewers(StrEnum):
 
 class Join(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
+    SERVICE = "service"  # nodes redeem a ticket at the join service
 
 
 SIMULATED_URI = "simulated"
@@ -102,6 +105,16 @@ def _whole(least: int, most: int = WHOLE_MAX) -> Written:
 
 def _number_above_0(text: str) -> float:
     _require(_DECIMAL.fullmatch(text) and float(text) > 0)
+    return float(text)
+
+
+def _number_of_0_or_more(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text))
+    return float(text)
+
+
+def _probability(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text) and float(text) <= 1)
     return float(text)
 
 
@@ -172,6 +185,15 @@ def _url(text: str) -> str:
     return text
 
 
+def _command(text: str) -> str:
+    _require("\n" not in text)
+    try:
+        shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        raise ValueError from None
+    return text
+
+
 def _path(text: str) -> Path:
     _require(text and "\n" not in text)
     return Path(text)
@@ -182,6 +204,27 @@ def _uuid(text: str) -> str:
         return str(uuid.UUID(text)) if text else ""
     except ValueError:
         raise ValueError from None  # in our words
+
+
+def _yes_or_no(text: str) -> bool:
+    _require(text in {"yes", "no"})
+    return text == "yes"
+
+
+def _command_line(text: str) -> str:
+    _require(text.strip() and text.isprintable())
+    return text
+
+
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    _require(colon and NAME.fullmatch(host) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
+    _require(0 < int(port) <= 65_535)
+    return text
+
+
+def _hosts_and_ports(text: str) -> tuple[str, ...]:
+    return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
 
 
 def _comma_list(text: str) -> tuple[str, ...]:
@@ -261,15 +304,19 @@ def _billing_window_s(text: str) -> float:
 _Count = Annotated[int, _whole(0)]
 _Positive = Annotated[int, _whole(1)]
 _Rate = Annotated[float, Written("a number above 0", _number_above_0)]
+_Probability = Annotated[float, Written("a number from 0 to 1", _probability)]
+_RateOrNone = Annotated[float, Written("a number of 0 or more", _number_of_0_or_more)]
 _Price = Annotated[Decimal, Written("a price of 0 or more", _price)]
 _Duration = Annotated[float, Written('a duration such as "90s" or "5m"', _duration)]
 _Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
 _Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, Written("a name without spaces", _word)]
 _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
+_Command = Annotated[str, Written("a command and its arguments, in one line", _command)]
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
     Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
@@ -310,6 +357,7 @@ class FluxSettings(Settings):
     join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
     head_cores: _Positive = 1
+    restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
 
     @property
     def simulated(self) -> bool:
@@ -318,6 +366,7 @@ class FluxSettings(Settings):
 
 class CloudSettings(Settings):
     provider: Annotated[Provider, _one_of(Provider)]
+    outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
     image: _OptionalWord = ""
     network: _OptionalWord = ""
     zones: _Words = ()
@@ -381,12 +430,62 @@ class WebSettings(Settings):
     jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
 
 
+class BudgetSettings(Settings):
+    """None where there is no such budget."""
+
+    per_day: _Price | None = None
+    per_month: _Price | None = None
+    user_per_day: _Price | None = None
+    user_per_month: _Price | None = None
+    queue_per_day: _Price | None = None
+    queue_per_month: _Price | None = None
+
+    @property
+    def limits(self) -> dict[tuple[str, str], Decimal]:
+        """By whose it is and the period: those that are given."""
+        given = {
+            ("", "day"): self.per_day,
+            ("", "month"): self.per_month,
+            ("user", "day"): self.user_per_day,
+            ("user", "month"): self.user_per_month,
+            ("queue", "day"): self.queue_per_day,
+            ("queue", "month"): self.queue_per_month,
+        }
+        return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
 class Simulation(Settings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
     workload: _Word = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
+    boot_failures: _Probability = 0.0
+    spot_reclaims_per_hour: _RateOrNone = 0.0
+    capacity: _Count = 0
+
+
+class JoinSettings(Settings):
+    """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
+
+    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = "0.0.0.0:8443"
+    # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
+    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _hosts_and_ports)] = ()
+    material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
+    flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
+    check_source: _YesOrNo = False
+    destroy_on_replay: _YesOrNo = False
+    renew_s: _Period = Field(default=10.0, validation_alias="renew")
+    requests_per_s: _Rate = 20.0  # of one source address
+    requests_burst: _Positive = 200
+    # The rest is for the node, and stands in its user-data.
+    client: _OptionalWord = ""  # the path of flux-node-join in the image; "" has it fetched from the service
+    flux: _Word = "flux"
+    node_user: _OptionalWord = ""  # "" is whoever runs the user-data
+    node_dir: _Path = Path("/var/lib/flux-node-join")
+    hosts_file: _Path = Path("/etc/hosts")
+    poweroff: Annotated[str, Written("a shell command in one line", _command_line)] = "poweroff"
+    systemd: _YesOrNo = True
 
 
 class NodeSettings(Settings):

@@ -5,9 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from nodemanager import cli
 from nodemanager.cloud.local_store import Store
@@ -16,6 +18,13 @@ from nodemanager.config import load_site
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "config" / "embedded.ini"
 LOCAL = ROOT / "config" / "local.ini"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A verb sets the process's logging up, to a stream that is the test's."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("arguments", [["check", "--config", str(EMBEDDED)], ["--config", str(EMBEDDED), "check"]])
@@ -45,6 +54,13 @@ def test_a_real_site_without_its_uuid_is_refused_with_the_way_out(
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
     assert cli.main(["--config", str(site)]) == 78
     assert "flux-node-manager init" in capsys.readouterr().err
+
+
+def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", "it", "--config", str(LOCAL)])
+    assert ended.value.code == 2
+    assert "check takes no argument: it" in capsys.readouterr().err
 
 
 def test_init_needs_to_know_where_to(capsys: pytest.CaptureFixture[str]) -> None:

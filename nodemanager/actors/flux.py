@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import assert_never
 
@@ -20,13 +20,16 @@ from nodemanager.facts import (
     NodeDrained,
     NodeUndrained,
     RanksSeen,
+    SlotsChanged,
+    SlotsRefused,
     SteeringKept,
     SteeringNotKept,
 )
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.messages import Mailbox
-from nodemanager.model import FluxRank, LaunchId, Rank
+from nodemanager.model import FluxRank, LaunchId, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.orders import (
+    ChangeSlots,
     ClaimInstance,
     CordonNode,
     DrainNode,
@@ -35,13 +38,14 @@ from nodemanager.orders import (
     KeepSteering,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     ShowOnJobs,
     StopBroker,
     UndrainNode,
 )
-from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor
+from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor, SlotsUnchanged
 
-Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease
+_Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 
 
 class FluxWorker(CrashOnlyActor):
@@ -64,6 +68,8 @@ class FluxWorker(CrashOnlyActor):
                 self._carry_out(message, (launch.id for launch in launches))
             case EndLease(launch=launch):
                 self._carry_out(message, [launch.id])
+            case ChangeSlots() | RefuseSlots():
+                self._carry_out(message, ())
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker():
                 self._carry_out(message, [message.launch])
             case KeepSteering():
@@ -78,6 +84,7 @@ class FluxWorker(CrashOnlyActor):
         try:
             if self._acts:
                 self._port.claim()
+                self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
             steering = self._port.steering()
         except NotTheActor as error:
@@ -91,11 +98,12 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         try:
             ranks = self._port.ranks()
+            wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks, jobs_ended))
+            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
 
     def _keep(self, order: KeepSteering) -> None:
         started_s = self._clock.monotonic_s()
@@ -113,7 +121,7 @@ class FluxWorker(CrashOnlyActor):
         with suppress(FluxError):
             self._port.show_on_jobs(order.texts)
 
-    def _carry_out(self, order: Effect, launches: Iterable[LaunchId]) -> None:
+    def _carry_out(self, order: _Effect, launches: Iterable[LaunchId]) -> None:
         started_s = self._clock.monotonic_s()
         try:
             self._manager.tell(self._effect(order))
@@ -122,7 +130,7 @@ class FluxWorker(CrashOnlyActor):
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: Effect) -> FluxFact:
+    def _effect(self, order: _Effect) -> FluxFact:
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
@@ -142,8 +150,22 @@ class FluxWorker(CrashOnlyActor):
                 self._port.undrain(launch.rank)
                 self._port.forget(launch)
                 return LeaseEnded(launch.id)
+            case ChangeSlots(wish=wish, moves=moves):
+                return self._change_slots(wish, moves)
+            case RefuseSlots(wish=wish, reason=reason):
+                self._port.refuse_slots(wish, str(reason))
+                return SlotsRefused(wish.id)
             case _:
                 assert_never(order)
+
+    def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> SlotsChanged | SlotsRefused:
+        try:
+            self._port.change_slots(wish, moves)
+        except SlotsUnchanged as unchanged:
+            self._port.refuse_slots(wish, str(unchanged))
+            return SlotsRefused(wish.id)
+        started_s = self._clock.monotonic_s()
+        return SlotsChanged(wish.id, started_s, self._port.ranks())
 
     def _drained(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
         """Drain, and look again after the answer: between idle and drained a job may have begun."""

@@ -24,19 +24,23 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    NodeReported,
     QueueSeen,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.division import divided
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.messages import Begin, ManagerMessage, UsePolicy
-from nodemanager.model import Launch
+from nodemanager.model import JoinPhase, Launch
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     CordonNode,
     CreateNode,
@@ -46,7 +50,9 @@ from nodemanager.orders import (
     KeepSteering,
     ListCloud,
     LookAtRanks,
+    PostRoster,
     RecordLaunches,
+    RefuseSlots,
     ShowOnJobs,
     StopBroker,
     SweepCloud,
@@ -121,6 +127,8 @@ class Manager(CrashOnlyActor):
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
+        if self._snapshot.division is not before.division:
+            self._policy = divided(self._policy, self._snapshot.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -136,8 +144,22 @@ class Manager(CrashOnlyActor):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
+            case NodeReported():
+                self._tell_of_report(fact)
             case _:
                 pass
+
+    def _tell_of_report(self, fact: NodeReported) -> None:
+        """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
+        if fact.launch not in self._snapshot.nodes:
+            return
+        match fact.phase:
+            case JoinPhase.REPLAYED:
+                self._log.error("ticket_replayed", node=fact.launch, why=fact.detail)
+            case JoinPhase.FAILED:
+                self._log.warning("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
+            case _:
+                self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
 
     def _tell_of_moves(self, before: Snapshot) -> None:
         after = self._snapshot
@@ -183,6 +205,7 @@ class Manager(CrashOnlyActor):
             self._snapshot = committed(before, made, self._policy)
             self._give(made, addresses)
             self._tell_of_moves(before)
+            self._post(addresses)
             if texts := self._memos.changes(self._snapshot, made):
                 addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
@@ -193,6 +216,12 @@ class Manager(CrashOnlyActor):
         self._phases_s.clear()
         self._publish(published)
         self._plan_by_s = self._next_plan_s(made)
+
+    def _post(self, addresses: Begin) -> None:
+        """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
+        snapshot = self._snapshot
+        if addresses.join is not None and snapshot.claimed:
+            addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
 
     def _next_plan_s(self, made: Plan) -> float:
         now_s = self._snapshot.now_s
@@ -213,6 +242,8 @@ class Manager(CrashOnlyActor):
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, action)
                 case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
+                    addresses.flux.tell(action)
+                case ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(action)
                 case _:
                     assert_never(action)
@@ -259,6 +290,10 @@ def _line(action: Action) -> str:
             subject = ",".join(launch.slot for launch in launches)
         case DestroyNode(provider_id=provider_id):
             subject = provider_id
+        case ChangeSlots(moves=moves):
+            subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
+        case RefuseSlots(wish=wish):
+            subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
         case _:
             subject = action.launch
     return f"{type(action).__name__} {subject}"

@@ -96,9 +96,9 @@ def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> Non
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Say why: explain job ID | node NAME | type NAME; --at TIME: why it was so then."""
     del site
-    if len(chosen.subject) != 2 or chosen.subject[0] not in KINDS:
+    if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
         raise WrongUse("explain job ID, explain node NAME, or explain type NAME")
-    kind, name = chosen.subject
+    kind, name = chosen.subjects
     at = moment(chosen.at, time.time()) if chosen.at is not None else None
     _show(client.get(f"/explain/{kind}/{segment(name)}", at=at), chosen, console, tables.explained)
 
@@ -179,9 +179,9 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def _of_a_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
-    if len(chosen.subject) != 1:
+    if len(chosen.subjects) != 1:
         raise WrongUse(f"{verb} NODE, by its slot or its launch")
-    (name,) = chosen.subject
+    (name,) = chosen.subjects
     _done(client.post(f"/{verb}/{segment(name)}", {"by": _me()}), f"{name} {done}", chosen, console)
 
 

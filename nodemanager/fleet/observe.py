@@ -30,12 +30,15 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeDrained,
     NodeReleased,
+    NodeReported,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
     RanksSeen,
     RanksStirred,
     RetirementAsked,
+    SlotsChanged,
+    SlotsRefused,
     SteeringKept,
     SteeringNotKept,
     Tick,
@@ -46,11 +49,16 @@ from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
-from nodemanager.model import CallKind, Job, JobId, JobState, Launch, LaunchId, NodeState
+from nodemanager.fleet.spending import accrued
+from nodemanager.model import CallKind, Job, JobId, JobState, JoinPhase, Launch, LaunchId, NodeState
 
 
-def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
+def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
+    return accrued(snapshot, _after(snapshot, fact, policy), fact, policy)
+
+
+def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
     match fact:
         case QueueSeen():
             return _queue_seen(snapshot, fact)
@@ -62,6 +70,10 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return sightings.ranks_seen(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
+        case SlotsChanged():
+            return _slots_changed(snapshot, fact, policy)
+        case SlotsRefused():
+            return replace(snapshot, wish=None, wish_due_s=None)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case ClaimRefused():
@@ -85,6 +97,8 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa
             return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
+        case NodeReported():
+            return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
@@ -110,6 +124,8 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
+    if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
+        snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     waiting = roll_of(snapshot).restless.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
     return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
@@ -145,6 +161,12 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
 
 def _recorded(node: Node) -> Node:
     return replace(sightings.answered(node, CallKind.RECORD), recorded=True)
+
+
+def _reported(node: Node, fact: NodeReported) -> Node:
+    if fact.phase is JoinPhase.REPLAYED:
+        return replace(node, replayed=True)
+    return replace(node, phase=fact.phase, phase_detail=fact.detail)
 
 
 def _broker_stopped(node: Node, now_s: float) -> Node:
@@ -275,6 +297,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
     )
 
 
+SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
 FAILED_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
@@ -285,7 +308,22 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 }
 
 
+def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
+    """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
+    changed = replace(snapshot, wish_due_s=None, flux=replace(snapshot.flux, seen_s=None))
+    return sightings.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
+
+
+def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
+    """It may be half done. The claim is made anew, which repairs, and the ranks are looked at anew."""
+    claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
+    flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
+    return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
+
+
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
+    if fact.order in SLOTS_ORDERS:
+        return _slots_uncertain(snapshot, fact.why)
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)

@@ -6,7 +6,7 @@ from nodemanager.fleet import billing
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node
-from nodemanager.model import CloudState, FluxRank, NodeState, NodeType, Reason, because
+from nodemanager.model import CloudState, FluxRank, JoinPhase, NodeState, NodeType, Reason, because
 
 
 def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
@@ -14,11 +14,16 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return because("failed_at_provider", detail=cloud.died_because)
+    if policy.destroy_on_replay and node.replayed:
+        return because("ticket_replayed")
+    if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
+        return because("join_failed", detail=node.phase_detail)
     waited_s = now_s - node.requested_s
     # A restart of ours may find it long overdue while its broker is only shortly away.
     known_s = now_s - node.since_s
     if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
-        return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s)
+        said = {"phase": str(node.phase), "detail": node.phase_detail} if node.phase is not None else {}
+        return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s, **said)
     away_s = now_s - node.since_s
     if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
         return because("broker_lost", away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)

@@ -29,6 +29,8 @@ from nodemanager.model import (
     NodeState,
     Rank,
     Reason,
+    SlotName,
+    TypeName,
     because,
 )
 
@@ -91,8 +93,14 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
             changed_s=snapshot.now_s,
             unsettled_s=unsettled_s(snapshot),
         )
-    flux = Source(seen_s=fact.started_s)
-    return replace(snapshot, stirred_s=stirred_s, jobs_ended=fact.jobs_ended, flux=flux)
+    return replace(
+        snapshot,
+        division=_division(fact, snapshot),
+        wish=fact.wish,
+        stirred_s=stirred_s,
+        jobs_ended=fact.jobs_ended,
+        flux=Source(seen_s=fact.started_s),
+    )
 
 
 def _changes(
@@ -133,6 +141,12 @@ def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
     """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
     waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
     return waits and not rank.online and node.rank is not None and node.rank == rank
+
+
+def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+    """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
+    seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
+    return snapshot.division if seen == snapshot.division else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:
@@ -296,6 +310,8 @@ def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> 
     if not allows(node, event):
         return node
     node = move(node, event, snapshot.now_s)
+    if event is Event.ENDED:
+        return _at_its_end(node)
     # It may have joined before the provider showed it.
     return _follow_rank(node, node.rank, snapshot) if node.rank is not None else node
 
@@ -310,7 +326,12 @@ def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) ->
         return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
     if node.rank is not None and node.rank.online:
         return node  # Flux still talks to it: the provider may be wrong, and a job may run there
-    return move(node, Event.ENDED, snapshot.now_s)
+    return _at_its_end(move(node, Event.ENDED, snapshot.now_s))
+
+
+def _at_its_end(node: Node) -> Node:
+    """It waited to be told again to go: that is over, and its slot is wanted."""
+    return replace(node, retry_s=0.0, tries=0)
 
 
 def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ from nodemanager.model import (
     FluxRank,
     Job,
     JobId,
+    JoinPhase,
     Launch,
     LaunchId,
     Market,
@@ -28,6 +30,7 @@ from nodemanager.model import (
     Rank,
     Reason,
     SlotName,
+    SlotsWish,
     Steering,
     TypeName,
     UnreadableJob,
@@ -63,6 +66,9 @@ class Node:
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     retired_s: float | None = None  # when it was decided to let it go
+    phase: JoinPhase | None = None  # the latest that it reported of its joining
+    phase_detail: str = ""
+    replayed: bool = False  # its ticket was shown again, by another
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before
@@ -163,6 +169,9 @@ class Snapshot:
     keeper: Source = Source()  # of the call that puts it there
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
+    division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
+    wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
+    wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
@@ -174,6 +183,12 @@ class Snapshot:
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
+
+    # What nodes that are gone and jobs that have ended have cost, by the period ("day" or "month"), its begin
+    # (seconds since the epoch) and account: "" for the whole site, "user 1000", "queue batch". Kept by
+    # ``spending``, and only where there is a budget. It begins empty with the process: whoever keeps it beyond that
+    # puts it here.
+    spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # its end's being taken by the provider. A restart begins anew.

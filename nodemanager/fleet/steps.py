@@ -42,6 +42,7 @@ class Outlook:
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
+    overspent: Reason | None  # the budget is spent
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
 
@@ -109,11 +110,20 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 
 def _idle(node: Node, outlook: Outlook) -> Step:
+    policy = outlook.policy
+    given_up = retirement.overdue(node, policy, outlook.now_s)
+    if given_up is not None and not _held(node):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, given_up)
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
-    policy = outlook.policy
     surplus = outlook.usable - policy.nodes_min
+    if outlook.overspent is not None and _confirmed(node, policy):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, outlook.overspent)
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
         outlook.live -= 1
         outlook.usable -= 1
@@ -137,8 +147,11 @@ def _idle(node: Node, outlook: Outlook) -> Step:
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:
-    held = node.rank is not None and node.rank.drain_reason is not None
-    return node.idle_looks >= policy.idle_confirmations and not held
+    return node.idle_looks >= policy.idle_confirmations and not _held(node)
+
+
+def _held(node: Node) -> bool:
+    return node.rank is not None and node.rank.drain_reason is not None
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
@@ -151,7 +164,7 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None:
+    if wanted is not None and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))

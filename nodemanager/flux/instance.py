@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
+from nodemanager.model import NodeType
 from nodemanager.ports import Clock
 
 
 class RealFlux:
     """One instance, one manager.
 
-    ``status`` is what ``node-manager.status`` answers, as JSON; asked from a thread of its own. ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``; it does not connect yet.
+    ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
+    ``BindingsMissing``; it does not connect yet. ``folder``, whose conf.d is rank 0's configuration, and
+    ``node_types`` are needed where the division of the slots is to be changed. ``status`` is what
+    ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
     """
 
     def __init__(
-        self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0, status: Status = dict
+        self,
+        uri: str,
+        cluster_uuid: str,
+        clock: Clock,
+        *,
+        folder: Path | None = None,
+        node_types: Sequence[NodeType] = (),
+        timeout_s: float = 5.0,
+        status: Status = dict,
     ) -> None:
         bindings.load()
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._clock = clock
         self._timeout_s = timeout_s
+        self._folder = folder
+        self._node_types = tuple(node_types)
         self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
         """For one thread, which opens its handle by its first call."""
-        return RealFluxPort(self._uri, self._cluster_uuid, self._claim, timeout_s=self._timeout_s)
+        return RealFluxPort(
+            self._uri,
+            self._cluster_uuid,
+            self._claim,
+            folder=self._folder,
+            node_types=self._node_types,
+            timeout_s=self._timeout_s,
+        )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)

@@ -24,7 +24,15 @@ from nodemanager.facts import (
 )
 from nodemanager.fleet.plan import Action
 from nodemanager.model import Figure, Job, JobState, Launch, LaunchId, Reason
-from nodemanager.orders import BootNode, CreateNode, DestroyNode, EndLease, RecordLaunches
+from nodemanager.orders import (
+    BootNode,
+    ChangeSlots,
+    CreateNode,
+    DestroyNode,
+    EndLease,
+    RecordLaunches,
+    RefuseSlots,
+)
 from nodemanager.wording import Edge
 
 # Why so many jobs wait, the first of the queue, is followed for each; of the rest only their number is known.
@@ -60,6 +68,8 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return (launch.id,)
         case RecordLaunches(launches=launches):
             return tuple(launch.id for launch in launches)
+        case ChangeSlots() | RefuseSlots():
+            return ()
         case _:
             return (action.launch,) if action.launch is not None else ()
 

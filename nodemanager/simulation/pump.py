@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from nodemanager.actors.base import CrashOnlyActor
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager
 from nodemanager.facts import Tick
 from nodemanager.messages import Mailbox
@@ -27,7 +28,13 @@ Range = tuple[float, float]
 
 # How long a message is on its way to an actor of a class, in seconds.
 TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
-    {Manager: (0.0, 0.05), FluxWorker: (0.001, 0.2), CloudWatcher: (0.05, 2.0), CloudWorker: (0.05, 5.0)}
+    {
+        Manager: (0.0, 0.05),
+        FluxWorker: (0.001, 0.2),
+        CloudWatcher: (0.05, 2.0),
+        CloudWorker: (0.05, 5.0),
+        JoinClerk: (0.0, 0.05),
+    }
 )
 
 

@@ -28,9 +28,10 @@ from nodemanager.model import (
     Shape,
     Slot,
     SlotName,
+    SlotsWish,
     TypeName,
 )
-from nodemanager.ports import FluxError
+from nodemanager.ports import FluxError, JoinPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.flux import SimulatedFlux
@@ -120,8 +121,10 @@ class Scenario:
 
     seed: int
     faults: bool = True
+    faults_s: float = FAULTS_S
     jobs: list[JobId] = field(default_factory=list)
     kills: int = 0
+    wishes: int = 0
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
@@ -147,20 +150,20 @@ class Scenario:
         self.provider = SimulatedProvider(
             self.world, CloudFaults(), on_boot=self.flux.node_booted, on_end=self.flux.node_ended
         )
-        self.rules = Rules(self.flux, self.provider, self.policy, {slot.name: slot.rank for slot in SLOTS})
+        self.rules = Rules(self.flux, self.provider, self.policy)
         self.published: Published | None = None
         self._process: _Process | None = None
 
     def run(self) -> Outcome:
         """Faults, then peace."""
         self.provider.add_stranger()
-        self._submit_over(FAULTS_S)
+        self._submit_over(self.faults_s)
         self._start()
         if self.faults:
             self._let_things_go_wrong()
-        self._until(FAULTS_S, lambda: False)
+        self._until(self.faults_s, lambda: False)
         self._make_peace()
-        if not self._until(FAULTS_S + PEACE_S, self._all_done):
+        if not self._until(self.faults_s + PEACE_S, self._all_done):
             raise Violation(f"seed {self.seed}: not done in peace: {self._what_is_left()}")
         return Outcome(
             seed=self.seed,
@@ -193,6 +196,10 @@ class Scenario:
             self._process.kill(lambda: self._draws.random() < 0.5)
             self._process = None
             self.world.after(self._draws.uniform(0.0, 60.0), self._start)
+
+    def join_port(self) -> JoinPort | None:
+        """Of the manager that starts now; None where nodes join without a service."""
+        return None
 
     def publish(self, published: Published) -> None:
         self.published = published
@@ -235,16 +242,22 @@ class Scenario:
         self.flux.faults.p_fail = 0.05 * draw()
         self.flux.faults.p_lost_reply = 0.05 * draw()
         self._now_and_then(600.0, self.kill)
-        self._now_and_then(1200.0, lambda: self.flux.restart(down_s=self._draws.uniform(1.0, 30.0)))
+        self._now_and_then(1200.0, self._restart_rank_0)
         self._now_and_then(900.0, self._cut_off)
         self._now_and_then(900.0, self._kill_a_node)
         self._now_and_then(1200.0, self._jump)
+        self.flux.faults.p_half_changed = 0.3 * draw()
+        self._now_and_then(400.0, self._wish_slots)
+        self._now_and_then(2400.0, self._resize)
 
     def _now_and_then(self, every_s: float, happen: Callable[[], None]) -> None:
         at_s = self._draws.expovariate(1 / every_s)
-        while at_s < FAULTS_S:
+        while at_s < self.faults_s:
             self.world.after(at_s, happen)
             at_s += self._draws.expovariate(1 / every_s)
+
+    def _restart_rank_0(self) -> None:
+        self.flux.restart(down_s=self._draws.uniform(1.0, 30.0))
 
     def _cut_off(self) -> None:
         self.flux.unreachable = True
@@ -259,6 +272,23 @@ class Scenario:
         ]
         if standing:
             self.provider.kill(self._draws.choice(standing))
+
+    def _resize(self) -> None:
+        """Somebody gives a type two slots more, for which rank 0 restarts."""
+        type_name = self._draws.choice([node_type.name for node_type in NODE_TYPES])
+        size = len(self.flux.rank_of)
+        added = {SlotName(f"more{size + number}"): type_name for number in (1, 2)}
+        self.flux.resize(added, down_s=self._draws.uniform(1.0, 30.0))
+
+    def _wish_slots(self) -> None:
+        """Somebody wants two types to share their slots otherwise."""
+        one, other = self._draws.sample([node_type.name for node_type in NODE_TYPES], 2)
+        have = list(self.flux.division.values())
+        both = have.count(one) + have.count(other)
+        # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
+        share = self._draws.randint(1, both - 1)
+        self.wishes += 1
+        self.flux.wish_slots(SlotsWish(f"wish-{self.wishes}", {one: share, other: both - share}))
 
     def _jump(self) -> None:
         """The manager's wall clock jumps by up to an hour, forth or back."""
@@ -303,12 +333,14 @@ class _Process:
         self._watch = scenario.flux.watch()
         self._pump = Pump(world, token)
         clock = world.clock()
+        join = scenario.join_port()
         outside = Outside(
             clock=clock,
             flux=lambda: WatchedFlux(scenario.flux, world, token, scenario.rules),
             cloud=lambda: WatchedCloud(scenario.provider.port(CLUSTER, CLUSTER_UUID), scenario.rules),
             watch=self._watch,
             close=lambda: None,
+            join=(lambda: join) if join is not None else None,
         )
         manager: Mailbox[ManagerMessage] = wire(
             outside, scenario.policy, acts=True, publish=scenario.publish, fate=Fate(), spawn=self._pump.spawn

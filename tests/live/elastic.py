@@ -30,6 +30,7 @@ from nodemanager.flux.claim import Owner, owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.kvs import names
 from nodemanager.flux.port import RealFluxPort
+from nodemanager.join.material import make_material
 from nodemanager.model import FluxRank, Launch
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, kill_all, why_no_flux
@@ -39,6 +40,7 @@ from tests.live.witness import Witness, launch_of, slot_of
 ROOT = Path(__file__).parents[2]
 RPC_WITHIN_S = 10.0
 END_WITHIN_S = 20.0
+VERB_WITHIN_S = 90.0
 EVERY_JOB = 0  # job-list.list: no limit
 RESULTS = {1: "COMPLETED", 2: "FAILED", 4: "CANCELED", 8: "TIMEOUT"}  # flux-core's job.h
 
@@ -51,6 +53,7 @@ mode = {mode}
 uri = local://{folder}/state/flux/run/local-0
 head_address = 127.0.0.1
 port = {port}
+{join}
 [Cloud]
 provider = local
 calls_in_flight_max = 4
@@ -71,6 +74,13 @@ stale_after = 30s
 [Policy]
 idle_timeout = 1s
 stop_lead = 2s
+"""
+
+JOIN = """join = service
+[Join]
+listen = 127.0.0.1:{port}
+renew = 500ms
+requests_per_s = 1000
 """
 
 NODE_TYPE = """
@@ -107,7 +117,15 @@ class JobSeen:
 class Elastic:
     """One site. It starts with rank 0 down, no manager and no node."""
 
-    def __init__(self, folder: Path, offers: Sequence[Offer], settle: str = "500ms", billing: str = "4s") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        offers: Sequence[Offer],
+        settle: str = "500ms",
+        billing: str = "4s",
+        *,
+        by_tickets: bool = False,
+    ) -> None:
         self._folder = folder
         self._settle = settle
         self._types = "".join(
@@ -117,8 +135,11 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
+        self._join = JOIN.format(port=free_port()) if by_tickets else ""
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = identified(load_site(self._site_file("act")))
+        if by_tickets:
+            make_material(self.site, bootstrap.output)
         self._command = bootstrap.start_command
         self._head: psutil.Popen | None = None
         self._managers: list[ManagerProcess] = []
@@ -128,7 +149,9 @@ class Elastic:
     def _site_file(self, mode: str) -> Path:
         file = self._folder / f"{mode}.ini"
         if not file.exists():
-            site = SITE.format(folder=self._folder, port=self._port, settle=self._settle, mode=mode)
+            site = SITE.format(
+                folder=self._folder, port=self._port, settle=self._settle, mode=mode, join=self._join
+            )
             file.write_text(site + self._types, encoding="utf-8")
         return file
 
@@ -153,6 +176,42 @@ class Elastic:
         manager = ManagerProcess(self._start(command, log), log)
         self._managers.append(manager)
         return manager
+
+    def start_join_service(self) -> ManagerProcess:
+        log = self._folder / f"join-{len(self._managers) + 1}.log"
+        command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self._site_file("act"))]
+        service = ManagerProcess(self._start(command, log), log)
+        self._managers.append(service)
+        service.until_said("join_service_started")
+        return service
+
+    def start_verb(self, *arguments: str) -> psutil.Popen:
+        """Start another verb; what it prints is read from its output."""
+        command = [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))]
+        return psutil.Popen(
+            command, cwd=ROOT, env=without_flux(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def restart_head_when_it_ends(self) -> None:
+        """As a supervisor does."""
+        assert self._head is not None
+        self._head.wait(VERB_WITHIN_S)
+        self.start_head()
+
+    def verb(self, *arguments: str, status: int = 0) -> str:
+        """Run another verb to its end; what it printed."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=VERB_WITHIN_S,
+            cwd=ROOT,
+            env=without_flux(),
+        )
+        if ran.returncode != status:
+            raise AssertionError(f"{arguments}: status {ran.returncode}: {ran.stderr}\n{self.said()}")
+        return ran.stdout + ran.stderr
 
     def owner(self) -> Owner | None:
         """Who holds the name that lets one manager act."""
@@ -211,7 +270,7 @@ class Elastic:
             capture_output=True,
             text=True,
             timeout=END_WITHIN_S,
-            env=_environment() | {"FLUX_URI": self.site.flux.uri},
+            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
         )
         if check and ran.returncode != 0:
             raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
@@ -288,7 +347,7 @@ class Elastic:
 
     def clear(self) -> None:
         """Take away what a test left, so that the next one finds rank 0 alone."""
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         self.flux("cancel", "--all", check=False)
         eventually("no job is active", lambda: self._ask("job-manager.stats-get")["active_jobs"] == 0)
@@ -302,14 +361,14 @@ class Elastic:
     def reap(self) -> None:
         """Leave no process behind, whatever happened."""
         self.witness.stop()
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         if self._head is not None:
             kill_all([*self._head.children(recursive=True), self._head])
             self._head = None
         kill_all(self.processes_of_nodes())
 
-    def _end_managers(self) -> None:
+    def end_managers(self) -> None:
         for manager in self._managers:
             manager.kill()
 
@@ -347,22 +406,24 @@ class Elastic:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env=_environment(),
+                env=without_flux(),
             )
 
 
-def _environment() -> dict[str, str]:
+def without_flux() -> dict[str, str]:
     """Ours, without what would lead into an instance that encloses us."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
 
 
 @contextmanager
-def an_elastic_site(offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s") -> Iterator[Elastic]:
+def an_elastic_site(
+    offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s", by_tickets: bool = False
+) -> Iterator[Elastic]:
     """A site whose rank 0 is up; skips the test where there is no Flux. Reaped at the end, come what may."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        elastic = Elastic(Path(folder), offers, settle, billing)
+        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets)
         try:
             elastic.start_head()
             yield elastic

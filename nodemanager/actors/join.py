@@ -1,0 +1,45 @@
+"""The actor between the manager and the join service: hands the roster over, and brings back what nodes report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.facts import NodeReported
+from nodemanager.messages import Mailbox
+from nodemanager.model import Roster
+from nodemanager.orders import PostRoster
+from nodemanager.ports import JoinError, JoinPort
+
+BEAT_S = 5.0  # a roster without news is posted again after this long, as a sign of life
+
+
+class JoinClerk(CrashOnlyActor):
+    """Told of the roster at every plan; posts it when it is new, or a beat is due."""
+
+    def __init__(self, port: JoinPort, manager: Mailbox[NodeReported], fate: Fate) -> None:
+        super().__init__(fate)
+        self._port = port
+        self._manager = manager
+        self._log: Any = structlog.get_logger()
+        self._posted: Roster | None = None
+        self._beat_due_s = 0.0
+        self._said = ""
+
+    def on_receive(self, message: PostRoster) -> None:
+        try:
+            if message.roster != self._posted or message.now_s >= self._beat_due_s:
+                self._port.post(message.roster, message.wall_at)
+                self._posted = message.roster
+                self._beat_due_s = message.now_s + BEAT_S
+            for report in self._port.reports():
+                self._manager.tell(report)
+        except JoinError as error:
+            # Tried again at the next plan. Meanwhile the service goes on with what it has.
+            if str(error) != self._said:
+                self._log.error("join_exchange_failed", why=str(error))
+            self._said = str(error)
+        else:
+            self._said = ""

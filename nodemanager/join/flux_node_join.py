@@ -1,0 +1,821 @@
+#!/usr/bin/env python3
+"""flux-node-join: brings this machine into a Flux instance as one of its slots, and keeps it there.
+
+It shows its ticket to the join service, is given what a broker needs, starts the broker, and starts it again
+whenever that ends, as long as the service says that the slot is still this node's. When no manager has been heard
+of for too long, and no job runs here, it ends the machine. The protocol is in doc/joining.md.
+
+One file, nothing but Python's standard library, Python 3.8 or later. Settings come from the environment
+(FLUX_NODE_JOIN_*) at the first start, and from join.json in the node's folder later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import pwd
+import random
+import re
+import secrets
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
+
+CALL_TIMEOUT_S = 10.0
+ANSWER_MAX_BYTES = 4 * 1024 * 1024
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 30.0
+STEADY_S = 60.0  # a broker that ran so long was well: the next start is soon
+BROKER_STOP_S = 5.0  # what a broker gets to leave in good order; one whose leader died does not heed SIGTERM
+DRAIN_TIMEOUT_S = 5.0
+STEP_MAX_S = 1.0
+SHELL_EMPTY_MAX_S = 300.0  # a job's shell without a task for so long has none any more, and waits for a dead rank 0
+TAIL_MAX_BYTES = 1500
+REPORTS_MAX = 20
+HOSTS_BEGIN = "# flux-node-join: begin"
+HOSTS_END = "# flux-node-join: end"
+
+EXIT_SETTINGS = 78
+
+# What a refusal means that no further try will change: the ticket is not, or no longer, worth anything here.
+FINAL = ("wrong", "expired", "used", "malformed")
+
+
+class Refused(Exception):
+    """The service answered, and did not grant it. ``code`` is its word."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """No address of the service gave an answer."""
+
+
+class CannotJoin(Exception):
+    """This machine cannot join as it is; the text says why, for whoever made its image."""
+
+
+class Settings:
+    """What the user-data said."""
+
+    def __init__(self, values: Dict[str, str]) -> None:
+        self.values = values
+        self.launch = values["LAUNCH"]
+        self.ticket = values["TICKET"]
+        self.addresses = values["ADDRESSES"].split()
+        self.fingerprint = values["FINGERPRINT"].lower()
+        self.folder = Path(os.path.abspath(values["DIR"]))
+        self.hosts_file = Path(os.path.abspath(values["HOSTS"]))
+        self.poweroff = values["POWEROFF"]
+        self.silence_max_s = float(values["SILENCE_MAX_S"])
+        self.flux = values.get("FLUX") or "flux"
+        self.user = values.get("USER") or ""
+        self.systemd = values.get("SYSTEMD") == "yes"
+        self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
+
+
+# --- what is decided --------------------------------------------------------------------------------------
+
+
+class Joining:
+    """A node's way into the instance and through its life there, a step at a time.
+
+    ``machine`` is all that it touches. A step never waits: it gives the seconds until the next is due, or None when
+    the node has ended.
+    """
+
+    def __init__(self, machine: Any, launch: str, ticket: str, silence_max_s: float) -> None:
+        self.machine = machine
+        self.launch = launch
+        self.ticket = ticket
+        self.silence_max_s = silence_max_s
+        kept = machine.load()
+        self.nonce = str(kept.get("nonce") or "")
+        self.lease_key = str(kept.get("lease_key") or "")
+        now_s = machine.now_s()
+        # Whoever made this node was alive just now.
+        self.manager_heard_s = now_s
+        self.lease_missing_s: Optional[float] = None  # since when the service has not known our launch
+        self.orphan_grace_s = silence_max_s
+        self.renew_s = 10.0
+        self.call_due_s = now_s
+        self.call_pause_s = RETRY_FIRST_S
+        self.start_due_s = now_s
+        self.start_pause_s = RETRY_FIRST_S
+        self.started_s: Optional[float] = None  # when the broker that runs was started
+        self.given: Dict[str, Any] = {}  # what a broker may be started with; {} until it was asked for anew
+        self.running_with = ""  # the digest of what the running broker was started with
+        self.hosts_digest = ""
+        self.cannot = ""  # why this machine will never join
+        self.reports: List[Tuple[str, str]] = []
+        self.ended = False
+
+    def step(self) -> Optional[float]:
+        """Do what is due now."""
+        now_s = self.machine.now_s()
+        self._look_at_broker(now_s)
+        if self._is_over(now_s):
+            self._end()
+            return None
+        if now_s >= self.call_due_s:
+            self._call(now_s)
+        if self._may_start(self.machine.now_s()):
+            self._start(self.machine.now_s())
+        now_s = self.machine.now_s()
+        wait_s: float = min(self.call_due_s - now_s, STEP_MAX_S)
+        return max(0.01, wait_s)
+
+    # --- the service ---
+
+    def _call(self, now_s: float) -> None:
+        try:
+            self._converse()
+        except Unreachable as error:
+            self.machine.log("the join service cannot be reached: {}".format(error))
+            self._call_later(now_s)
+        except Refused as refusal:
+            self._take_refusal(refusal.code, now_s)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            # An answer of another protocol, or a disk that is full: neither is worth a job that runs here.
+            self.machine.log("this call came to nothing: {!r}".format(error))
+            self._call_later(now_s)
+        else:
+            self.lease_missing_s = None
+            self.call_pause_s = RETRY_FIRST_S
+            now_s = self.machine.now_s()
+            # Not all at once: nodes that were made together would ask together for ever.
+            self.call_due_s = now_s + self.renew_s * self.machine.uniform(0.8, 1.2)
+            if self._waits_to_start() and now_s < self.start_due_s:
+                self.call_due_s = min(self.call_due_s, self.start_due_s)
+
+    def _converse(self) -> None:
+        if not self.lease_key:
+            self._redeem()
+        elif self._waits_to_start() and self.machine.now_s() >= self.start_due_s:
+            # Just before each start: whose the slot is may have changed, and so may the certificate.
+            self._take_given(self._ask("fetch", {"key": self.lease_key}))
+        else:
+            self._renew()
+        self._send_reports()
+
+    def _redeem(self) -> None:
+        if not self.nonce:
+            self.nonce = self.machine.nonce()
+            self._save()  # before it is shown: whoever asks again after a crash must be known as the same
+        answer = self._ask("redeem", {"ticket": self.ticket, "nonce": self.nonce})
+        self.lease_key = str(answer["lease_key"])
+        self._save()
+        self._take_given(answer)
+
+    def _renew(self) -> None:
+        answer = self._ask("renew", {"key": self.lease_key, "hosts_digest": self.hosts_digest})
+        self._take_standing(answer)
+        old = self.running_with and answer["material"] != self.running_with
+        if old and not answer["online"] and not self.machine.job_runs():
+            # It began with what is no longer true (the certificate was changed), and waits for ever to be let in.
+            self._report("ended", "the broker was stopped: what it was started with has changed")
+            self._stop_broker()
+
+    def _take_given(self, answer: Dict[str, Any]) -> None:
+        self._take_standing(answer)
+        try:
+            self.machine.check(answer)
+        except CannotJoin as error:
+            self.cannot = str(error)
+            self._report("failed", self.cannot)
+            return
+        self.given = answer if answer["may_start"] else {}
+
+    def _take_standing(self, answer: Dict[str, Any]) -> None:
+        self.renew_s = max(0.05, float(answer["renew_s"]))
+        self.orphan_grace_s = float(answer["orphan_grace_s"])
+        self.manager_heard_s = max(
+            self.manager_heard_s, self.machine.now_s() - max(0.0, float(answer["manager_silence_s"]))
+        )
+        if answer.get("hosts") is not None:
+            self.machine.write_hosts(answer["hosts"])
+            self.hosts_digest = str(answer["hosts_digest"])
+
+    def _take_refusal(self, code: str, now_s: float) -> None:
+        if code == "not_current" and self.lease_key:
+            # The lease has ended, or the record is being made anew. No broker is started meanwhile.
+            self.given = {}
+            self.machine.log("the join service refuses: not_current; the slot is no longer this node's")
+            if self.lease_missing_s is None:
+                self.lease_missing_s = now_s
+        elif code in FINAL and not self.lease_key:
+            self.cannot = "the join service refuses the ticket: " + code
+            self.machine.log(self.cannot + "; this node does not join")
+            self.call_due_s = now_s + 10 * 365 * 86400.0
+            return
+        else:
+            self.machine.log("the join service refuses: " + code)
+        self._call_later(now_s)
+
+    def _call_later(self, now_s: float) -> None:
+        self.call_due_s = max(now_s, self.machine.now_s()) + self.call_pause_s * self.machine.uniform(0.5, 1.0)
+        self.call_pause_s = min(RETRY_MAX_S, 2 * self.call_pause_s)
+
+    def _report(self, phase: str, detail: str) -> None:
+        self.machine.log("{}: {}".format(phase, detail))
+        self.reports = [*self.reports, (phase, detail)][-REPORTS_MAX:]
+        self.call_due_s = min(self.call_due_s, self.machine.now_s())
+
+    def _send_reports(self) -> None:
+        """In their order, each once it was taken. What the service does not want is not worth another try."""
+        while self.reports:
+            phase, detail = self.reports[0]
+            try:
+                self._ask("report", {"key": self.lease_key, "phase": phase, "detail": detail})
+            except Refused as refusal:
+                if refusal.code in ("too_many", "unavailable"):
+                    return
+            self.reports.pop(0)
+
+    def _ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        answer: Dict[str, Any] = self.machine.ask(what, dict(body, launch=self.launch))
+        return answer
+
+    def _save(self) -> None:
+        self.machine.save({"nonce": self.nonce, "lease_key": self.lease_key})
+
+    # --- the broker ---
+
+    def _waits_to_start(self) -> bool:
+        return self.started_s is None and not self.cannot
+
+    def _may_start(self, now_s: float) -> bool:
+        return bool(self.given) and self._waits_to_start() and now_s >= self.start_due_s
+
+    def _start(self, now_s: float) -> None:
+        given, self.given = self.given, {}
+        try:
+            self.machine.start_broker(given)
+        except CannotJoin as error:
+            self.cannot = str(error)
+            self._report("failed", self.cannot)
+            return
+        except (KeyError, OSError) as error:
+            self._ended(now_s)
+            self._report("ended", "the broker could not be started: {!r}".format(error))
+            return
+        self.started_s = now_s
+        self.running_with = str(given["material"])
+        self._report("started", "as {}".format(given["slot"]))
+
+    def _look_at_broker(self, now_s: float) -> None:
+        """A broker ends when rank 0 goes away: it is started again for ever, each time a little later."""
+        if self.started_s is None:
+            return
+        status = self.machine.broker_status()
+        if status is None:
+            return
+        self._ended(now_s)
+        self._report("ended", "the broker ended with {}\n{}".format(status, self.machine.broker_tail()))
+
+    def _ended(self, now_s: float) -> None:
+        steady = self.started_s is not None and now_s - self.started_s >= STEADY_S
+        self.start_pause_s = RETRY_FIRST_S if steady else self.start_pause_s
+        self.start_due_s = now_s + self.start_pause_s * self.machine.uniform(0.5, 1.0)
+        self.start_pause_s = min(RETRY_MAX_S, 2 * self.start_pause_s)
+        self.started_s = None
+        self.running_with = ""
+        self.given = {}
+        self.call_due_s = min(self.call_due_s, now_s)
+
+    def _stop_broker(self) -> None:
+        self.machine.stop_broker()
+        self._ended(self.machine.now_s())
+
+    # --- the end ---
+
+    def _is_over(self, now_s: float) -> bool:
+        silent = now_s - self.manager_heard_s >= self.silence_max_s
+        orphaned = self.lease_missing_s is not None and now_s - self.lease_missing_s >= self.orphan_grace_s
+        if not (silent or orphaned) or self.machine.job_runs():
+            return False
+        # Rank 0 may live and give us a job at this very moment: take none, then look again.
+        self.machine.drain("flux-node-manager:" + self.launch)
+        return not self.machine.job_runs()
+
+    def _end(self) -> None:
+        self.machine.log("no manager has been heard of, or the slot is another's, and no job runs: this node ends")
+        self.ended = True
+        self.leave()
+        self.machine.power_off()
+
+    def leave(self) -> None:
+        """Stop the broker and take our lines out of the hosts file."""
+        self.machine.stop_broker()
+        self.started_s = None
+        self.machine.write_hosts({})
+
+
+# --- what it touches --------------------------------------------------------------------------------------
+
+
+class Machine:
+    """This machine: its clock, its files, its processes, and the way to the join service."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.broker: Optional[subprocess.Popen[bytes]] = None
+        self.rundir = ""
+        self.shells_empty_s: Optional[float] = None  # since when no job has had a process but its shell
+        self.first_address = 0
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)
+
+    def nonce(self) -> str:
+        return secrets.token_hex(32)
+
+    def log(self, text: str) -> None:
+        sys.stderr.write("flux-node-join: {}\n".format(text))
+        sys.stderr.flush()
+
+    # --- files ---
+
+    def load(self) -> Dict[str, Any]:
+        try:
+            kept = json.loads((self.settings.folder / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        # Of another launch: an image made of a node that had joined. Its secrets are not ours.
+        return kept if isinstance(kept, dict) and kept.get("launch") == self.settings.launch else {}
+
+    def save(self, state: Dict[str, Any]) -> None:
+        write_private(self.settings.folder / "state.json", json.dumps(dict(state, launch=self.settings.launch)))
+
+    def write_hosts(self, hosts: Dict[str, str]) -> None:
+        """Replace our marked lines in the hosts file, and nothing else in it. Without hosts they go."""
+        path = self.settings.hosts_file
+        try:
+            before = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+            after = with_hosts(before, hosts)
+            if after != before:
+                write_through(path, after)
+        except OSError as error:
+            self.log("{} cannot be written: {}".format(path, error.strerror))
+
+    # --- the service ---
+
+    def ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Try each address, the one that answered last first."""
+        faults = []
+        count = len(self.settings.addresses)
+        for index in range(count):
+            chosen = (self.first_address + index) % count
+            address = self.settings.addresses[chosen]
+            try:
+                answer = post(address, self.settings.fingerprint, "/v1/" + what, body)
+            except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
+                faults.append("{}: {}".format(address, error))
+                continue
+            self.first_address = chosen
+            return answer
+        raise Unreachable("; ".join(faults))
+
+    # --- the broker ---
+
+    def check(self, given: Dict[str, Any]) -> None:
+        """Whether a broker of this machine can be let in."""
+        installed = self.flux_version()
+        if installed != given["flux_version"]:
+            raise CannotJoin(
+                "this node's image has flux-core {}, rank 0 runs {}: all brokers must be of exactly one version; "
+                "make the image with flux-core {}".format(installed, given["flux_version"], given["flux_version"])
+            )
+        uid, name = self.broker_user()
+        if uid != given["owner_uid"]:
+            raise CannotJoin(
+                "rank 0 belongs to uid {}, this node would run its broker as {} (uid {}): set [Join] node_user to "
+                "the owner of the instance, who must have that uid here too".format(given["owner_uid"], name, uid)
+            )
+
+    def flux_version(self) -> str:
+        try:
+            said = subprocess.run(
+                [self.settings.flux, "--version"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=20,
+                check=False,
+                env=clean_environment(),
+            ).stdout.decode(errors="replace")
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CannotJoin(
+                "{} cannot be run: {}; install flux-core in the image, or set [Join] flux to its path".format(
+                    self.settings.flux, error
+                )
+            ) from error
+        found = re.search(r"[0-9]+\.[0-9]+\.[0-9]+\S*", said)
+        return found.group(0) if found else "of no known version"
+
+    def broker_user(self) -> Tuple[int, str]:
+        if not self.settings.user:
+            return os.getuid(), "the user of its user-data"
+        try:
+            return pwd.getpwnam(self.settings.user).pw_uid, self.settings.user
+        except KeyError as error:
+            raise CannotJoin("this node has no user {}: [Join] node_user".format(self.settings.user)) from error
+
+    def start_broker(self, given: Dict[str, Any]) -> None:
+        uid, _ = self.broker_user()
+        self.clear_rundir()
+        self.rundir = tempfile.mkdtemp(prefix="flux-slot.", dir="/tmp")
+        conf = self.settings.folder / "conf.d"
+        certificate = self.settings.folder / "curve.cert"
+        conf.mkdir(mode=0o700, exist_ok=True)
+        write_private(certificate, str(given["curve_cert"]))
+        write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)))
+        if uid != os.getuid():
+            os.chmod(str(self.settings.folder), 0o711)
+            for path in (self.rundir, str(conf), str(conf / "flux.toml"), str(certificate)):
+                os.chown(path, uid, -1)
+        filled = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
+        command = [
+            re.sub(r"\{(\w+)\}", lambda found: filled.get(found.group(1), found.group(0)), part)
+            for part in given["command"]
+        ]
+        with open(str(self.log_file()), "wb") as log:
+            try:
+                self.broker = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self.broker_environment(uid),
+                    preexec_fn=self.become_user if uid != os.getuid() else None,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
+
+    def broker_environment(self, uid: int) -> Dict[str, str]:
+        environment = clean_environment()
+        if uid != os.getuid():
+            entry = pwd.getpwnam(self.settings.user)
+            environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name)
+        return environment
+
+    def become_user(self) -> None:
+        entry = pwd.getpwnam(self.settings.user)
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+
+    def broker_status(self) -> Optional[str]:
+        """None while it runs."""
+        if self.broker is None:
+            return "nothing"
+        status = self.broker.poll()
+        if status is None:
+            return None
+        self.broker = None
+        self.clear_rundir()
+        return "status {}".format(status) if status >= 0 else "signal {}".format(-status)
+
+    def broker_tail(self) -> str:
+        """The last lines that the broker wrote."""
+        try:
+            with open(str(self.log_file()), "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_MAX_BYTES))
+                return log.read(TAIL_MAX_BYTES).decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def log_file(self) -> Path:
+        return self.settings.folder / "broker.log"
+
+    def stop_broker(self) -> None:
+        broker, self.broker = self.broker, None
+        if broker is not None and broker.poll() is None:
+            broker.terminate()
+            try:
+                broker.wait(BROKER_STOP_S)
+            except subprocess.TimeoutExpired:
+                broker.kill()
+                broker.wait()
+        self.clear_rundir()
+
+    def clear_rundir(self) -> None:
+        if self.rundir:
+            shutil.rmtree(self.rundir, ignore_errors=True)
+            self.rundir = ""
+
+    def drain(self, reason: str) -> None:
+        """Have the scheduler give us no more jobs. Where rank 0 is dead nobody answers, and nobody gives any."""
+        if self.broker is None:
+            return
+        environment = dict(clean_environment(), FLUX_URI="local://{}/local".format(self.rundir))
+        uid, _ = self.broker_user()
+        try:
+            rank = self.flux_says(["getattr", "rank"], environment, uid)
+            self.flux_says(["resource", "drain", rank, reason], environment, uid)
+        except (OSError, subprocess.SubprocessError) as error:
+            self.log("not drained: {}".format(type(error).__name__))
+
+    def flux_says(self, arguments: List[str], environment: Dict[str, str], uid: int) -> str:
+        return (
+            subprocess.run(
+                [self.settings.flux, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=DRAIN_TIMEOUT_S,
+                check=True,
+                env=environment,
+                preexec_fn=self.become_user if uid != os.getuid() else None,
+            )
+            .stdout.decode()
+            .strip()
+        )
+
+    def job_runs(self) -> bool:
+        """Whether a job has a process here, by what the kernel says: with rank 0 dead Flux cannot.
+
+        A shell that has no task may be about to start one, or wait for ever to tell rank 0 that they have ended.
+        """
+        tasks, empty_shells = job_processes(self.broker.pid, self.rundir) if self.broker is not None else ([], [])
+        if tasks or not empty_shells:
+            self.shells_empty_s = None
+            return bool(tasks)
+        if self.shells_empty_s is None:
+            self.shells_empty_s = self.now_s()
+        return self.now_s() - self.shells_empty_s < self.settings.shell_empty_max_s
+
+    # --- the end ---
+
+    def power_off(self) -> None:
+        environment = dict(clean_environment(), FLUX_NODE_JOIN_PARENT=str(os.getppid()))
+        subprocess.run(["/bin/sh", "-c", self.settings.poweroff], env=environment, check=False)
+
+
+# --- the way to the service -------------------------------------------------------------------------------
+
+
+class PinnedConnection(http.client.HTTPSConnection):
+    """TLS to a certificate that is known by its fingerprint. Nothing is sent to any other."""
+
+    def __init__(self, address: str, fingerprint: str) -> None:
+        host, _, port = address.rpartition(":")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # by the fingerprint, below
+        super().__init__(host.strip("[]"), int(port), timeout=CALL_TIMEOUT_S, context=context)
+        self.fingerprint = fingerprint
+
+    def connect(self) -> None:
+        super().connect()
+        certificate = self.sock.getpeercert(binary_form=True)
+        if not certificate or hashlib.sha256(certificate).hexdigest() != self.fingerprint:
+            self.close()
+            raise ConnectionError("it has another certificate than this node was told of")
+
+
+def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+    """One request. Raises Refused for an answer that grants nothing, OSError or ValueError for none."""
+    connection = PinnedConnection(address, fingerprint)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        raw = response.read(ANSWER_MAX_BYTES + 1)
+    finally:
+        connection.close()
+    answer = json.loads(raw.decode())
+    if len(raw) > ANSWER_MAX_BYTES or not isinstance(answer, dict):
+        raise ValueError("it answers what is no answer")
+    if response.status != 200:
+        raise Refused(str(answer.get("error", response.status)))
+    return answer
+
+
+# --- what the kernel says ---------------------------------------------------------------------------------
+
+
+def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
+    """What of jobs runs under a broker: their processes, and their shells that have no child.
+
+    They are the broker's children, but for housekeeping and modules; and tasks that have left their shell behind,
+    known by what that put into their environment.
+    """
+    parents = {}
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        fields = read_proc(pid, "stat").rpartition(b")")[2].split()
+        if len(fields) >= 2 and fields[0] not in (b"Z", b"X"):
+            parents[pid] = int(fields[1])
+    tasks, empty_shells = [], []
+    for pid, parent in parents.items():
+        if parent == broker:
+            command = read_proc(pid, "cmdline")
+            if is_shell(command) and pid not in parents.values():
+                empty_shells.append(pid)
+            elif command and not serves_the_broker(command):
+                tasks.append(pid)
+        elif rundir and is_task(read_proc(pid, "environ"), rundir):
+            tasks.append(pid)
+    return tasks, empty_shells
+
+
+def is_shell(command: bytes) -> bool:
+    return os.path.basename(command.split(b"\0")[0]) == b"flux-shell"
+
+
+def serves_the_broker(command: bytes) -> bool:
+    """Whether a broker's child runs for the broker itself: housekeeping, a module, its start and its end."""
+    words = [os.path.basename(word) for word in command.split(b"\0")[:4]]
+    return any(
+        b"housekeeping" in word or word.startswith((b"flux-module-", b"modprobe", b"rc1", b"rc3")) for word in words
+    )
+
+
+def is_task(environ: bytes, rundir: str) -> bool:
+    variables = environ.split(b"\0")
+    return b"FLUX_URI=local://" + os.fsencode(rundir) + b"/local" in variables and any(
+        variable.startswith(b"FLUX_TASK_RANK=") for variable in variables
+    )
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    try:
+        with open("/proc/{}/{}".format(pid, name), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file for its owner only, so that it is read whole, as it was or as it is."""
+    draft = "{}.new".format(path)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, str(path))
+
+
+def write_through(path: Path, text: str) -> None:
+    """Replace a file that others read, with its mode; where it is a mount of its own, write into it."""
+    data = text.encode("utf-8", errors="surrogateescape")
+    draft = "{}.flux-node-join".format(path)
+    mode = os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+    os.chmod(draft, mode)
+    try:
+        os.replace(draft, str(path))
+    except OSError:  # containers mount their hosts file, which can be written and not be replaced
+        os.unlink(draft)
+        with open(str(path), "r+b") as file:
+            file.write(data)
+            file.truncate()
+
+
+def with_hosts(before: str, hosts: Dict[str, str]) -> str:
+    """A hosts file with our block replaced, at its end; without one where there are no hosts."""
+    kept: List[str] = []
+    inside = False
+    for line in before.splitlines():
+        if line == HOSTS_BEGIN:
+            inside = True
+        elif line == HOSTS_END:
+            inside = False
+        elif not inside:
+            kept.append(line)
+    if hosts:
+        kept.append(HOSTS_BEGIN)
+        kept += ["{}\t{}".format(hosts[name], name) for name in sorted(hosts) if is_plain(name, hosts[name])]
+        kept.append(HOSTS_END)
+    return "".join(line + "\n" for line in kept)
+
+
+def is_plain(name: str, address: str) -> bool:
+    return bool(re.match(r"^[A-Za-z0-9._-]+$", name) and re.match(r"^[0-9A-Fa-f.:]+$", address))
+
+
+def flux_toml(bootstrap: Dict[str, Any], certificate: str) -> str:
+    """A follower's configuration. The rest it is given by its leader."""
+    lines = ["[bootstrap]", "curve_cert = " + toml(certificate)]
+    lines += ["{} = {}".format(key, toml(value)) for key, value in bootstrap.items()]
+    # A node's own name is not that of its slot.
+    return "\n".join([*lines, "", "[resource]", "noverify = true", ""])
+
+
+def toml(value: Any) -> str:
+    """A value in one line. JSON's strings are TOML's but for one character."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join("{} = {}".format(key, toml(item)) for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[ " + ", ".join(toml(item) for item in value) + " ]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def clean_environment() -> Dict[str, str]:
+    """Ours, without our secrets and without another instance's marks."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FLUX_")}
+
+
+# --- systemd ----------------------------------------------------------------------------------------------
+
+UNIT = """\
+[Unit]
+Description=Keeps this node in its Flux instance
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={python} {program} {folder}
+Restart=always
+RestartSec=5
+# Its broker is one of its processes and ends with it.
+KillMode=mixed
+Delegate=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
+    """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
+    if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
+        return False
+    program = settings.folder / "flux-node-join"
+    source = Path(os.path.abspath(__file__))
+    if source != program:
+        shutil.copyfile(str(source), str(program))
+    unit.write_text(UNIT.format(python=sys.executable, program=program, folder=settings.folder), encoding="utf-8")
+    for command in (["daemon-reload"], ["enable", unit.name], ["restart", unit.name]):
+        if subprocess.run(["systemctl", *command], check=False).returncode != 0:
+            return False
+    return True
+
+
+# --- the process ------------------------------------------------------------------------------------------
+
+
+def read_settings(arguments: List[str]) -> Settings:
+    """From the folder named on the command line, else from the environment, which is then kept in the folder."""
+    if arguments:
+        kept = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
+        return Settings({str(key): str(value) for key, value in kept.items()})
+    mark = "FLUX_NODE_JOIN_"
+    values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
+    settings = Settings(values)
+    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept_values = dict(values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
+    write_private(settings.folder / "join.json", json.dumps(kept_values))
+    return settings
+
+
+def run(joining: Joining) -> int:
+    def stop(*_: object) -> NoReturn:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        while True:
+            wait_s = joining.step()
+            if wait_s is None:
+                return 0
+            time.sleep(wait_s)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if not joining.ended:
+            joining.leave()
+
+
+def main(arguments: List[str]) -> int:
+    try:
+        settings = read_settings(arguments)
+    except (KeyError, ValueError, OSError) as error:
+        sys.stderr.write("flux-node-join: FLUX_NODE_JOIN_* or FOLDER/join.json is needed: {!r}\n".format(error))
+        return EXIT_SETTINGS
+    if not arguments and hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
+        return 0
+    machine = Machine(settings)
+    return run(Joining(machine, settings.launch, settings.ticket, settings.silence_max_s))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""How much one source may ask: token buckets, so many of them at the most."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+SOURCES_MAX = 10_000
+
+
+class Buckets:
+    """A bucket a source, filled at ``rate_per_s`` up to ``burst``. The longest unheard of is forgotten first."""
+
+    def __init__(self, rate_per_s: float, burst: float, sources_max: int = SOURCES_MAX) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._sources_max = sources_max
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, source: str, now_s: float) -> float:
+        """Take one from the source's bucket; 0, or how long until there is one."""
+        left, since_s = self._left.pop(source, (self._burst, now_s))
+        left = min(self._burst, left + max(0.0, now_s - since_s) * self._rate_per_s)
+        granted = left >= 1.0
+        self._left[source] = (left - 1.0 if granted else left, now_s)
+        if len(self._left) > self._sources_max:
+            self._left.popitem(last=False)
+        return 0.0 if granted else (1.0 - left) / self._rate_per_s

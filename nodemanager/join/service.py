@@ -1,0 +1,326 @@
+"""The join service: the desk behind TLS. A process of its own, with neither cloud keys nor a handle on Flux.
+
+It takes JSON by POST, bounded in size, time and number; logs who was let in and who was not, and never what they
+showed. The requests are decided one after the other in one thread, which owns the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import structlog
+import uvicorn
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nodemanager.config import Site
+from nodemanager.join import flux_node_join
+from nodemanager.join.desk import Answer, Granted, JoinDesk, Refusal, Refused, Rules
+from nodemanager.join.exchange import Folder, RosterFile, RosterUnreadableError
+from nodemanager.join.ledger import Ledger, LedgerError
+from nodemanager.join.limits import Buckets
+from nodemanager.join.material import MaterialError, MaterialSource, Paths, fingerprint, installed_flux_version
+from nodemanager.join.tickets import KeyUnusableError, read_key
+from nodemanager.model import JoinPhase, LaunchId
+
+BODY_MAX_BYTES = 16_384
+BODY_WITHIN_S = 10.0
+FIRST_REQUEST_WITHIN_S = 20.0  # of a connection, its TLS handshake done
+KEEP_ALIVE_S = 5
+STOP_S = 5  # what requests under way get when the service is told to end
+CONNECTIONS_MAX = 2000
+REFUSALS_LOGGED_PER_S = 1 / 60  # of one source address
+REFUSALS_LOGGED_BURST = 10
+FORGET_EVERY_S = 3600.0
+KEPT_S = 14 * 86_400.0  # what is remembered of a launch that is no more
+
+STATUS: Mapping[Refused, int] = {
+    Refused.MALFORMED: 400,
+    Refused.WRONG: 403,
+    Refused.EXPIRED: 403,
+    Refused.WRONG_SOURCE: 403,
+    Refused.NOT_CURRENT: 404,
+    Refused.TOO_SLOW: 408,
+    Refused.USED: 409,
+    Refused.TOO_LARGE: 413,
+    Refused.TOO_MANY: 429,
+    Refused.UNAVAILABLE: 503,
+}
+
+_Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+_Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32,64}$")]
+_B = TypeVar("_B", bound="_Body")
+
+
+class ServiceNotReady(Exception):
+    """The service cannot be started, and why."""
+
+
+# --- what may be asked ------------------------------------------------------------------------------------
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    launch: _Launch
+
+
+class _Redeem(_Body):
+    ticket: _Secret
+    nonce: _Nonce
+
+
+class _Fetch(_Body):
+    key: _Secret
+
+
+class _Renew(_Fetch):
+    hosts_digest: Annotated[str, StringConstraints(max_length=64)] = ""
+
+
+class _Report(_Fetch):
+    phase: JoinPhase
+    detail: Annotated[str, StringConstraints(max_length=8000)] = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    requests_per_s: float = 20.0
+    requests_burst: float = 200.0
+
+
+class Counter:
+    """The way from a request to the desk and back."""
+
+    def __init__(self, desk: JoinDesk, limits: Limits, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._desk = desk
+        self._buckets = Buckets(limits.requests_per_s, limits.requests_burst)
+        self._monotonic_s = monotonic_s
+        self._lines = Buckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)  # who knocks must not fill the disk
+        # SQLite waits for the disk: in a thread of its own, not in the loop's.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
+        self._log: Any = structlog.get_logger()
+        self._client = Path(flux_node_join.__file__).read_text(encoding="utf-8")
+
+    def app(self) -> Starlette:
+        app = Starlette(
+            routes=[
+                Route("/v1/redeem", self._route(_Redeem, self._redeem), methods=["POST"]),
+                Route("/v1/fetch", self._route(_Fetch, self._fetch), methods=["POST"]),
+                Route("/v1/renew", self._route(_Renew, self._renew), methods=["POST"]),
+                Route("/v1/report", self._route(_Report, self._report), methods=["POST"]),
+                Route("/v1/flux-node-join", self._serve_client, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _plain},
+        )
+        app.router.redirect_slashes = False
+        return app
+
+    def _redeem(self, body: _Redeem, source: str) -> Answer:
+        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source)
+
+    def _fetch(self, body: _Fetch, source: str) -> Answer:
+        return self._desk.fetch(LaunchId(body.launch), body.key, source)
+
+    def _renew(self, body: _Renew, source: str) -> Answer:
+        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source)
+
+    def _report(self, body: _Report, source: str) -> Answer:
+        if body.phase is JoinPhase.REPLAYED:  # that is for us to say
+            return Refusal(Refused.MALFORMED)
+        return self._desk.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
+
+    async def forget_now_and_then(self) -> None:
+        """Drop what is remembered of launches long gone, for ever."""
+        while True:
+            await asyncio.sleep(FORGET_EVERY_S)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._desk.forget_older_than, KEPT_S)
+            except (LedgerError, RosterUnreadableError) as error:
+                self._log.warning("unavailable", what="forgetting", why=str(error))
+
+    # --- one request ---
+
+    def _route(
+        self, kind: type[_B], decide: Callable[[_B, str], Answer]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            source = request.client.host if request.client is not None else ""
+            answer = await self._answer(request, source, kind, decide)
+            self._tell(request.url.path, source, answer)
+            return _response(answer)
+
+        return handle
+
+    async def _answer(
+        self, request: Request, source: str, kind: type[_B], decide: Callable[[_B, str], Answer]
+    ) -> Answer:
+        if wait_s := self._buckets.wait_s(source, self._monotonic_s()):
+            return Refusal(Refused.TOO_MANY, retry_after_s=wait_s)
+        try:
+            raw = await asyncio.wait_for(_body(request), BODY_WITHIN_S)
+        except TimeoutError:
+            return Refusal(Refused.TOO_SLOW)
+        except ClientDisconnect:
+            return Refusal(Refused.MALFORMED)
+        if raw is None:
+            return Refusal(Refused.TOO_LARGE)
+        try:
+            body = kind.model_validate_json(raw)
+        except ValidationError:  # what it says may hold what was sent
+            return Refusal(Refused.MALFORMED)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, decide, body, source)
+
+    async def _serve_client(self, request: Request) -> Response:
+        source = request.client.host if request.client is not None else ""
+        if wait_s := self._buckets.wait_s(source, self._monotonic_s()):
+            return _response(Refusal(Refused.TOO_MANY, retry_after_s=wait_s))
+        return PlainTextResponse(self._client)
+
+    def _tell(self, path: str, source: str, answer: Answer) -> None:
+        if isinstance(answer, Refusal) and self._lines.wait_s(source, self._monotonic_s()):
+            return
+        match answer:
+            case Granted(launch=launch, entry=entry):
+                if path != "/v1/renew":
+                    self._log.info("granted", what=path, node=launch, slot=entry.slot, source=source)
+            case Refusal(code=Refused.USED, launch=launch):
+                self._log.error("ticket_replayed", node=launch, source=source)
+            case Refusal(code=Refused.UNAVAILABLE, why=why):
+                self._log.error("unavailable", what=path, why=why)
+            case Refusal(code=code, launch=launch, why=why):
+                self._log.warning("refused", what=path, code=str(code), node=launch, source=source, why=why)
+
+
+async def _body(request: Request) -> bytes | None:
+    """The request's body; None if it is too large, of which no more than that is read."""
+    chunks: list[bytes] = []
+    size_bytes = 0
+    async for chunk in request.stream():
+        size_bytes += len(chunk)
+        if size_bytes > BODY_MAX_BYTES:
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _response(answer: Answer) -> Response:
+    if isinstance(answer, Granted):
+        return JSONResponse(dict(answer.body))
+    headers = {"Retry-After": str(int(answer.retry_after_s) + 1)} if answer.retry_after_s else {}
+    if answer.code in (Refused.TOO_LARGE, Refused.TOO_SLOW):
+        headers["Connection"] = "close"  # what is still on its way is no request
+    return JSONResponse({"error": str(answer.code)}, STATUS[answer.code], headers)
+
+
+async def _plain(request: Request, error: Exception) -> Response:
+    """No such path, or not by this method: in the words of the protocol, without those of the request."""
+    del request
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return JSONResponse({"error": str(Refused.MALFORMED)}, status)
+
+
+# --- the process ------------------------------------------------------------------------------------------
+
+
+class _Impatient(H11Protocol):
+    """A connection that sends no request is not kept open for ever."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_REQUEST_WITHIN_S, self._leave_the_silent)
+
+    def _leave_the_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and not before."""
+
+    says: Mapping[str, str] = MappingProxyType({})
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log: Any = structlog.get_logger()
+            log.info("join_service_started", **self.says)
+
+
+def desk_of(site: Site) -> JoinDesk:
+    """The desk of a site, from the files that ``init`` made. Raises :class:`ServiceNotReady`."""
+    paths, folder = Paths(site.join.material_dir), Folder(site.join.material_dir)
+    rules = Rules(
+        head_host=site.flux.head_host,
+        head_address=site.flux.head_address,
+        check_source=site.join.check_source,
+        renew_s=site.join.renew_s,
+        orphan_grace_s=site.timing.orphan_grace_s,
+        cluster=site.cluster,
+    )
+    try:
+        material = MaterialSource(site.join.material_dir, site.join.flux_version or installed_flux_version())
+        material.current()
+        return JoinDesk(
+            key=read_key(paths.site_key),
+            rules=rules,
+            roster=RosterFile(folder.roster, time.monotonic, time.time),
+            material=material.current,
+            ledger=Ledger(folder.ledger),
+            wall_at=time.time,
+        )
+    except (MaterialError, KeyUnusableError, LedgerError) as error:
+        raise ServiceNotReady(str(error)) from error
+
+
+async def serve(site: Site) -> None:
+    """Run until SIGTERM or SIGINT. Raises :class:`ServiceNotReady`."""
+    log: Any = structlog.get_logger()
+    paths = Paths(site.join.material_dir)
+    desk = desk_of(site)
+    try:
+        pin = fingerprint(paths.tls_certificate)
+    except MaterialError as error:
+        raise ServiceNotReady(str(error)) from error
+    counter = Counter(desk, Limits(site.join.requests_per_s, site.join.requests_burst))
+    host, _, port = site.join.listen.rpartition(":")
+    server = _Server(
+        uvicorn.Config(
+            counter.app(),
+            host=host,
+            port=int(port),
+            ssl_keyfile=str(paths.tls_key),
+            ssl_certfile=str(paths.tls_certificate),
+            http=_Impatient,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+        )
+    )
+    # uvicorn ends at these, and then gives them back to whoever handled them before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server.says = {"listen": site.join.listen, "fingerprint": pin}
+    forgetting = asyncio.create_task(counter.forget_now_and_then())
+    await server.serve()
+    forgetting.cancel()
+    log.info("stopped")

@@ -1,0 +1,120 @@
+"""What a node runs at boot where it joins by ticket: a /bin/sh script, the same bytes for the same launch.
+
+It holds the ticket, where the join service is and how its certificate is known, and no key. Where the image does
+not bring flux-node-join, it is fetched from the service, over the same pinned TLS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodemanager.config import Provider, Site
+from nodemanager.flux.bootstrap import BootstrapError, find_flux
+from nodemanager.join.material import MaterialError, Paths, fingerprint
+from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_key
+from nodemanager.model import LaunchId
+
+SIZE_MAX_BYTES = 4096
+
+
+class UserDataError(Exception):
+    """No node can be made to join as the site is; the text says why."""
+
+
+class UserData:
+    """The scripts of one site. Its files are read once. Raises :class:`UserDataError`."""
+
+    def __init__(self, site: Site) -> None:
+        paths = Paths(site.join.material_dir)
+        try:
+            self._key: SiteKey = read_key(paths.site_key)
+            self._values = _values(site, fingerprint(paths.tls_certificate))
+        except (KeyUnusableError, MaterialError, BootstrapError) as error:
+            raise UserDataError(str(error)) from error
+        self._client = site.join.client
+
+    def __call__(self, launch: LaunchId) -> str:
+        values = {**self._values, "LAUNCH": launch, "TICKET": self._key.ticket(launch)}
+        return script(values, self._client)
+
+
+def script(values: Mapping[str, str], client: str) -> str:
+    """The script with these settings. ``client``: the path of flux-node-join in the image; "" has it fetched."""
+    lines = [f"export FLUX_NODE_JOIN_{name}={quoted(value)}" for name, value in sorted(values.items())]
+    start = f"exec {quoted(client)}\n" if client else _FETCH
+    made = _HEAD + "\n".join(lines) + "\n" + start
+    size_bytes = len(made.encode())
+    if size_bytes >= SIZE_MAX_BYTES:
+        raise UserDataError(
+            f"the user-data would have {size_bytes} bytes, {SIZE_MAX_BYTES} are too many: shorten [Join] addresses"
+        )
+    return made
+
+
+def quoted(value: str) -> str:
+    """A word of the shell, in quotes whatever it holds: what is safe without is not for us to judge."""
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
+def _values(site: Site, pin: str) -> dict[str, str]:
+    # A local node runs this machine's flux; any other one that of its image.
+    flux = find_flux(site.join.flux) if site.cloud.provider is Provider.LOCAL else site.join.flux
+    return {
+        "ADDRESSES": " ".join(site.join.addresses),
+        "FINGERPRINT": pin,
+        "DIR": str(site.join.node_dir),
+        "HOSTS": str(site.join.hosts_file),
+        "POWEROFF": site.join.poweroff,
+        "SILENCE_MAX_S": f"{site.timing.manager_silence_max_s:g}",
+        "FLUX": flux,
+        "USER": site.join.node_user,
+        "SYSTEMD": "yes" if site.join.systemd else "no",
+    }
+
+
+_HEAD = """\
+#!/bin/sh
+# Joins this node to its Flux instance. The ticket is good for one use.
+# shellcheck disable=SC2016 # values are kept as they are, commands too
+set -u
+umask 077
+"""
+
+# A node that nobody lets in must end its own cost too, so the fetch is given up after the same silence.
+_FETCH = """\
+export FLUX_NODE_JOIN_PARENT="$PPID"
+mkdir -p "$FLUX_NODE_JOIN_DIR" || exit 1
+client=$FLUX_NODE_JOIN_DIR/flux-node-join
+python3 - "$client" <<'EOF' || exec /bin/sh -c "$FLUX_NODE_JOIN_POWEROFF"
+import hashlib, http.client, os, ssl, sys, time
+get = lambda name: os.environ["FLUX_NODE_JOIN_" + name]
+class Pinned(http.client.HTTPSConnection):
+    def connect(self):
+        super().connect()
+        if hashlib.sha256(self.sock.getpeercert(True)).hexdigest() != get("FINGERPRINT"):
+            raise OSError("another certificate")
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+tls.check_hostname = False
+tls.verify_mode = ssl.CERT_NONE
+end = time.monotonic() + float(get("SILENCE_MAX_S"))
+pause = 1
+while time.monotonic() < end:
+    for address in get("ADDRESSES").split():
+        host, _, port = address.rpartition(":")
+        try:
+            service = Pinned(host.strip("[]"), int(port), timeout=10, context=tls)
+            service.request("GET", "/v1/flux-node-join")
+            answer = service.getresponse()
+            text = answer.read()
+            if answer.status == 200:
+                with open(sys.argv[1], "wb") as file:
+                    file.write(text)
+                sys.exit()
+        except (OSError, http.client.HTTPException) as fault:
+            print("flux-node-join: %s: %s" % (address, fault), file=sys.stderr)
+    time.sleep(pause)
+    pause = min(30, 2 * pause)
+sys.exit(1)
+EOF
+exec python3 "$client"
+"""

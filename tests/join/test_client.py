@@ -1,0 +1,276 @@
+"""The client's own parts: its files, what it asks the kernel, what it runs on."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.join import flux_node_join
+from nodemanager.join.flux_node_join import (
+    HOSTS_BEGIN,
+    HOSTS_END,
+    CannotJoin,
+    Machine,
+    Settings,
+    flux_toml,
+    hand_over,
+    is_task,
+    job_processes,
+    serves_the_broker,
+    with_hosts,
+    write_private,
+    write_through,
+)
+
+SOURCE = Path(flux_node_join.__file__)
+OLD_PYTHONS = ("python3.8", "python3.9")
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
+addresses = st.ip_addresses().map(str)
+lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20)
+
+
+# --- what it runs on --------------------------------------------------------------------------------------
+
+
+def test_the_one_in_bin_is_the_same_and_may_be_run() -> None:
+    command = SOURCE.parents[2] / "bin" / "flux-node-join"
+    assert command.read_text() == SOURCE.read_text()
+    assert os.access(command, os.X_OK)
+
+
+def test_it_is_python_3_8_and_imports_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(SOURCE.read_text(), feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("python", OLD_PYTHONS)
+def test_an_old_python_runs_it(python: str, tmp_path: Path) -> None:
+    kept = sorted(Path.home().glob(f".pyenv/versions/*/bin/{python}"))
+    found = str(kept[0]) if kept else shutil.which(python)
+    if found is None:
+        pytest.skip(f"no {python} here")
+    ran = subprocess.run([found, SOURCE, tmp_path], capture_output=True, check=False)
+    assert ran.returncode == flux_node_join.EXIT_SETTINGS
+    assert b"FLUX_NODE_JOIN_* or FOLDER/join.json is needed" in ran.stderr
+
+
+# --- its files --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(lines, max_size=5), st.dictionaries(names, addresses), st.dictionaries(names, addresses))
+def test_the_hosts_block_is_replaced_and_all_else_is_kept(
+    others: list[str], before: dict[str, str], after: dict[str, str]
+) -> None:
+    foreign = [line for line in others if line not in (HOSTS_BEGIN, HOSTS_END)]
+    text = "".join(f"{line}\n" for line in foreign)
+    once = with_hosts(with_hosts(text, before), after)
+    assert with_hosts(text, after) == once
+    assert once.startswith(text)
+    block = once[len(text) :].splitlines()
+    assert [tuple(line.split("\t")) for line in block[1:-1]] == [(after[name], name) for name in sorted(after)]
+    assert with_hosts(once, {}) == text
+
+
+def test_a_hosts_line_that_is_none_is_left_out() -> None:
+    assert "evil" not in with_hosts("", {"good": "10.0.0.1", "evil\n6.6.6.6 bank": "10.0.0.2", "x": "evil"})
+
+
+def test_a_hosts_file_keeps_its_mode_and_a_private_one_is_private(tmp_path: Path) -> None:
+    hosts, secret = tmp_path / "hosts", tmp_path / "secret"
+    hosts.write_text("")
+    hosts.chmod(0o644)
+    write_through(hosts, "127.0.0.1 localhost\n")
+    write_private(secret, "x")
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (hosts, secret)] == [0o644, 0o600]
+
+
+def test_the_configuration_is_toml_whatever_the_table_holds() -> None:
+    table = {"hosts": [{"host": 'a"b\\c\x7f', "bind": "tcp://*:1"}, {"host": "é[1-2]"}], "enable_ipv6": True}
+    read = tomllib.loads(flux_toml(table, "/x y/curve.cert"))
+    assert read["bootstrap"] == {**table, "curve_cert": "/x y/curve.cert"}
+    assert read["resource"] == {"noverify": True}
+
+
+# --- what it asks the kernel ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose children stand for those of a broker: two, one of which has a child."""
+    script = "sleep 600 & sh -c 'sleep 600; true' & wait"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as process:
+        yield process
+        os.killpg(process.pid, 9)
+
+
+def test_a_brokers_children_are_jobs_but_not_their_children(broker: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + 20
+    while len(job_processes(broker.pid, "")[0]) < 2:
+        assert time.monotonic() < deadline_s
+    assert job_processes(os.getppid(), "/nowhere")[1] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        b"/opt/flux/libexec/flux/cmd/flux-run-housekeeping\0",
+        b"sh\0/etc/flux/system/housekeeping\0",
+        b"/opt/flux/libexec/flux/cmd/flux-module-exec\0heartbeat\0",
+    ],
+)
+def test_what_serves_the_broker_is_no_job(command: bytes) -> None:
+    assert serves_the_broker(command)
+
+
+def test_a_job_is_none_of_these() -> None:
+    assert not serves_the_broker(b"/opt/flux/libexec/flux/flux-shell\093264543744\0")
+
+
+def test_a_task_is_known_by_what_its_shell_gave_it() -> None:
+    environ = b"PATH=/bin\0FLUX_URI=local:///run/r/local\0FLUX_TASK_RANK=0\0"
+    assert is_task(environ, "/run/r")
+    assert not is_task(environ, "/run/other")
+    assert not is_task(b"FLUX_URI=local:///run/r/local\0", "/run/r")  # somebody's shell, or housekeeping
+
+
+# --- systemd ----------------------------------------------------------------------------------------------
+
+
+def test_the_unit_is_one(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here")
+    unit = tmp_path / "flux-node-join.service"
+    unit.write_text(flux_node_join.UNIT.format(python="/bin/sh", program=SOURCE, folder=tmp_path))
+    ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert str(unit) not in ran.stderr, ran.stderr
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+[ "$1" != "$(cat "$(dirname "$0")/refuses" 2>/dev/null)" ]
+"""
+
+
+def settings_in(folder: Path, **values: str) -> Settings:
+    return Settings(
+        {
+            "LAUNCH": "cloud1-1",
+            "TICKET": "t",
+            "ADDRESSES": "",
+            "FINGERPRINT": "",
+            "DIR": str(folder),
+            "HOSTS": str(folder / "hosts"),
+            "POWEROFF": "true",
+            "SILENCE_MAX_S": "3600",
+            "SYSTEMD": "yes",
+            **values,
+        }
+    )
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a command that stands where systemctl would; it writes down what it is asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "systemctl").write_text(SYSTEMCTL)
+    (folder / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: Path) -> None:
+    unit = tmp_path / "flux-node-join.service"
+    assert hand_over(settings_in(tmp_path), unit, str(systemctl))
+    assert (systemctl / "asked").read_text().splitlines() == [
+        "daemon-reload",
+        "enable flux-node-join.service",
+        "restart flux-node-join.service",
+    ]
+    assert f"ExecStart={sys.executable} {tmp_path}/flux-node-join {tmp_path}\n" in unit.read_text()
+    assert (tmp_path / "flux-node-join").read_text() == SOURCE.read_text()
+
+
+def test_without_a_systemd_that_does_it_the_client_runs_itself(tmp_path: Path, systemctl: Path) -> None:
+    unit = tmp_path / "flux-node-join.service"
+    assert not hand_over(settings_in(tmp_path), unit, str(tmp_path / "no systemd"))
+    assert not hand_over(settings_in(tmp_path, SYSTEMD="no"), unit, str(systemctl))
+    assert not (systemctl / "asked").exists()
+    (systemctl / "refuses").write_text("enable")
+    assert not hand_over(settings_in(tmp_path), unit, str(systemctl))
+
+
+# --- whether this machine can join at all -----------------------------------------------------------------
+
+
+def test_another_owner_of_the_instance_is_said_in_plain_words(tmp_path: Path, systemctl: Path) -> None:
+    (systemctl / "flux").write_text("#!/bin/sh\necho commands: 0.88.0\n")
+    (systemctl / "flux").chmod(0o755)
+    machine = Machine(settings_in(tmp_path))
+    machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
+    with pytest.raises(CannotJoin, match=r"rank 0 belongs to uid 4242.*set \[Join\] node_user"):
+        machine.check({"flux_version": "0.88.0", "owner_uid": 4242})
+    nobody = Machine(settings_in(tmp_path, USER="nobody-of-this-name"))
+    with pytest.raises(CannotJoin, match="no user nobody-of-this-name"):
+        nobody.check({"flux_version": "0.88.0", "owner_uid": 4242})
+
+
+def test_an_image_without_flux_is_said_in_plain_words(tmp_path: Path) -> None:
+    machine = Machine(settings_in(tmp_path, FLUX=str(tmp_path / "no flux")))
+    with pytest.raises(CannotJoin, match="install flux-core in the image"):
+        machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
+
+
+def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> None:
+    """An image that was made of a node which had joined."""
+    Machine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
+    assert Machine(settings_in(tmp_path)).load()["lease_key"] == "k"
+    assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
+
+
+FOLLOWER = """#!/bin/sh
+echo "$(id -u) $HOME $FLUX_NODE_JOIN_TICKET$FLUX_URI"
+cat "$2"/flux.toml "$(sed -n 's/curve_cert = "\\(.*\\)"/\\1/p' "$2/flux.toml")"
+: > "$3/socket"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a broker as somebody else")
+def test_the_broker_runs_as_the_instances_owner_who_reads_what_it_needs_and_none_of_our_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = pwd.getpwnam("nobody")
+    monkeypatch.setenv("FLUX_NODE_JOIN_TICKET", "the ticket")
+    with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
+        folder = Path(directory)
+        folder.chmod(0o755)
+        (folder / "flux").write_text(FOLLOWER)
+        (folder / "flux").chmod(0o755)
+        (folder / "node").mkdir(mode=0o700)
+        machine = Machine(settings_in(folder / "node", FLUX=str(folder / "flux"), USER="nobody"))
+        assert machine.broker_user()[0] == owner.pw_uid
+        command = ["{flux}", "broker", "{conf}", "{rundir}"]
+        machine.start_broker({"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": command})
+        assert machine.broker is not None
+        assert machine.broker.wait(20) == 0, machine.broker_tail()
+        said = machine.broker_tail()
+        assert said.startswith(f"{owner.pw_uid} {owner.pw_dir} \n")
+        assert said.endswith("a certificate")
+        assert machine.broker_status() == "status 0"

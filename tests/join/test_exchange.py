@@ -1,0 +1,108 @@
+"""What the manager and the service leave for each other, on a real disk."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodemanager.facts import NodeReported
+from nodemanager.join.exchange import FileExchange, Folder, RosterFile, RosterUnreadableError, decoded, encoded
+from nodemanager.join.ledger import READ_MAX, REPORTS_KEPT_MAX, Ledger
+from nodemanager.model import JoinPhase, LaunchId, RosterEntry, SlotName
+from nodemanager.ports import JoinError
+from tests.join.desks import entry
+
+entries = st.builds(
+    RosterEntry,
+    st.text(min_size=1).map(LaunchId),
+    st.text(min_size=1).map(SlotName),
+    st.floats(0, 1e12),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.text(), max_size=3).map(tuple),
+)
+
+
+@given(st.lists(entries, max_size=4).map(tuple), st.floats(0, 1e12))
+def test_a_roster_is_read_as_it_was_written(roster: tuple[RosterEntry, ...], wall_at: float) -> None:
+    assert decoded(encoded(roster, wall_at)) == (roster, wall_at)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.text() | st.sampled_from(["[]", "{}", '{"version": 2}', '{"version": 1, "entries": [[1]], "written_at": 0}'])
+)
+def test_what_is_no_roster_is_refused_and_never_taken_for_an_empty_one(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "roster.json"
+    file.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(RosterUnreadableError, match="does a manager run"):
+        RosterFile(file, lambda: 0.0, lambda: 0.0).current()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.wall_at = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return self.wall_at
+
+
+def test_the_age_of_a_sign_of_life_counts_without_the_wall_clock(tmp_path: Path) -> None:
+    clock, folder = Clock(), Folder(tmp_path)
+    exchange = FileExchange(folder)
+    exchange.post((entry(),), 900.0)
+    roster = RosterFile(folder.roster, clock.monotonic_s, clock.wall)
+    assert roster.current() == ((entry(),), 100.0)  # it was there before us
+    exchange.post((), 5000.0)
+    clock.now_s, clock.wall_at = 10.0, 9999.0
+    assert roster.current() == ((), 0.0)
+    clock.now_s, clock.wall_at = 25.0, 0.0  # and jumps back
+    assert roster.current() == ((), 15.0)
+
+
+def test_only_its_owner_reads_what_is_exchanged(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    FileExchange(folder).post((), 0.0)
+    Ledger(folder.ledger)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (folder.roster, folder.ledger)} == {0o600}
+
+
+def test_each_report_is_read_once_and_a_new_manager_reads_them_all(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    exchange = FileExchange(folder)
+    assert exchange.reports() == ()  # there is no service yet
+    ledger = Ledger(folder.ledger)
+    reports = [NodeReported(LaunchId("a"), JoinPhase.ENDED, str(number), 0.0) for number in range(3)]
+    for report in reports[:2]:
+        ledger.report(report)
+    assert exchange.reports() == tuple(reports[:2])
+    ledger.report(reports[2])
+    assert exchange.reports() == (reports[2],)
+    assert FileExchange(folder).reports() == tuple(reports)
+
+
+def test_more_reports_than_are_read_at_once_are_all_read(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    ledger = Ledger(folder.ledger)
+    launches = READ_MAX // REPORTS_KEPT_MAX + 1
+    for launch in range(launches):
+        for _ in range(REPORTS_KEPT_MAX + 5):  # the oldest five of each are dropped
+            ledger.report(NodeReported(LaunchId(str(launch)), JoinPhase.ENDED, "", 0.0))
+    assert len(FileExchange(folder).reports()) == launches * REPORTS_KEPT_MAX
+
+
+def test_a_damaged_ledger_or_folder_is_said(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.ledger.write_text("no database, though it is long enough to be taken for one" * 50)
+    with pytest.raises(JoinError, match=r"ledger\.sqlite"):
+        FileExchange(folder).reports()
+    with pytest.raises(JoinError, match="cannot be written"):
+        FileExchange(Folder(tmp_path / "nowhere")).post((), 0.0)

@@ -1,0 +1,111 @@
+"""What a node runs at boot: the same for the same launch, small, and without a key."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodemanager.config import Site, load_site
+from nodemanager.join.material import Paths, make_material
+from nodemanager.join.tickets import read_key
+from nodemanager.join.user_data import SIZE_MAX_BYTES, UserData, UserDataError, script
+from nodemanager.model import LaunchId
+
+SITE = """
+[Site]
+cluster = lab
+state_dir = state
+[Flux]
+head_address = 10.0.0.1
+join = service
+[Cloud]
+provider = local
+[Limits]
+nodes_max = 5
+price_per_hour_max = 10
+[Join]
+flux = sh
+{join}
+[Node cloud]
+cores = 2
+memory = 1GiB
+price_per_hour = 0.1
+slots = cloud[1-2]
+"""
+CURVE = "# a certificate\nsecret"
+
+
+def a_site(folder: Path, join: str = "") -> Site:
+    (folder / "site.ini").write_text(SITE.format(join=join), encoding="utf-8")
+    conf = folder / "state" / "flux" / "conf.d"
+    conf.mkdir(parents=True, exist_ok=True)
+    (conf / "flux.toml").write_text('[bootstrap]\ncurve_cert = "x"\nhosts = [{host = "head"}]\n', encoding="utf-8")
+    (conf.parent / "curve.cert").write_text(CURVE, encoding="utf-8")
+    site = load_site(folder / "site.ini")
+    make_material(site, conf.parent)
+    return site
+
+
+def test_the_same_launch_has_the_same_bytes_whoever_asks_and_another_has_others(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    made = UserData(site)(LaunchId("cloud1-1"))
+    assert UserData(load_site(tmp_path / "site.ini"))(LaunchId("cloud1-1")) == made
+    assert UserData(site)(LaunchId("cloud1-2")) != made
+
+
+def test_it_is_small_and_holds_the_ticket_and_no_key(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    made = UserData(site)(LaunchId("cloud1-1"))
+    paths = Paths(site.join.material_dir)
+    assert len(made.encode()) < SIZE_MAX_BYTES
+    assert read_key(paths.site_key).ticket(LaunchId("cloud1-1")) in made
+    for secret in (paths.site_key.read_text().strip(), "secret", paths.tls_key.read_text().splitlines()[1]):
+        assert secret not in made
+
+
+def test_one_that_would_be_too_large_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    addresses = ",".join(f"host{number}.example.org:8443" for number in range(200))
+    with pytest.raises(UserDataError, match=r"shorten \[Join\] addresses"):
+        UserData(a_site(tmp_path, f"addresses = {addresses}"))(LaunchId("cloud1-1"))
+
+
+def test_without_its_key_it_says_what_to_do(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    key = Paths(site.join.material_dir).site_key
+    key.chmod(0o640)
+    with pytest.raises(UserDataError, match="chmod 600"):
+        UserData(site)
+    key.unlink()
+    with pytest.raises(UserDataError, match="flux-node-manager init"):
+        UserData(site)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60),
+    st.sampled_from(["", "/usr/bin/it's here"]),
+)
+def test_every_value_reaches_the_client_as_it_is(value: str, client: str) -> None:
+    made = script({"POWEROFF": value}, client)
+    shown = (
+        made.replace("exec ", 'printf %s "$FLUX_NODE_JOIN_POWEROFF"; exit; exec ', 1)
+        if client
+        else (made.partition("export FLUX_NODE_JOIN_PARENT")[0] + 'printf %s "$FLUX_NODE_JOIN_POWEROFF"\n')
+    )
+    ran = subprocess.run(["sh", "-c", shown], capture_output=True, check=True)
+    assert ran.stdout.decode() == value
+
+
+@pytest.mark.parametrize("join", ["", "client = /usr/bin/flux-node-join"])
+def test_it_is_plain_shell(tmp_path: Path, join: str) -> None:
+    file = tmp_path / "user-data"
+    file.write_text(UserData(a_site(tmp_path, join))(LaunchId("cloud1-1")), encoding="utf-8")
+    subprocess.run(["sh", "-n", file], check=True)
+    if shutil.which("shellcheck"):
+        checked = subprocess.run(["shellcheck", "-s", "sh", file], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
