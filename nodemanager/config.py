@@ -277,6 +277,8 @@ class _Loading:
         if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
             return node_types
         try:
+            if not ConfigFile.holders(flux.bootstrap_dir):
+                return node_types  # it declares no slots yet
             file = ConfigFile.of(flux.bootstrap_dir)
             division = division_in(file.read())
         except FluxConfigError as error:

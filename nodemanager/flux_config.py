@@ -214,7 +214,7 @@ class ConfigFile:
     @classmethod
     def of(cls, folder: Path) -> ConfigFile:
         """The file in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
-        holders = [path for path in sorted((folder / "conf.d").glob("*.toml")) if "resource" in cls(path).read()]
+        holders = cls.holders(folder)
         if len(holders) != 1:
             found = ", ".join(str(path) for path in holders) or "none"
             raise FluxConfigError(
@@ -222,6 +222,12 @@ class ConfigFile:
                 " bootstrap_dir the folder that init wrote?"
             )
         return cls(holders[0])
+
+    @classmethod
+    def holders(cls, folder: Path) -> tuple[Path, ...]:
+        """The files in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
+        files = sorted((folder / "conf.d").glob("*.toml"))
+        return tuple(path for path in files if "resource" in cls(path).read())
 
     def text(self) -> str:
         try:
