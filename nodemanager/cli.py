@@ -358,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SUBJECT",
         help="; ".join(f"for {verb}: {subject}" for verb, subject in SUBJECTS.items()),
     )
-    parser.add_argument("--json", action="store_true", help="for verbs that ask or steer: JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="for verbs that show something: JSON instead of tables")
     parser.add_argument("--at", metavar="TIME", help='for explain: why it was so at a time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far back (7d)")
     parser.add_argument("--follow", action="store_true", help="for events: go on with what happens")

@@ -17,7 +17,7 @@ from nodemanager.web.board import Board
 from nodemanager.web.control import Control, Operated
 from nodemanager.web.listen import UnixSocket, place_of
 from nodemanager.web.metrics import Metrics
-from nodemanager.web.server import Served
+from nodemanager.web.answers import Served
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, the_token
 from nodemanager.web.views import Document, status

@@ -40,7 +40,7 @@ def span(span_s: float | None) -> str:
     return duration(span_s) if span_s is not None else "-"
 
 
-def because(reason: Mapping[str, Any] | None) -> str:
+def why(reason: Mapping[str, Any] | None) -> str:
     return str(reason["text"]) if reason else ""
 
 
@@ -94,7 +94,7 @@ def _head(document: Mapping[str, Any]) -> Table:
 
 def _decides(document: Mapping[str, Any]) -> Text:
     if document["stands_still"]:
-        return Text(because(document["stands_still"]), style="bold red")
+        return Text(why(document["stands_still"]), style="bold red")
     if document["safe_mode"]["on"]:
         return Text("carefully: a list lacked a large part of the fleet, and is doubted", style="bold yellow")
     return Text("yes" if document["acts"] else "and only says so", style="green" if document["acts"] else "yellow")
@@ -123,10 +123,10 @@ def _nodes_by_type(document: Mapping[str, Any]) -> Table:
 def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
     lines = [
         f"not bought: {block['node_type']} {block['zone'] or ''} until {clock(block['until_at'])}:"
-        f" {because(block['reason'])}"
+        f" {why(block['reason'])}"
         for block in document["blocks"]
     ]
-    lines += [f"warning: {because(warning)}" for warning in document["warnings"]]
+    lines += [f"warning: {why(warning)}" for warning in document["warnings"]]
     lines += [
         f"{name} does not answer: {source['failure']}"
         for name, source in document["sources"].items()
@@ -149,7 +149,7 @@ def nodes(document: Mapping[str, Any]) -> Table:
             span(document["at"] - node["since_at"]),
             span(node["window"]["left_s"]) if node["window"] else "-",
             money(node["cost"]),
-            because(node["reason"]),
+            why(node["reason"]),
         )
     return table
 
@@ -165,7 +165,7 @@ def jobs(document: Mapping[str, Any]) -> RenderableType:
             job["state"],
             _wants(job),
             span(job["waits_s"]),
-            because(job["reason"]) or ", ".join(job["on"]),
+            why(job["reason"]) or ", ".join(job["on"]),
         )
     left_out = document["total"] - len(document["jobs"])
     return Group(table, Text(f"and {left_out} more", style="dim")) if left_out > 0 else table
@@ -184,7 +184,7 @@ def explained(document: Mapping[str, Any]) -> Group:
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", because(reason) or "nothing is said of it"),
+        ("because", why(reason) or "nothing is said of it"),
     ]
     if reason:
         rows.append(("reason", reason["code"]))
@@ -255,7 +255,7 @@ def _of_type(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
 def _history(history: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("at", "what", "because", title="what is on record")
     for line in history:
-        table.add_row(clock(line["at"]), f"{line['kind']} {line['what']}", because(line["reason"]))
+        table.add_row(clock(line["at"]), f"{line['kind']} {line['what']}", why(line["reason"]))
     return table
 
 
@@ -270,13 +270,13 @@ def plan(document: Mapping[str, Any]) -> Group:
             action["slot"] or action["node"],
             action["node_type"] or "",
             ", ".join(action["serves"]),
-            because(action["reason"]),
+            why(action["reason"]),
         )
     types = _table("type", "wanted", "because", right=["wanted"])
     for name, reason in document["types"].items():
-        types.add_row(name, str(document["nodes_wanted"].get(name, 0)), because(reason))
+        types.add_row(name, str(document["nodes_wanted"].get(name, 0)), why(reason))
     still = document["stands_still"]
-    first = Text(because(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
+    first = Text(why(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
     waiting = Text(f"jobs that wait: {_counts(document['jobs_waiting']) or 'none'}")
     parts: list[RenderableType] = [first, *([table] if document["actions"] else []), types, waiting]
     return Group(*parts)
@@ -288,7 +288,7 @@ def event(document: Mapping[str, Any]) -> Text:
     text.append(f"{document['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
     text.append(f"{document['what']:<14} {document['subject']}", style="")
     if document["reason"]:
-        text.append(f"  {because(document['reason'])}", style="cyan")
+        text.append(f"  {why(document['reason'])}", style="cyan")
     elif document["figures"].get("story"):
         text.append(f"  was {document['figures'].get('was', '')}", style="dim")
     return text

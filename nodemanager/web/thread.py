@@ -15,7 +15,8 @@ import structlog
 import uvicorn
 
 from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
-from nodemanager.web.server import Served, application
+from nodemanager.web.answers import Served
+from nodemanager.web.server import application
 
 AGAIN_S = 5.0
 CLOSE_S = 1

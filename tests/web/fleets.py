@@ -19,10 +19,11 @@ from nodemanager.journal.chronicle import Follower
 from nodemanager.journal.reader import JournalReader
 from nodemanager.model import Holding, Job, JobState, NodeState
 from nodemanager.web.access import Access
+from nodemanager.web.answers import Served
 from nodemanager.web.board import Board
 from nodemanager.web.control import Control, ReloadRefused
 from nodemanager.web.metrics import Metrics
-from nodemanager.web.server import Served, application
+from nodemanager.web.server import application
 from nodemanager.web.views import Document
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, a_type, tasks, whole_nodes
 
