@@ -39,7 +39,13 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
+    def close(self) -> None:
+        os.close(self._to)
+        self._from.close()
+
     def open(self, url: str, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
+        self._call("Page.navigate", {"url": "about:blank"})  # whatever was there asks nobody any more
+        self.errors.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -119,9 +125,10 @@ def a_browser() -> Iterator[Browser]:
         )
         os.close(to_read)
         os.close(from_write)
+        browser = Browser(to_write, from_read)
         try:
-            yield Browser(to_write, from_read)
+            yield browser
         finally:
             process.terminate()
             process.wait(WITHIN_S)
-            os.close(to_write)
+            browser.close()
