@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import structlog
@@ -13,16 +14,17 @@ from nodemanager.journal.reader import JournalReader
 from nodemanager.journal.writer import Journal
 from nodemanager.settings import Viewers
 from nodemanager.web.access import Access
+from nodemanager.web.answers import Served
 from nodemanager.web.board import Board
 from nodemanager.web.control import Control, Operated
 from nodemanager.web.listen import UnixSocket, place_of
 from nodemanager.web.metrics import Metrics
-from nodemanager.web.answers import Served
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, the_token
 from nodemanager.web.views import Document, status
 
 JOURNAL = "journal.sqlite"
+STATUS_EVERY_S = 1.0
 
 
 class Front:
@@ -35,6 +37,8 @@ class Front:
         self._journal = Journal(site.state_dir / JOURNAL)
         self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
+        self._status: Document = {}
+        self._status_made_s = float("-inf")
         self._log: Any = structlog.get_logger()
 
     def publish(self, published: Published) -> None:
@@ -42,9 +46,13 @@ class Front:
         self._chronicle.publish(published)
 
     def status(self) -> Document:
-        """For whoever asks by Flux itself."""
-        posted = self.board.posted
-        return status(posted.published) if posted is not None else {"acts": False}
+        """For whoever asks by Flux itself; made at most once a second, for any user may ask as often as he likes."""
+        now_s = time.monotonic()
+        if now_s - self._status_made_s >= STATUS_EVERY_S:
+            posted = self.board.posted
+            self._status = status(posted.published) if posted is not None else {"acts": False}
+            self._status_made_s = now_s
+        return self._status
 
     def start(self, service: Operated) -> None:
         self._journal.start()

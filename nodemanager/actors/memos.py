@@ -1,7 +1,7 @@
 """Why each waiting job waits, where users look for it: a text on the job, set only when it has become another.
 
-The first jobs of the queue come first, so many a second. What a text says stays true while it stands there: it names
-clock times, never how long something still takes.
+The first jobs of the queue come first, so many a second. What a text says stays true while it stands there: it
+names clock times, never how long something still takes.
 """
 
 from __future__ import annotations

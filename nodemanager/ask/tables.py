@@ -84,8 +84,10 @@ def _head(document: Mapping[str, Any]) -> Table:
             ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
             (
                 "cost",
-                f"{money(document['price_per_hour'])} an hour of {money(limits['price_per_hour_max'])},"
-                f" {money(spent['today'])} today (an estimate)",
+                (
+                    f"{money(document['price_per_hour'])} an hour of {money(limits['price_per_hour_max'])},"
+                    f" {money(spent['today'])} today (an estimate)"
+                ),
             ),
             ("data age", sources),
         ]

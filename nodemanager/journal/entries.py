@@ -100,8 +100,8 @@ class Entries:
         entries: list[Entry] = []
         for it in publications:
             edge = Edge(it.snapshot.now_s, it.snapshot.wall_at)
-            entries += self._decisions(it, edge)
             entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
+            entries += self._decisions(it, edge)
         edge = Edge(newest.snapshot.now_s, newest.snapshot.wall_at)
         for changes in (_moves, _reasons, _jobs, _of_the_service):
             entries += changes(last, newest, edge)

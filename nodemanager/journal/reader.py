@@ -1,4 +1,4 @@
-"""What the journal tells: spend, reports, and why something was so at a time in the past. Read-only, for any thread."""
+"""What the journal tells: spend, reports, why something was so in the past. Read-only, for any thread."""
 
 from __future__ import annotations
 

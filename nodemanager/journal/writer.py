@@ -1,8 +1,8 @@
 """The one writer of the journal: SQLite, in a thread of its own.
 
 The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
-read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved aside,
-what cannot be written is left out and counted.
+read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
+aside, what cannot be written is left out and counted.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/nodes", "Every node, with its reason", answers.nodes),
     Endpoint("GET", "/fleet", "Every node in a few characters", answers.fleet),
     Endpoint("GET", "/history", "The fleet over time, since the service began", answers.history),
-    Endpoint("GET", "/jobs", "The active jobs, with their reasons; to the owner", answers.jobs, parameters=[_LIMIT]),
+    Endpoint("GET", "/jobs", "The active jobs, with their reasons", answers.jobs, parameters=[_LIMIT]),
     Endpoint(
         "GET",
         "/explain/job/{name}",
@@ -62,7 +62,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         [Parameter("name", "path", "a job's id, in any of Flux's forms", {"type": "string"}), _AT],
         (200, 400, 401, 404, 503),
     ),
-    Endpoint("GET", "/explain/node/{name}", "Why a node is treated as it is", answers.explain_node, parameters=[_NAME, _AT]),
+    Endpoint(
+        "GET", "/explain/node/{name}", "Why a node is treated so", answers.explain_node, parameters=[_NAME, _AT]
+    ),
     Endpoint(
         "GET",
         "/explain/type/{name}",

@@ -1,4 +1,4 @@
-"""Why one job waits, why one node is treated as it is, why a type is bought or not: from the planner's own reasons."""
+"""Why a job waits, a node is treated as it is, a type is bought or not: from the planner's own reasons."""
 
 from __future__ import annotations
 

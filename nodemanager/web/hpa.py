@@ -1,8 +1,7 @@
 """Kubernetes' custom metrics, by the names and paths of flux-metrics-api, so that what scales by those goes on.
 
-https://github.com/converged-computing/flux-metrics-api; the documents are those of custom.metrics.k8s.io/v1beta2. The
-values are the instance's own, of all its users: those there count the jobs of the asking user, and by states whose
-letters' case never matched.
+https://github.com/converged-computing/flux-metrics-api; the documents are those of custom.metrics.k8s.io/v1beta2.
+The values are the instance's own, of all its users.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _listen_tcp(place: Tcp) -> Listening:
 
 
 def _listen_unix(path: Path) -> Listening:
-    """A second service of this site waits for the first: the lock goes with the process, the socket's file does not."""
+    """A second service of this site waits for the first: the lock goes with its process, the file does not."""
     if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise CannotListen(
             f"unix:{path}: a socket's path has {UNIX_PATH_MAX} bytes at most: say [Web] listen = unix:PATH"

@@ -1,4 +1,4 @@
-"""The metrics, for Prometheus: what stands is read off the latest publication at each scrape, what happens is counted.
+"""The metrics, for Prometheus: what stands is read off the latest publication, what happens is counted.
 
 Names begin with ``node_manager_``; money is an estimate in the site's currency.
 """

@@ -51,7 +51,7 @@ PAGES: tuple[tuple[str, str, str], ...] = (
 
 
 def application(served: Served, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
-    """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end when it is so."""
+    """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end then."""
     streams = Streams(served.board, ended)
     routes = [
         *(_route(served, endpoint) for endpoint in ENDPOINTS),

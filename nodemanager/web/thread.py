@@ -1,6 +1,6 @@
 """The server's one thread: it listens where the site says, and serves until told to stop.
 
-Where another service of the site listens (a second manager, that waits for the first), it tries again: a server that
+Where another service of the site listens (a second manager, that waits for the first), it tries again. A server that
 cannot listen is said in the log, and is no reason to stop a manager that nodes depend on.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 import uvicorn
 
-from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
 from nodemanager.web.answers import Served
+from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
 from nodemanager.web.server import application
 
 AGAIN_S = 5.0

@@ -1,4 +1,4 @@
-"""What operators set: a held node stays without work, a retired one goes once nothing runs there, a pause pauses."""
+"""What operators set: a held node stays without work, a retired one goes when idle, a pause pauses."""
 
 from __future__ import annotations
 

@@ -211,8 +211,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_what_is_old_is_let_go(path: Path) -> None:
     write(path, a_story())
-    later = [replace(it, published=replace(it.published, snapshot=replace(it.published.snapshot, wall_at=WALL_AT + 1e8)))
-             for it in a_story()[-1:]]  # fmt: skip
+    (last,) = a_story()[-1:]
+    far = replace(last.published, snapshot=replace(last.published.snapshot, wall_at=WALL_AT + 1e8))
+    later = [replace(last, published=far)]
     write(path, later)
     assert all(it["at"] > WALL_AT + 400 for it in JournalReader(path).entries())
 
@@ -222,7 +223,7 @@ def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None
     if content is not None:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    with pytest.raises(JournalUnreadable, match="journal.sqlite"):
+    with pytest.raises(JournalUnreadable, match=r"journal\.sqlite"):
         JournalReader(path).report(0, 1)
 
 
@@ -238,7 +239,7 @@ def test_what_is_published_reaches_the_file_by_the_time_the_service_has_stopped(
         chronicle.publish(happened.published)
     chronicle.stop(STOP_S)
     journal.stop(STOP_S)
-    assert [it["what"] for it in JournalReader(path).entries(kinds=["decided"])][0] == "BootNode"
+    assert JournalReader(path).entries(kinds=["decided"])[0]["what"] == "BootNode"
     assert (chronicle.left_out, journal.lost) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Operated on a real Flux: why a job waits stands on the job, Flux itself answers for us, and what operators set holds."""
+"""Operated on a real Flux: why a job waits stands on it, Flux answers for us, what operators set holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_flux_answers_how_the_fleet_stands(elastic: Elastic) -> None:
     assert (status()["cluster"], status()["nodes"]["total"]) == (elastic.site.cluster, 0)
 
 
-def test_a_held_node_gets_no_work_outlives_its_window_and_a_restart_and_goes_once_released(
+def test_a_held_node_gets_no_work_outlives_a_restart_and_goes_once_released(
     elastic: Elastic,
 ) -> None:
     first = elastic.start_manager()
@@ -104,9 +104,8 @@ def test_while_paused_nothing_is_bought_and_the_journal_tells_of_it(elastic: Ela
     elastic.eventually("the job has run", lambda: elastic.result(job) == "COMPLETED")
     elastic.eventually("the report has its cost", lambda: verb(elastic, "report", "--since", "1h")["cost"] > 0)
     told = [(event["kind"], event["what"]) for event in _events(elastic)]
-    assert (
-        told.index(("operator", "pause")) < told.index(("operator", "resume")) < told.index(("decided", "BootNode"))
-    )
+    story = [("operator", "pause"), ("operator", "resume"), ("decided", "BootNode")]
+    assert sorted(story, key=told.index) == story
 
 
 def _events(elastic: Elastic) -> list[dict[str, Any]]:

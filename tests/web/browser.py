@@ -1,4 +1,4 @@
-"""Headless Chromium, steered by the DevTools protocol over a pipe (``--remote-debugging-pipe``): no driver is needed."""
+"""Headless Chromium, steered by the DevTools protocol over a pipe: no driver is needed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def published(policy: Policy, snapshot: Snapshot, *, acts: bool = True) -> Publi
 
 
 def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Published:
-    """So many nodes of three types, most at work, and jobs that wait. ``moment``: seconds later, and a bit otherwise."""
+    """So many nodes of three types, most at work, and jobs that wait; a bit otherwise at another ``moment``."""
     sizes = {"cpu": count - count // 4 - count // 10, "large": count // 4, "gpu": count // 10}
     types = [
         a_type("cpu", slots=sizes["cpu"] + 4, cores=16, price="0.68"),
@@ -72,10 +72,10 @@ def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Published:
                     a_job(len(jobs) + 1_000, state=JobState.RUN, holds=(holding,), submitted_at=WALL_AT - 900)
                 )
     shapes = [whole_nodes(2), tasks(300, cores=4), tasks(1, cores=512), tasks(8, gpus=1, cores=2)]
-    for number in range(waiting):
-        jobs.append(
-            a_job(number + 1, shapes[number % len(shapes)], submitted_at=WALL_AT - 60 * number - 5, userid=0)
-        )
+    jobs += [
+        a_job(number + 1, shapes[number % len(shapes)], submitted_at=WALL_AT - 60 * number - 5, userid=0)
+        for number in range(waiting)
+    ]
     snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, jobs_ended=41)
     return published(policy, replace(snapshot, wall_at=WALL_AT + moment, now_s=NOW_S + moment / 1000))
 

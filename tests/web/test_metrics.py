@@ -16,7 +16,8 @@ from tests.web.fleets import Stand, a_fleet, a_stand, published
 NAMED = {  # what others rely on
     "nodes", "nodes_wanted", "jobs_pending", "jobs", "price_per_hour", "cost", "budget_left_per_hour",
     "node_up_seconds", "node_joined_seconds", "node_first_job_seconds", "decisions", "cloud_calls",
-    "cloud_call_errors", "capacity_blocks", "boots", "orphans", "data_age_seconds", "phase_seconds", "silent_seconds",
+    "cloud_call_errors", "capacity_blocks", "boots", "orphans", "data_age_seconds", "phase_seconds",
+    "silent_seconds",
 }  # fmt: skip
 
 
