@@ -46,7 +46,7 @@ class Front:
         self._chronicle.publish(published)
 
     def status(self) -> Document:
-        """For whoever asks by Flux itself; made at most once a second, for any user may ask as often as he likes."""
+        """For whoever asks by Flux itself. Made once a second at most: any user may ask as often as he likes."""
         now_s = time.monotonic()
         if now_s - self._status_made_s >= STATUS_EVERY_S:
             posted = self.board.posted

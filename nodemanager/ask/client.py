@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Client:
     def post(self, path: str, body: bytes | dict[str, object]) -> Any:
         return self._answer("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
 
-    def follow(self, after: int | None = None) -> Iterator[dict[str, Any]]:
+    def follow(self, after: int | None = None) -> Generator[dict[str, Any], None, None]:
         """Each event as it happens, until the service ends."""
         connection = self._connection(SILENCE_MAX_S)
         try:

@@ -3,7 +3,9 @@
 A service's requests arrive at the handle that registered it, and its name is free as soon as that handle is closed
 or its process is dead. So the claim has a handle and a small thread of its own, which does nothing but answer
 ``node-manager.owner`` and ``node-manager.status``: it answers while the port waits for a slow call, and while the
-watch takes in a backlog. To look whether we still hold the name is one RPC through the broker (0.5 ms) whose answer must carry our token:
+watch takes in a backlog.
+
+To look whether we still hold the name is one RPC through the broker (0.5 ms) whose answer must carry our token:
 it proves that the broker sends the name's requests here, which no variable of ours could.
 
 The claim is not taken again by itself when rank 0 comes back: what was on record may have changed meanwhile, so

@@ -21,7 +21,7 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
 )
-from nodemanager.fleet import supply
+from nodemanager.fleet import spending, supply
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.lives import Life
 from nodemanager.model import JobState
@@ -199,6 +199,10 @@ def _of_money(published: Published) -> Iterator[Metric]:
     yield _gauge("price_per_hour", "Of all that is, or may be, on the bill.", float(price))
     yield _gauge("price_per_hour_max", "The limit.", float(most))
     yield _gauge("budget_left_per_hour", "What the limit leaves.", float(most - price))
+    left: dict[tuple[str, ...], float] = {
+        (period,): float(amount) for period, amount in spending.left(published.snapshot, published.policy).items()
+    }
+    yield _gauges("budget_left", "What the budget leaves of the day and the month.", ("period",), left)
 
 
 def _of_the_service(published: Published) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """The server's one thread: it listens where the site says, and serves until told to stop.
 
-Where another service of the site listens (a second manager, that waits for the first), it tries again. A server that
-cannot listen is said in the log, and is no reason to stop a manager that nodes depend on.
+Where another service of the site listens (a second manager, that waits for the first), it tries again. A server
+that cannot listen is said in the log, and is no reason to stop a manager that nodes depend on.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,7 @@ def write(path: Path, *stories: list[Happened], between: Callable[[], None] = la
 
 
 @pytest.fixture
-def reader(path: Path) -> Iterator[JournalReader]:
+def reader(path: Path) -> JournalReader:
     write(path, a_story())
     return JournalReader(path)
 
