@@ -30,6 +30,7 @@ from nodemanager.settings import (
     Simulation,
     SiteSettings,
     Timing,
+    WebSettings,
     keys_of,
 )
 
@@ -44,6 +45,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Policy": Policy,
     "Join": JoinSettings,
     "Budget": BudgetSettings,
+    "Web": WebSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
 }
@@ -145,6 +147,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+    },
+    "Web": {
+        "listen": "Where status, control and the dashboard are served. `unix`: on the socket `web.sock` in "
+        "`state_dir`, which only its owner may use; a path is relative to the file's folder. `HOST:PORT`: on TCP, "
+        "for everybody who can reach it. `off`: nowhere, and the verbs that ask the service do not work.",
+        "token_file": "What those who steer must know. Made, readable by its owner only, where it is missing. "
+        "Relative to the file's folder; not given: `token` in `state_dir`.",
+        "hosts": "Names by which the service may be called over TCP, beside `localhost` and the address it listens "
+        "on. A request for another host is refused.",
+        "jobs_shown_to": "Whom the list of jobs is shown, and why each waits. `owner`: who uses the socket or has "
+        "the token; others see counts. `everybody`: everybody.",
     },
     "Join": {
         "listen": "Where the join service listens. Not given, and rank 0 on a loopback address: there.",

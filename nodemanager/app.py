@@ -25,16 +25,19 @@ from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import Join, Mode, Site, uuid_file
-from nodemanager.facts import FailureKind, FluxUnreachable, Tick
+from nodemanager.config import ConfigError, Join, Mode, Site, load_site, uuid_file
+from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
+from nodemanager.front import Front
 from nodemanager.join import user_data as join_user_data
 from nodemanager.join.exchange import FileExchange, Folder
-from nodemanager.messages import Begin, Mailbox, ManagerMessage
+from nodemanager.messages import Begin, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.model import Launch
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
+from nodemanager.reload import needs_restart
 from nodemanager.simulation.embedded import embedded
+from nodemanager.web.control import ReloadRefused
 
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
@@ -158,8 +161,11 @@ def identified(site: Site) -> Site:
     )
 
 
-def outside_of(site: Site) -> Outside:
-    """The adapters that the site names. Raises ``UserDataError`` where nodes are to join and cannot."""
+def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
+    """The adapters that the site names. Raises ``UserDataError`` where nodes are to join and cannot.
+
+    ``status`` is what Flux's users are answered who ask for it.
+    """
     if site.flux.simulated:
         return _embedded(site)
     # Flux's bindings are looked for only where a real instance is meant.
@@ -167,7 +173,12 @@ def outside_of(site: Site) -> Outside:
 
     clock = SystemClock()
     flux = RealFlux(
-        site.flux.uri, site.cluster_uuid, clock, folder=site.flux.bootstrap_dir, node_types=site.node_types
+        site.flux.uri,
+        site.cluster_uuid,
+        clock,
+        folder=site.flux.bootstrap_dir,
+        node_types=site.node_types,
+        status=status,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)
@@ -213,6 +224,7 @@ class Service:
         publish: Callable[[Published], None] = unread,
     ) -> None:
         self.fate = Fate()
+        self._site = site
         self._outside = outside
         self._manager = wire(outside, policy_of(site), site.mode is Mode.ACT, publish, self.fate)
         self._ticker = Ticker(outside.clock, self._manager)
@@ -235,24 +247,54 @@ class Service:
             actor.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
         self._outside.close()
 
+    # --- steered ---
+
+    def tell(self, fact: OperatorFact) -> None:
+        self._manager.tell(fact)
+
+    def reload(self) -> dict[str, Any]:
+        """Read the site anew and decide by it. Raises ``ReloadRefused``; then nothing has changed."""
+        try:
+            site = identified(load_site(self._site.path))
+        except (ConfigError, NotInitialised) as error:
+            raise ReloadRefused(str(error)) from error
+        if changed := needs_restart(self._site, site):
+            raise ReloadRefused(
+                f"{site.path}: only a start takes these up: {', '.join(changed)}; nothing is changed"
+            )
+        self._site = site
+        self._manager.tell(UsePolicy(policy_of(site)))
+        structlog.get_logger().info("reloaded", path=str(site.path))
+        return {"path": str(site.path), "reloaded": True}
+
     def _lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
 
 
-def serve(site: Site, outside: Outside, publish: Callable[[Published], None] = unread) -> int:
+def serve(site: Site, outside: Outside, front: Front) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
     log: Any = structlog.get_logger()
-    service = Service(site, outside, publish)
+    service = Service(site, outside, front.publish)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
+    signal.signal(signal.SIGHUP, lambda *_: _reload(service))
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
+    front.start(service)
     service.start()
     service.fate.ended.wait()
     service.stop()
+    front.stop(STOP_S)
     if service.fate.crashed is not None:
         log.critical("crashed", error=repr(service.fate.crashed))
         return EXIT_CRASHED
     log.info("stopped")
     return EXIT_OK
+
+
+def _reload(service: Service) -> None:
+    try:
+        service.reload()
+    except ReloadRefused as error:
+        structlog.get_logger().error("reload_refused", why=str(error))

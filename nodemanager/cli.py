@@ -19,6 +19,8 @@ from rich.table import Table
 from nodemanager import app, logs
 from nodemanager import resize as resize_verb
 from nodemanager import slots as slot_verbs
+from nodemanager.ask import verbs as ask
+from nodemanager.ask.client import Client
 from nodemanager.cloud.providers import cautions, cloud_factory
 from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
 from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
@@ -26,6 +28,7 @@ from nodemanager.flux import expand as expand_verb
 from nodemanager.flux.bindings import BindingsMissing
 from nodemanager.flux.bootstrap import BootstrapError, keep_uuid, write_bootstrap
 from nodemanager.flux.existing import propose
+from nodemanager.front import Front
 from nodemanager.join import service
 from nodemanager.join.checks import END_OF_COST, refuses_several_users
 from nodemanager.join.material import MaterialError, make_material, rotate_curve_certificate
@@ -45,9 +48,10 @@ EXIT_INTERRUPTED = 130  # as shells have it
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
     parser = _parser()
-    chosen = parser.parse_args(arguments)
-    if chosen.subject is not None and chosen.verb not in SUBJECTS:
-        parser.error(f"{chosen.verb} takes no argument: {chosen.subject}")
+    chosen = parser.parse_intermixed_args(arguments)
+    if chosen.subjects and chosen.verb not in SUBJECTS:
+        parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
+    chosen.subject = chosen.subjects[0] if chosen.subjects else None
     try:
         # Who lets nodes in is not to know what the cloud asks for.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
@@ -64,7 +68,8 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     _warn(site)
     try:
         site = app.identified(site)
-        outside = app.outside_of(site)
+        front = Front(site)
+        outside = app.outside_of(site, front.status)
     except app.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -74,7 +79,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return app.serve(site, outside)
+    return app.serve(site, outside, front)
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
@@ -283,6 +288,11 @@ def _warn(site: Site) -> None:
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
+def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Console) -> None:
+    """Show what would be ordered now, by the site that --config names; nothing is."""
+    ask.plan(client, app.identified(site), chosen, console, policy_of=app.policy_of)
+
+
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "run": run,
     "check": check,
@@ -295,8 +305,28 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "slots": slots,
     "resize": resize,
     "expand": expand,
+    "status": ask.asking(ask.status),
+    "nodes": ask.asking(ask.nodes),
+    "jobs": ask.asking(ask.jobs),
+    "explain": ask.asking(ask.explain),
+    "plan": ask.asking(plan),
+    "events": ask.asking(ask.events),
+    "report": ask.asking(ask.report),
+    "hold": ask.asking(ask.hold),
+    "release": ask.asking(ask.release),
+    "retire": ask.asking(ask.retire),
+    "pause": ask.asking(ask.pause),
+    "resume": ask.asking(ask.resume),
+    "reload": ask.asking(ask.reload),
 }
-SUBJECTS: Mapping[str, str] = {"simulate": "WORKLOAD", "expand": "JOBID"}  # what these verbs are about
+SUBJECTS: Mapping[str, str] = {  # what these verbs are about
+    "simulate": "WORKLOAD, a trace, a history, or a model (doc/what-if.md)",
+    "expand": "JOBID, the instance's job",
+    "explain": "job ID, node NAME or type NAME",
+    "hold": "NODE, by its slot or its launch",
+    "release": "NODE",
+    "retire": "NODE",
+}
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
 ROTATED = """\
@@ -311,8 +341,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings; 70 a bug; "
-        "78 a fault in the site; 130 interrupted",
+        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings, or no service; 70 a bug; "
+        "77 the token is needed; 78 a fault in the site; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
     parser.add_argument(
@@ -323,11 +353,15 @@ def _parser() -> argparse.ArgumentParser:
         help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
     )
     parser.add_argument(
-        "subject",
-        nargs="?",
-        metavar=" | ".join(SUBJECTS.values()),
-        help="for simulate: a trace, a history, or a model (doc/what-if.md); for expand: the instance's job",
+        "subjects",
+        nargs="*",
+        metavar="SUBJECT",
+        help="; ".join(f"for {verb}: {subject}" for verb, subject in SUBJECTS.items()),
     )
+    parser.add_argument("--json", action="store_true", help="for verbs that show something: JSON instead of tables")
+    parser.add_argument("--at", metavar="TIME", help='for explain: why it was so at a time ("2h" is two hours ago)')
+    parser.add_argument("--since", metavar="SPAN", help="for report: how far back (7d)")
+    parser.add_argument("--follow", action="store_true", help="for events: go on with what happens")
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
     parser.add_argument(

@@ -36,6 +36,7 @@ from nodemanager.settings import (
     Simulation,
     SiteSettings,
     Timing,
+    WebSettings,
     keys_of,
 )
 
@@ -53,6 +54,7 @@ _SECTIONS = (
     "Policy",
     "Join",
     "Budget",
+    "Web",
     "Simulation",
 )
 
@@ -94,6 +96,7 @@ class Site:
     policy: Policy
     join: JoinSettings
     budget: BudgetSettings
+    web: WebSettings
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
@@ -149,6 +152,7 @@ class _Loading:
         policy = self._section("Policy", Policy)
         join = self._section("Join", JoinSettings)
         budget = self._section("Budget", BudgetSettings)
+        web = self._section("Web", WebSettings)
         simulation = self._section("Simulation", Simulation)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
@@ -165,7 +169,7 @@ class _Loading:
         if flux and not flux.simulated:
             node_types = self._divided(node_types, flux)
         if self._faults or not (
-            site and flux and cloud and limits and timing and policy and join and budget and simulation
+            site and flux and cloud and limits and timing and policy and join and budget and web and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
@@ -182,6 +186,7 @@ class _Loading:
             policy=policy,
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
+            web=self._web(web, state_dir),
             simulation=simulation,
             node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
@@ -239,6 +244,15 @@ class _Loading:
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
         return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+
+    def _web(self, web: WebSettings, state_dir: Path) -> WebSettings:
+        listen = web.listen
+        if listen == "unix":
+            listen = f"unix:{state_dir / 'web.sock'}"
+        elif listen.startswith("unix:"):
+            listen = f"unix:{_absolute(self._folder / listen.removeprefix('unix:'))}"
+        folder = self._folder if "token_file" in web.model_fields_set else state_dir
+        return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
 
     def _joining(
         self, join: JoinSettings, flux: FluxSettings, cloud: CloudSettings, state_dir: Path

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from nodemanager import model
 from nodemanager.model import (
+    UNSTEERED,
     CloudNode,
     FluxRank,
     Job,
@@ -18,8 +19,10 @@ from nodemanager.model import (
     Launch,
     LaunchId,
     Leftover,
+    Mark,
     ProviderId,
     SlotsWish,
+    Steering,
     UnreadableJob,
 )
 
@@ -64,11 +67,15 @@ class RanksStirred:
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one."""
+    """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
+
+    ``jobs_ended``: how many jobs the instance remembers as ended.
+    """
 
     started_s: float
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
+    jobs_ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +104,11 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and these are the launches on record."""
+    """We are the one that acts, and this is on record: launches, and what operators have set."""
 
     started_s: float
     launches: tuple[Launch, ...]
+    steering: Steering = UNSTEERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +151,65 @@ class LeaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCordoned:
+    """The rank takes no new job; ``rank`` is a look at it, asked after the answer."""
+
+    launch: LaunchId
+    started_s: float
+    rank: FluxRank
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringKept:
+    """What operators had set is on record."""
+
+    steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class FluxCallFailed:
     """An order to Flux was not carried out, or not surely so."""
 
     launches: tuple[LaunchId, ...]
     order: str
     why: str
+
+
+# --- from operators ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPlaced:
+    launch: LaunchId
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class RetirementAsked:
+    launch: LaunchId
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReleased:
+    """Neither held nor to be retired any more."""
+
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsPaused:
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionsResumed:
+    pass
 
 
 # --- from the cloud ---------------------------------------------------------------------------------------
@@ -222,7 +283,11 @@ FluxFact = (
     | NodeUndrained
     | BrokerStopped
     | LeaseEnded
+    | NodeCordoned
+    | SteeringKept
+    | SteeringNotKept
     | FluxCallFailed
 )
+OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | NodeReported
+Fact = FluxFact | CloudFact | OperatorFact | NodeReported

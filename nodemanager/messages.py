@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.facts import Fact, Tick
+from nodemanager.fleet.policy import Policy
 from nodemanager.orders import CloudOrder, FluxOrder, ListCloud, PostRoster, SweepCloud
 
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -32,4 +33,11 @@ class Begin:
     join: Mailbox[PostRoster] | None = None  # None where nodes join without a service
 
 
-ManagerMessage = Begin | Tick | Fact
+@dataclass(frozen=True, slots=True)
+class UsePolicy:
+    """The site was read anew: decide by this from now on."""
+
+    policy: Policy
+
+
+ManagerMessage = Begin | Tick | UsePolicy | Fact

@@ -390,6 +390,39 @@ class PackingPolicy(StrEnum):
     WALLTIME = "walltime"  # those that end at about the same time, so that nodes empty
 
 
+# --- what operators set ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Who set something, and when."""
+
+    by: str
+    at: float
+
+
+def _no_marks() -> Mapping[LaunchId, Mark]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What operators have set, until they take it back. It outlives the manager, on record in the instance.
+
+    A node of ``holds`` is never stopped and gets no work; one of ``retirements`` goes once nothing runs there.
+    """
+
+    holds: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
+    retirements: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
+    paused: Mark | None = None
+
+    def keeps_work_from(self, launch: LaunchId) -> bool:
+        return launch in self.holds or launch in self.retirements
+
+
+UNSTEERED = Steering()
+
+
 # --- what was decided and why -----------------------------------------------------------------------------
 
 Figure = str | int | float | Decimal | bool | tuple[str, ...]

@@ -234,3 +234,43 @@ def _ranges(text: str, start: int, end: int, *, of_ids: bool = False) -> list[tu
         found.append((int(low), int(high), len(low)))
         start += len(item) + 1
     return found
+
+
+# --- job ids ----------------------------------------------------------------------------------------------
+
+_F58_DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_F58_PREFIXES = ("ƒ", "f")
+_JOB_ID_MAX = 2**64
+_JOB_ID_LENGTH_MAX = 24
+
+
+def format_job_id(job_id: int) -> str:
+    """A job's id as Flux shows it (F58, RFC 19), in its ASCII form: ``fLqTPgb``."""
+    text, rest = "", job_id
+    while rest or not text:
+        rest, digit = divmod(rest, len(_F58_DIGITS))
+        text = _F58_DIGITS[digit] + text
+    return f"f{text}"
+
+
+def parse_job_id(text: str) -> int:
+    """Read a job's id, in F58 or as a decimal or hexadecimal number. Raises ``NotationError``."""
+    if len(text) > _JOB_ID_LENGTH_MAX:
+        _refuse(text, _JOB_ID_LENGTH_MAX, "the job id is too long")
+    if text.startswith(_F58_PREFIXES):
+        number = 0
+        for position, digit in enumerate(text[1:], start=1):
+            if digit not in _F58_DIGITS:
+                _refuse(text, position, "a digit of base 58")
+            number = number * len(_F58_DIGITS) + _F58_DIGITS.index(digit)
+        if len(text) == 1:
+            _refuse(text, 1, "a digit of base 58")
+    elif re.fullmatch(r"[0-9]{1,20}", text, re.ASCII):
+        number = int(text)
+    elif re.fullmatch(r"0x[0-9a-f]{1,16}", text, re.ASCII | re.IGNORECASE):
+        number = int(text, 16)
+    else:
+        _refuse(text, 0, "a job id such as fLqTPgb or 1234")
+    if number >= _JOB_ID_MAX:
+        _refuse(text, 0, "a job id of 64 bits")
+    return number

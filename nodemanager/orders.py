@@ -19,6 +19,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Steering,
     TypeName,
 )
 
@@ -52,6 +53,16 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CordonNode:
+    """Let the rank take no new job, and leave what runs there alone. ``text`` is what Flux shows as the reason."""
+
+    launch: LaunchId
+    rank: Rank
+    text: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class UndrainNode:
     launch: LaunchId
     rank: Rank
@@ -72,6 +83,20 @@ class EndLease:
 
     launch: Launch
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSteering:
+    """Put what operators have set on record."""
+
+    steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOnJobs:
+    """Show each job why it waits, where users look; None takes away what is shown."""
+
+    texts: Mapping[JobId, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +175,12 @@ FluxOrder = (
     | LookAtRanks
     | RecordLaunches
     | DrainNode
+    | CordonNode
     | UndrainNode
     | StopBroker
     | EndLease
+    | KeepSteering
+    | ShowOnJobs
     | ChangeSlots
     | RefuseSlots
 )

@@ -14,6 +14,7 @@ from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen,
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    JobId,
     Launch,
     Leftover,
     NodeType,
@@ -22,6 +23,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Steering,
     TypeName,
 )
 
@@ -96,8 +98,8 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, drain, undrain, stop_broker, repair, change_slots, refuse_slots)
-    first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
+    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -122,8 +124,27 @@ class FluxPort(Protocol):
         """Take a launch off the record. One that is not there is no error."""
         ...
 
+    def steering(self) -> Steering:
+        """What operators have set, as it was last kept; nothing set where nothing was."""
+        ...
+
+    def keep_steering(self, steering: Steering) -> None:
+        """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
+        ...
+
     def ranks(self) -> tuple[FluxRank, ...]:
         """One look at every rank but the leader."""
+        ...
+
+    def jobs_ended(self) -> int:
+        """How many jobs that have ended the instance remembers, of all users."""
+        ...
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        """Show a text on each job, as ``user.nodes`` of ``flux jobs``; None takes it away.
+
+        It lasts until the instance restarts. A job that is not active any more is no error.
+        """
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:

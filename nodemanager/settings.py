@@ -52,6 +52,11 @@ class Provider(StrEnum):
     FLUX = "flux"  # nodes are jobs of an outer instance
 
 
+class Viewers(StrEnum):
+    OWNER = "owner"  # who may connect to the socket, or has the token
+    EVERYBODY = "everybody"
+
+
 class Join(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
     SERVICE = "service"  # nodes redeem a ticket at the join service
@@ -252,6 +257,22 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _listen(text: str) -> str:
+    """``unix``, ``unix:PATH``, ``off``, or where TCP is waited on: ``127.0.0.1:8080``, ``[::1]:8080``."""
+    if text in ("unix", "off"):
+        return text
+    if text.startswith("unix:"):
+        _require(text.removeprefix("unix:") and "\n" not in text)
+        return text
+    try:
+        parts = urlsplit(f"//{text}")
+        valid = parts.hostname and parts.port and parts.netloc == text and "@" not in text
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(valid)
+    return text
+
+
 def _properties(text: str) -> frozenset[str]:
     names = _comma_list(text)
     for name in names:
@@ -398,6 +419,15 @@ class Policy(Settings):
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
+
+
+class WebSettings(Settings):
+    """Where status, control and the dashboard are served. Completed by ``config``: paths are absolute then."""
+
+    listen: Annotated[str, Written('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
+    token_file: _Path = Path("token")
+    hosts: _Words = ()
+    jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
 
 
 class BudgetSettings(Settings):

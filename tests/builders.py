@@ -59,6 +59,7 @@ from nodemanager.model import (
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
@@ -449,6 +450,8 @@ def _in_short(action: Action) -> str:  # noqa: C901 - one arm an order
             return f"create {launch.id}"
         case DrainNode(launch=launch_id):
             return f"drain {launch_id}"
+        case CordonNode(launch=launch_id, text=text):
+            return f"cordon {launch_id} {text}"
         case UndrainNode(launch=launch_id):
             return f"undrain {launch_id}"
         case StopBroker(launch=launch_id):

@@ -25,6 +25,8 @@ from nodemanager.settings import (
     Simulation,
     SiteSettings,
     Timing,
+    Viewers,
+    WebSettings,
     keys_of,
 )
 
@@ -100,6 +102,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             systemd=False,
         ),
         budget=BudgetSettings(),
+        web=WebSettings(listen=f"unix:{tmp_path}/state/web.sock", token_file=tmp_path / "state" / "token"),
         simulation=Simulation(),
         node_types=(
             NodeType(
@@ -172,6 +175,12 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Join", "hosts_file", "/srv/hosts", "hosts_file", Path("/srv/hosts")),
     ("Join", "poweroff", "halt -p", "poweroff", "halt -p"),
     ("Join", "systemd", "yes", "systemd", True),
+    ("Web", "listen", "off", "listen", "off"),
+    ("Web", "listen", "unix:/run/fnm.sock", "listen", "unix:/run/fnm.sock"),
+    ("Web", "listen", "[::1]:8080", "listen", "[::1]:8080"),
+    ("Web", "token_file", "/etc/fnm/token", "token_file", Path("/etc/fnm/token")),
+    ("Web", "hosts", "head, head.example.org", "hosts", ("head", "head.example.org")),
+    ("Web", "jobs_shown_to", "everybody", "jobs_shown_to", Viewers.EVERYBODY),
     ("Simulation", "time_scale", "60", "time_scale", 60.0),
     ("Simulation", "seed", "7", "seed", 7),
     ("Simulation", "workload", "gangs", "workload", "gangs"),
@@ -244,6 +253,16 @@ def test_a_relative_socket_and_folder_are_relative_to_the_file(
     assert (flux.uri, flux.bootstrap_dir) == (f"local://{tmp_path}/run/flux", tmp_path / "shared")
 
 
+@pytest.mark.parametrize("text", ["", "8080", "unix:", "head", "head:0", "head:70000", "http://head:80", "a@b:80"])
+def test_where_to_listen_is_a_socket_or_a_host_with_its_port(tmp_path: Path, text: str) -> None:
+    assert the_fault(tmp_path, ("Web", "listen", text)).problem.startswith('"unix", "unix:PATH", "HOST:PORT"')
+
+
+def test_a_socket_of_one_s_own_is_relative_to_the_file_and_the_token_lies_with_the_state(tmp_path: Path) -> None:
+    web = site_of(tmp_path, ("Web", "listen", "unix:run/web.sock")).web
+    assert (web.listen, web.token_file) == (f"unix:{tmp_path}/run/web.sock", tmp_path / "state" / "token")
+
+
 def test_variables_are_expanded_everywhere(tmp_path: Path) -> None:
     site = site_of(
         tmp_path, ("Site", "state_dir", "${ROOT}/${NAME}/$x"), environment={"ROOT": "/srv", "NAME": "${ROOT}"}
@@ -269,11 +288,12 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Limits": Limits,
     "Timing": Timing,
     "Policy": Policy,
+    "Web": WebSettings,
     "Simulation": Simulation,
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # nothing that any key allows, but for paths
-PATHS = {"state_dir", "bootstrap_dir"}
+PATHS = {"state_dir", "bootstrap_dir", "token_file"}
 
 
 @pytest.mark.parametrize(("section", "key"), [(name, key) for name in SECTIONS for key in keys_of(SECTIONS[name])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
@@ -15,30 +16,36 @@ from nodemanager.facts import (
     FluxUnreachable,
     LaunchesRecorded,
     LeaseEnded,
+    NodeCordoned,
     NodeDrained,
     NodeUndrained,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SteeringKept,
+    SteeringNotKept,
 )
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.messages import Mailbox
-from nodemanager.model import LaunchId, SlotName, SlotsWish, TypeName
+from nodemanager.model import FluxRank, LaunchId, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.orders import (
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     DrainNode,
     EndLease,
     FluxOrder,
+    KeepSteering,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    ShowOnJobs,
     StopBroker,
     UndrainNode,
 )
 from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor, SlotsUnchanged
 
-_Effect = RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
+_Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 
 
 class FluxWorker(CrashOnlyActor):
@@ -63,8 +70,12 @@ class FluxWorker(CrashOnlyActor):
                 self._carry_out(message, [launch.id])
             case ChangeSlots() | RefuseSlots():
                 self._carry_out(message, ())
-            case DrainNode() | UndrainNode() | StopBroker():
+            case DrainNode() | CordonNode() | UndrainNode() | StopBroker():
                 self._carry_out(message, [message.launch])
+            case KeepSteering():
+                self._keep(message)
+            case ShowOnJobs():
+                self._show(message)
             case _:
                 assert_never(message)
 
@@ -75,28 +86,42 @@ class FluxWorker(CrashOnlyActor):
                 self._port.claim()
                 self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
+            steering = self._port.steering()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches))
+            self._manager.tell(ClaimHeld(started_s, launches, steering))
 
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
+            jobs_ended = self._port.jobs_ended()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks, wish))
+            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
 
-    def _carry_out(
-        self,
-        order: _Effect,
-        launches: Iterable[LaunchId],
-    ) -> None:
+    def _keep(self, order: KeepSteering) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._port.keep_steering(order.steering)
+        except FluxError as error:
+            self._manager.tell(SteeringNotKept(str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+        else:
+            self._manager.tell(SteeringKept(order.steering))
+
+    def _show(self, order: ShowOnJobs) -> None:
+        """A courtesy: one that fails is not tried again, and changes nothing."""
+        with suppress(FluxError):
+            self._port.show_on_jobs(order.texts)
+
+    def _carry_out(self, order: _Effect, launches: Iterable[LaunchId]) -> None:
         started_s = self._clock.monotonic_s()
         try:
             self._manager.tell(self._effect(order))
@@ -110,8 +135,10 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode():
-                return self._drain(order)
+            case DrainNode(launch=launch, rank=rank):
+                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case CordonNode(launch=launch, rank=rank, text=text):
+                return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):
                 self._port.undrain(rank)
                 return NodeUndrained(launch)
@@ -140,11 +167,11 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         return SlotsChanged(wish.id, started_s, self._port.ranks())
 
-    def _drain(self, order: DrainNode) -> NodeDrained:
+    def _drained(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
         """Drain, and look again after the answer: between idle and drained a job may have begun."""
-        self._port.drain(order.rank, drain_text(order.launch))
+        self._port.drain(rank, text)
         started_s = self._clock.monotonic_s()
-        looked = {rank.rank: rank for rank in self._port.ranks()}
-        if order.rank not in looked:
-            raise FluxError(f"rank {order.rank} is not in the instance's resources")
-        return NodeDrained(order.launch, started_s, looked[order.rank])
+        looked = {seen.rank: seen for seen in self._port.ranks()}
+        if rank not in looked:
+            raise FluxError(f"rank {rank} is not in the instance's resources")
+        return started_s, looked[rank]

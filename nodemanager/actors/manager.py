@@ -6,14 +6,17 @@ facts that come together are planned for together, and time alone moves things t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.crew import Crew
+from nodemanager.actors.memos import Memos
 from nodemanager.facts import (
     CloudCallFailed,
     Fact,
@@ -33,21 +36,24 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
-from nodemanager.messages import Begin, ManagerMessage
+from nodemanager.messages import Begin, ManagerMessage, UsePolicy
 from nodemanager.model import JoinPhase, Launch
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSteering,
     ListCloud,
     LookAtRanks,
     PostRoster,
     RecordLaunches,
     RefuseSlots,
+    ShowOnJobs,
     StopBroker,
     SweepCloud,
     UndrainNode,
@@ -60,10 +66,18 @@ ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What status, metrics and the demo read: never changed, only replaced."""
+    """What status, metrics, the journal and the demo read: never changed, only replaced.
+
+    ``facts``: what was taken in since the one before. ``phases_s``: what that and the plan took, by phase, in
+    seconds of this machine.
+    """
 
     snapshot: Snapshot
     plan: Plan
+    policy: Policy
+    acts: bool
+    facts: tuple[Fact, ...] = ()
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Manager(CrashOnlyActor):
@@ -81,6 +95,9 @@ class Manager(CrashOnlyActor):
         self._dirty = True
         self._plan_by_s = 0.0
         self._said: frozenset[str] = frozenset()
+        self._memos = Memos()
+        self._facts: list[Fact] = []
+        self._phases_s: defaultdict[str, float] = defaultdict(float)
 
     def on_receive(self, message: ManagerMessage) -> None:
         match message:
@@ -91,8 +108,13 @@ class Manager(CrashOnlyActor):
                 self._snapshot = at(self._snapshot, message)
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
                     self._decide(self._addresses)
+            case UsePolicy(policy=policy):
+                self._policy = policy
+                self._dirty = True
             case _:
+                began_s = time.perf_counter()
                 self._take_in(message)
+                self._phases_s["observe"] += time.perf_counter() - began_s
 
     # -- taking in
 
@@ -101,6 +123,7 @@ class Manager(CrashOnlyActor):
         if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
             provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
             self._crew.done(str(fact.launch or provider_id))
+        self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
@@ -157,7 +180,9 @@ class Manager(CrashOnlyActor):
     # -- deciding
 
     def _decide(self, addresses: Begin) -> None:
+        began_s = time.perf_counter()
         made = plan(self._snapshot, self._policy)
+        self._phases_s["plan"] += time.perf_counter() - began_s
         self._dirty = False
         for ask in made.asks:
             match ask:
@@ -168,6 +193,9 @@ class Manager(CrashOnlyActor):
                 case SweepCloud():
                     if self._acts:
                         addresses.lister.tell(ask)
+                case KeepSteering():
+                    if self._acts:
+                        addresses.flux.tell(ask)
                 case _:
                     assert_never(ask)
         self._snapshot = asked(self._snapshot, made, self._policy)
@@ -178,7 +206,15 @@ class Manager(CrashOnlyActor):
             self._give(made, addresses)
             self._tell_of_moves(before)
             self._post(addresses)
-        self._publish(Published(self._snapshot, made))
+            if texts := self._memos.changes(self._snapshot, made):
+                addresses.flux.tell(ShowOnJobs(texts))
+        self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
+        published = Published(
+            self._snapshot, made, self._policy, self._acts, tuple(self._facts), dict(self._phases_s)
+        )
+        self._facts.clear()
+        self._phases_s.clear()
+        self._publish(published)
         self._plan_by_s = self._next_plan_s(made)
 
     def _post(self, addresses: Begin) -> None:
@@ -205,7 +241,9 @@ class Manager(CrashOnlyActor):
                     self._crew.give(launch.id, action)
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, action)
-                case DrainNode() | UndrainNode() | StopBroker() | EndLease() | ChangeSlots() | RefuseSlots():
+                case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
+                    addresses.flux.tell(action)
+                case ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(action)
                 case _:
                     assert_never(action)

@@ -22,10 +22,12 @@ from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
@@ -35,11 +37,12 @@ from nodemanager.orders import (
     UndrainNode,
 )
 
-NodeOrder = DrainNode | UndrainNode | StopBroker | DestroyNode
+NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode
 
 # What an order to a node is while it is under way, and the move that giving it makes.
 UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
     DrainNode: (CallKind.DRAIN, Event.RETIRED),
+    CordonNode: (CallKind.DRAIN, None),
     UndrainNode: (CallKind.UNDRAIN, None),
     StopBroker: (CallKind.STOP_BROKER, Event.CONDEMNED),
     DestroyNode: (CallKind.DESTROY, Event.CONDEMNED),
@@ -61,6 +64,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
                 snapshot = replace(snapshot, cloud=_asked(snapshot.cloud, due_s))
             case SweepCloud():
                 snapshot = replace(snapshot, swept_s=snapshot.now_s)
+            case KeepSteering():
+                snapshot = replace(snapshot, keeper=_asked(snapshot.keeper, due_s))
             case _:
                 assert_never(ask)
     return snapshot
@@ -89,7 +94,7 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case EndLease(launch=launch):
                 nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
-            case DrainNode() | UndrainNode() | StopBroker() | DestroyNode():
+            case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | DestroyNode():
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
             case ChangeSlots() | RefuseSlots():

@@ -16,26 +16,34 @@ from nodemanager.facts import (
     ClaimRefused,
     CloudCallFailed,
     CloudListed,
+    DecisionsPaused,
+    DecisionsResumed,
     Fact,
     FluxCallFailed,
     FluxUnreachable,
+    HoldPlaced,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
+    NodeCordoned,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeReleased,
     NodeReported,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
     RanksSeen,
     RanksStirred,
+    RetirementAsked,
     SlotsChanged,
     SlotsRefused,
+    SteeringKept,
+    SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import measured, sightings
+from nodemanager.fleet import measured, sightings, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -81,6 +89,12 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
         case LeaseEnded():
             return _lease_ended(snapshot, fact.launch)
+        case NodeCordoned():
+            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact))
+        case SteeringKept() | SteeringNotKept():
+            return steering.kept(snapshot, fact)
+        case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
+            return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
         case NodeReported():
@@ -106,6 +120,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         now_s=tick.now_s,
         wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
+        keeper=_waited_for(snapshot.keeper, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
@@ -141,7 +156,7 @@ def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
     node = snapshot.nodes.get(launch)
     if node is None or not (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE)):
         return snapshot  # old news: it has been leased again
-    return with_nodes(snapshot, {}, [launch])
+    return steering.without(with_nodes(snapshot, {}, [launch]), launch)
 
 
 def _recorded(node: Node) -> Node:
@@ -263,7 +278,8 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopted(launch, snapshot))
     gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
-    return replace(with_nodes(snapshot, nodes, gone), claimed=True, claim=_fresh(snapshot.claim, fact.started_s))
+    claim = _fresh(snapshot.claim, fact.started_s)
+    return steering.read(replace(with_nodes(snapshot, nodes, gone), claimed=True, claim=claim), fact.steering)
 
 
 def adopted(launch: Launch, snapshot: Snapshot) -> Node:
@@ -285,6 +301,7 @@ SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
 FAILED_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
+    "CordonNode": CallKind.DRAIN,
     "UndrainNode": CallKind.UNDRAIN,
     "StopBroker": CallKind.STOP_BROKER,
     "EndLease": CallKind.END_LEASE,

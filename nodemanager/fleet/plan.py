@@ -23,6 +23,7 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
+from nodemanager.fleet.steering import steered_nodes, steered_of
 from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
@@ -32,6 +33,7 @@ from nodemanager.orders import (
     ChangeSlots,
     ClaimInstance,
     DestroyNode,
+    KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
@@ -41,7 +43,7 @@ from nodemanager.orders import (
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
 Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
 
 
@@ -104,6 +106,9 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
         asks.append(LookAtRanks())
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
+    unkept = snapshot.steering != snapshot.steering_on_record
+    if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
+        asks.append(KeepSteering(snapshot.steering))
     return tuple(asks)
 
 
@@ -141,7 +146,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
-    return None
+    paused = snapshot.steering.paused
+    return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
 
 
 # --- settling ---------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ def _steps(
         room_for=layout.stuck[0] if layout.stuck is not None else None,
         room_short=layout.room_short - leaving,
         live=sum(roll.types.values()) - leaving,
-        usable=sum(roll.states.get(state, 0) for state in supply.USABLE),
+        usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
         ready=idle_or_coming(snapshot, found.needed),
         overspent=layout.overspent,
         creates_left=int(supply.create_credit(snapshot, policy)),
@@ -194,7 +200,8 @@ def _steps(
     reasons: dict[LaunchId, Reason] = dict.fromkeys(
         snapshot.nodes, BUSY
     )  # and nothing to decide, unless it is below
-    for node in sorted(roll.restless.values(), key=lambda node: (ORDER.index(node.state), node.id)):
+    to_decide = {**roll.restless, **steered_nodes(snapshot)}
+    for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
         if taken.action is not None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nodemanager.facts import CloudCallFailed, CloudListed, FailureKind, NodeDrained, RanksSeen
+from nodemanager.facts import (
+    CloudCallFailed,
+    CloudListed,
+    FailureKind,
+    NodeCordoned,
+    NodeDrained,
+    RanksSeen,
+)
 from nodemanager.fleet import measured
 from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
@@ -21,6 +28,7 @@ from nodemanager.model import (
     LaunchId,
     NodeState,
     Rank,
+    Reason,
     SlotName,
     TypeName,
     because,
@@ -90,6 +98,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         division=_division(fact, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
+        jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s),
     )
 
@@ -152,10 +161,17 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         # Ours, from before a restart: go on where it was left.
-        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=because("found_drained"))
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=_found_drained(node, snapshot))
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
     return _count_idleness(node, rank, snapshot)
+
+
+def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
+    mark = snapshot.steering.retirements.get(node.id)
+    if mark is not None:
+        return because("retired_by_operator", by=mark.by, since_at=mark.at)
+    return because("found_drained")
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -211,6 +227,13 @@ def drained(node: Node, fact: NodeDrained) -> Node:
     node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
     return _let_go(node, fact.started_s) if held else node
+
+
+def cordoned(node: Node, fact: NodeCordoned) -> Node:
+    node = answered(node, CallKind.DRAIN)
+    if fact.started_s < node.rank_seen_s:
+        return node
+    return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
 
 
 # --- the cloud --------------------------------------------------------------------------------------------

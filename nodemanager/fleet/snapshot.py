@@ -14,6 +14,7 @@ from typing import Any
 from nodemanager.fleet.ground import Ground
 from nodemanager.fleet.line import Line
 from nodemanager.model import (
+    UNSTEERED,
     Call,
     CloudNode,
     CloudState,
@@ -30,6 +31,7 @@ from nodemanager.model import (
     Reason,
     SlotName,
     SlotsWish,
+    Steering,
     TypeName,
     UnreadableJob,
 )
@@ -160,6 +162,12 @@ class Snapshot:
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     stirred_s: float | None = None  # a look at the ranks is due since
 
+    jobs_ended: int = 0  # of all users, as far as the instance remembers
+
+    steering: Steering = UNSTEERED  # what operators have set
+    steering_on_record: Steering = UNSTEERED
+    keeper: Source = Source()  # of the call that puts it there
+
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
@@ -192,3 +200,7 @@ class Snapshot:
     line: Line = field(default_factory=Line, compare=False, repr=False)
     ground: Ground = field(default_factory=Ground, compare=False, repr=False)
     roll: Roll = field(default_factory=Roll, compare=False, repr=False)
+
+    def steered(self, node: Node) -> bool:
+        """Whether an operator keeps work from it."""
+        return self.steering.keeps_work_from(node.id)

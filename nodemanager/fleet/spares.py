@@ -12,6 +12,7 @@ from nodemanager.fleet.obstacles import cheapest
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.fleet.steering import steered_of
 from nodemanager.fleet.supply import Market, Place
 from nodemanager.fleet.verdicts import Purchase, Verdicts
 from nodemanager.model import NodeState, NodeType, SlotName, TypeName
@@ -29,7 +30,8 @@ def spare_purchases(
             place = till.take(node_type)
             bought += [(Purchase(place, node_type, (), 0), "spare")] if place is not None else []
     states = roll_of(snapshot).states
-    there = sum(states.get(state, 0) for state in (*supply.USABLE, *supply.COMING))
+    counted = (*supply.USABLE, *supply.COMING)
+    there = sum(states.get(state, 0) for state in counted) - steered_of(snapshot, counted)
     for _ in range(policy.nodes_min - there - len(found.purchases) - len(bought)):
         for node_type in sorted(policy.node_types, key=cheapest):
             place = till.take(node_type)
@@ -46,7 +48,7 @@ def idle_or_coming(snapshot: Snapshot, needed: Mapping[SlotName, object]) -> dic
     counts: dict[TypeName, int] = {}
     for node in roll_of(snapshot).restless.values():
         ready = node.state in supply.COMING or (node.state is NodeState.IDLE and node.retiring is None)
-        if ready and node.launch.slot not in needed:
+        if ready and node.launch.slot not in needed and not snapshot.steered(node):
             counts[node.launch.type_name] = counts.get(node.launch.type_name, 0) + 1
     return counts
 

@@ -194,6 +194,18 @@ def _weigh_period(
     return Verdict(left_per_hour=left)
 
 
+def left(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
+    """What is left of the site's budgets, by their period; only of those that are given."""
+    found: dict[str, Decimal] = {}
+    for period in periods(snapshot.wall_at):
+        limit = policy.budgets.get((ALL, period.name))
+        if limit is not None:
+            gone = snapshot.spend.get((period.name, period.begins_at, ALL), Decimal(0))
+            due = (_paid_within(node, period, snapshot, policy) for node in snapshot.nodes.values() if node.costs)
+            found[period.name] = limit - gone - sum(due, Decimal(0))
+    return found
+
+
 def _longest_h(line: Line, at_most: Decimal) -> Decimal:
     """The longest that a waiting job may run, in hours."""
     spans = [key.span_s for key in line.batches]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nodemanager.fleet import measured, retirement
+from nodemanager.fleet import measured, retirement, steering
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
@@ -21,7 +22,9 @@ from nodemanager.orders import (
     UndrainNode,
 )
 
-NodeAction = RecordLaunches | CreateNode | DrainNode | UndrainNode | StopBroker | DestroyNode | EndLease
+NodeAction = (
+    RecordLaunches | CreateNode | DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode | EndLease
+)
 
 BUSY = because("busy")
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
@@ -65,7 +68,8 @@ def step(node: Node, outlook: Outlook) -> Step:
         return Step(because("call_in_flight", call=str(node.call.kind), deadline_s=node.call.deadline_s))
     if outlook.now_s < node.retry_s:
         return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
-    return STEPS[node.state](node, outlook)
+    steered = steering.step(node, outlook.snapshot.steering)
+    return Step(*steered) if steered is not None else STEPS[node.state](node, outlook)
 
 
 def _requested(node: Node, outlook: Outlook) -> Step:

@@ -54,15 +54,20 @@ def room(snapshot: Snapshot, policy: Policy, *, idle_go: bool = False) -> list[B
     bins: list[Bin] = []
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
-        state = snapshot.nodes[owner].state if owner is not None else None
-        if state is None or (state in USABLE and not (idle_go and state is NodeState.IDLE)):
+        node = snapshot.nodes[owner] if owner is not None else None
+        if node is None or _takes_jobs(node, snapshot, idle_go):
             bins.append(_what_is_free(rank, policy))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        kept = node.state is NodeState.DRAINING and not idle_go and _may_be_kept(node)
-        if node_type is not None and kept:
+        leaves = node.state is NodeState.DRAINING and not idle_go and not snapshot.steered(node)
+        if node_type is not None and leaves and _may_be_kept(node):
             bins.append(_empty(node_type, (node.launch.slot, node.launch.rank), Standing.KEPT))
     return bins
+
+
+def _takes_jobs(node: Node, snapshot: Snapshot, idle_go: bool) -> bool:
+    goes = snapshot.steered(node) or (idle_go and node.state is NodeState.IDLE)
+    return node.state in USABLE and not goes
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -144,7 +149,7 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
     found: dict[tuple[float, TypeName, tuple[bool, ...]], list[Place]] = {}
     for node in roll_of(snapshot).restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and _will_be_up(node, snapshot, policy):
+        if node_type is not None and not snapshot.steered(node) and _will_be_up(node, snapshot, policy):
             place = (node.launch.slot, node.launch.rank)
             kind = _kind(node_type, place, told_apart)
             found.setdefault((node.requested_s, node_type.name, kind), []).append(place)

@@ -2,7 +2,9 @@
 
 A service's requests arrive at the handle that registered it, and its name is free as soon as that handle is closed
 or its process is dead. So the claim has a handle and a small thread of its own, which does nothing but answer
-``node-manager.owner``: it answers while the port waits for a slow call, and while the watch takes in a backlog.
+``node-manager.owner`` and ``node-manager.status``: it answers while the port waits for a slow call, and while the
+watch takes in a backlog.
+
 To look whether we still hold the name is one RPC through the broker (0.5 ms) whose answer must carry our token:
 it proves that the broker sends the name's requests here, which no variable of ours could.
 
@@ -17,6 +19,7 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +59,17 @@ def _read_owner(answer: Any) -> Owner:
     return Owner(str(known.get("token", "")), pid if isinstance(pid, int) else 0, str(known.get("host", "?")))
 
 
-class Claim:
-    """Our hold on the name. Every method may be called from any thread."""
+Status = Callable[[], object]
 
-    def __init__(self, uri: str, *, timeout_s: float) -> None:
+
+class Claim:
+    """Our hold on the name. Every method may be called from any thread; ``status`` is asked in one of its own."""
+
+    def __init__(self, uri: str, *, timeout_s: float, status: Status = dict) -> None:
         self._owner = Owner(secrets.token_hex(16), os.getpid(), socket.gethostname())
         self._uri = uri
         self._timeout_s = timeout_s
+        self._status = status
         self._lock = threading.Lock()
         self._keeper: _Keeper | None = None
 
@@ -70,7 +77,7 @@ class Claim:
         """Register the name anew. Raises ``FluxError`` if that fails, ``CallFailed`` EEXIST if it is held."""
         with self._lock:
             self._end()
-            keeper = _Keeper(self._uri, self._owner, self._timeout_s)
+            keeper = _Keeper(self._uri, self._owner, self._timeout_s, self._status)
             try:
                 keeper.wait()
             except FluxError:
@@ -95,10 +102,11 @@ class Claim:
 class _Keeper:
     """The thread that holds the name."""
 
-    def __init__(self, uri: str, owner: Owner, timeout_s: float) -> None:
+    def __init__(self, uri: str, owner: Owner, timeout_s: float, status: Status) -> None:
         self._uri = uri
         self._owner = owner
         self._timeout_s = timeout_s
+        self._status = status
         self._ready = threading.Event()
         self._fault: FluxError | None = None
         self._asked_to_end, self._ask_to_end = socket.socketpair()
@@ -135,7 +143,9 @@ class _Keeper:
                 f"{where} leads to rank {rank}; the node manager works beside rank 0:"
                 " run it on the leader's machine, with uri = the leader's local-uri"
             )
-        reactor.serve(SERVICE, {"owner": self._say_owner}, timeout_s=self._timeout_s)
+        methods = {"owner": self._say_owner, "status": self._status}
+        # How the fleet stands names no user and no job, so every user of the instance may ask it.
+        reactor.serve(SERVICE, methods, timeout_s=self._timeout_s, for_users=["status"])
         reactor.on_readable(self._asked_to_end.fileno(), reactor.stop)
 
     def _say_owner(self) -> dict[str, object]:

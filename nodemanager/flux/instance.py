@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodemanager.flux import bindings
-from nodemanager.flux.claim import Claim
+from nodemanager.flux.claim import Claim, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 from nodemanager.model import NodeType
@@ -18,7 +18,8 @@ class RealFlux:
 
     ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
     ``BindingsMissing``; it does not connect yet. ``folder``, whose conf.d is rank 0's configuration, and
-    ``node_types`` are needed where the division of the slots is to be changed.
+    ``node_types`` are needed where the division of the slots is to be changed. ``status`` is what
+    ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class RealFlux:
         folder: Path | None = None,
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
+        status: Status = dict,
     ) -> None:
         bindings.load()
         self._uri = uri
@@ -38,7 +40,7 @@ class RealFlux:
         self._timeout_s = timeout_s
         self._folder = folder
         self._node_types = tuple(node_types)
-        self._claim = Claim(uri, timeout_s=timeout_s)
+        self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
         """For one thread, which opens its handle by its first call."""

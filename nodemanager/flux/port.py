@@ -16,12 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record, retyping
+from nodemanager.flux import kvs, record, retyping, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
+from nodemanager.flux.fields import object_at, whole_at
 from nodemanager.flux.resources import read_job_ends, read_ranks
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
-from nodemanager.model import FluxRank, Launch, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import (
+    FluxRank,
+    JobId,
+    Launch,
+    NodeType,
+    Rank,
+    SlotName,
+    SlotsWish,
+    Steering,
+    TypeName,
+)
 from nodemanager.notation import parse_idset
 from nodemanager.ports import FluxError, NotTheActor
 
@@ -185,6 +196,25 @@ class RealFluxPort:
                 ) from fault
         return found
 
+    # --- what operators have set ---
+
+    def steering(self) -> Steering:
+        text = self._read([steering_record.KEY]).get(steering_record.KEY)
+        if text is None:
+            return Steering()
+        try:
+            return steering_record.decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"what operators have set, at KVS key {steering_record.KEY}, cannot be read: {fault}. It may hold"
+                f" nodes that must not be stopped: look at it (flux kvs get {steering_record.KEY}), then remove it"
+                f" by: flux kvs unlink {steering_record.KEY}"
+            ) from fault
+
+    def keep_steering(self, steering: Steering) -> None:
+        self._must_act()
+        self._commit({steering_record.KEY: steering_record.encoded(steering)})
+
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:
             return kvs.read(handle, keys, timeout_s=self._timeout_s)
@@ -213,6 +243,25 @@ class RealFluxPort:
             return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+
+    def jobs_ended(self) -> int:
+        stats = self._ask("job-list.job-stats")
+        try:
+            states = object_at(object_at(stats, "answer").get("job_states"), "job_states")
+            return whole_at(states.get("inactive"), "job_states.inactive")
+        except ValueError as fault:
+            raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        self._must_act()
+        for job, text in texts.items():
+            # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
+            memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
+            try:
+                self._ask("job-manager.memo", memo)
+            except CallFailed as failure:
+                if failure.errno != errno.ENOENT:
+                    raise
 
     def _take_in_ended_jobs(self) -> None:
         """Ask for the jobs that became inactive since we last asked (the latest of them, should they be many)."""

@@ -6,7 +6,7 @@ some thread. Here each one is destroyed as soon as it has had its say, and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -125,8 +125,18 @@ class Reactor:
         flags = part("flux.constants").FLUX_POLLIN
         self._watch(self.handle.fd_watcher_create(fd, lambda *_: readable(), flags)).start()
 
-    def serve(self, service: str, methods: Mapping[str, Callable[[], object]], *, timeout_s: float) -> None:
-        """Register a service on this broker and answer its methods. ``CallFailed`` EEXIST: its name is held."""
+    def serve(
+        self,
+        service: str,
+        methods: Mapping[str, Callable[[], object]],
+        *,
+        timeout_s: float,
+        for_users: Container[str] = (),
+    ) -> None:
+        """Register a service on this broker and answer its methods. ``CallFailed`` EEXIST: its name is held.
+
+        They answer the instance's owner; those of ``for_users`` every user.
+        """
         with named(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
@@ -135,6 +145,7 @@ class Reactor:
                     lambda served, _watcher, message, answer: served.respond(message, answer()),
                     type_mask=part("flux.constants").FLUX_MSGTYPE_REQUEST,
                     topic_glob=f"{service}.{method}",
+                    rolemask=part("flux.constants").FLUX_ROLE_USER if method in for_users else None,
                     args=answer,
                 )
             ).start()

@@ -20,6 +20,7 @@ from nodemanager.model import (
     Slot,
     SlotName,
     SlotsWish,
+    Steering,
     TypeName,
 )
 from nodemanager.ports import FluxError, SlotsUnchanged
@@ -51,6 +52,8 @@ class SimulatedFlux:
     ) -> None:
         self.faults = FluxFaults()
         self.records: dict[SlotName, Launch] = {}
+        self.steering = Steering()
+        self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
         self.wish: SlotsWish | None = None
@@ -292,6 +295,7 @@ class SimulatedFlux:
                 self._jobs.lose(rank)
             self._down = True
             self.claimed_by = None
+            self.shown_on_jobs = {}
             self._lose_followers("rank 0 has stopped")
             self._world.after(down_s, lambda: self._come_back(rejoin_s))
 
@@ -337,6 +341,11 @@ class SimulatedFlux:
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> SimulatedFluxWatch:
         return SimulatedFluxWatch(self, self._world, probe_s=probe_s, relist_s=relist_s)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        active = set(self._jobs.active())
+        shown = {**self.shown_on_jobs, **texts}
+        self.shown_on_jobs = {job: text for job, text in shown.items() if text is not None and job in active}
 
     def drop_claim(self, token: str) -> None:
         """The manager's process died: the name it held is free."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, Launch, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import FluxRank, JobId, Launch, Rank, SlotName, SlotsWish, Steering, TypeName
 from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
@@ -86,6 +86,25 @@ class SimulatedFluxPort:
         holder = self._flux.records.get(launch.slot)
         if holder is not None and holder.id == launch.id:
             del self._flux.records[launch.slot]
+
+    # --- what operators have set ---
+
+    def steering(self) -> Steering:
+        return self._call(lambda: self._flux.steering)
+
+    def keep_steering(self, steering: Steering) -> None:
+        def keep() -> None:
+            self._flux.steering = steering
+
+        self._change(keep)
+
+    # --- jobs ---
+
+    def jobs_ended(self) -> int:
+        return self._call(lambda: self._flux.jobs_ended)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        self._change(lambda: self._flux.show_on_jobs(texts))
 
     # --- ranks ---
 

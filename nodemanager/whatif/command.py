@@ -48,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
     group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")
     group.add_argument("--journal", metavar="OUT.JSONL", help="write what came in and what was decided")
-    group.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:

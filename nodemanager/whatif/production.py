@@ -52,6 +52,7 @@ from nodemanager.model import (
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
@@ -303,8 +304,8 @@ class Production:
                     self._stage.undrain(launch.rank)
                     waits = bool(self._stage.scheduler.line)
                     self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
-                case ChangeSlots() | RefuseSlots():
-                    raise ValueError(f"nobody wishes for other slots here: {action}")
+                case ChangeSlots() | RefuseSlots() | CordonNode():
+                    raise ValueError(f"nobody wishes for other slots or steers a node here: {action}")
                 case _:
                     assert_never(action)
         if leases:

@@ -20,46 +20,56 @@ from nodemanager.facts import (
     FluxUnreachable,
     LeaseEnded,
     LeftoversRemoved,
+    NodeCordoned,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SteeringKept,
+    SteeringNotKept,
 )
 from nodemanager.model import (
     Billing,
     CloudNode,
     CloudState,
     FluxRank,
+    JobId,
     Launch,
     LaunchId,
     Leftover,
     LeftoverKind,
+    Mark,
     NodeType,
     ProviderId,
     Rank,
     SlotName,
     SlotsWish,
+    Steering,
     TypeName,
     because,
 )
 from nodemanager.orders import (
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    ShowOnJobs,
     SweepCloud,
 )
 from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
+STEERING = Steering(holds={LaunchId("cloud1-1"): Mark("ada", 900.0)})
 LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
@@ -145,6 +155,20 @@ class Flux:
     def undrain(self, rank: Rank) -> None:
         self._call("undrain")
 
+    def steering(self) -> Steering:
+        self._call("steering")
+        return STEERING
+
+    def keep_steering(self, steering: Steering) -> None:
+        self._call("keep_steering")
+
+    def jobs_ended(self) -> int:
+        self._call("jobs_ended")
+        return 3
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        self._call("show_on_jobs")
+
     def stop_broker(self, rank: Rank) -> None:
         self._call("stop_broker")
 
@@ -197,7 +221,7 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
     for acts in (True, False):
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None)]
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3)]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
@@ -245,18 +269,19 @@ def test_a_sweep_that_works_and_one_that_does_not() -> None:
     ]
 
 
-def test_a_claim_brings_the_launches_on_record() -> None:
+def test_a_claim_brings_what_is_on_record() -> None:
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["claim", "repair", "launches"], [ClaimHeld(7.0, (LAUNCH,))])
+    assert port.calls == ["claim", "repair", "launches", "steering"]
+    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING)]
 
 
 def test_one_that_only_observes_does_not_take_the_name() -> None:
     port = Flux()
     worker, told = flux_worker(port, acts=False)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["launches"], [ClaimHeld(7.0, (LAUNCH,))])
+    assert (port.calls, told) == (["launches", "steering"], [ClaimHeld(7.0, (LAUNCH,), STEERING)])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +327,37 @@ def test_who_lost_the_name_says_so_beside_the_failure() -> None:
 def test_a_look_brings_all_ranks() -> None:
     worker, told = flux_worker(Flux())
     worker.on_receive(LookAtRanks())
-    assert told == [RanksSeen(7.0, (RANK,), WISH)]
+    assert told == [RanksSeen(7.0, (RANK,), WISH, 3)]
+
+
+def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")))
+    assert port.calls == ["drain ours", "ranks"]
+    assert told == [NodeCordoned(LAUNCH.id, 7.0, RANK)]
+
+
+def test_what_operators_set_is_said_to_be_on_record_once_it_is() -> None:
+    worker, told = flux_worker(Flux())
+    worker.on_receive(KeepSteering(STEERING))
+    assert told == [SteeringKept(STEERING)]
+
+
+@pytest.mark.parametrize(
+    ("error", "more"), [(FluxError("away"), []), (NotTheActor("away"), [ClaimRefused(7.0, "away")])]
+)
+def test_what_could_not_be_put_on_record_is_said(error: FluxError, more: list[object]) -> None:
+    worker, told = flux_worker(Flux(fails_at="keep_steering", error=error))
+    worker.on_receive(KeepSteering(STEERING))
+    assert told == [SteeringNotKept("away"), *more]
+
+
+def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:
+    port = Flux(fails_at="show_on_jobs")
+    worker, told = flux_worker(port)
+    worker.on_receive(ShowOnJobs({JobId(1): "waits"}))
+    assert (port.calls, told) == (["show_on_jobs"], [])
 
 
 @pytest.mark.parametrize(

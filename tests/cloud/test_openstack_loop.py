@@ -28,6 +28,7 @@ from nodemanager.model import Market, NodeState, TypeName
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
+    CordonNode,
     CreateNode,
     DestroyNode,
     DrainNode,
@@ -149,7 +150,7 @@ class Loop:
                 self.tell(NodeUndrained(launch_id))
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
-            case ChangeSlots() | RefuseSlots():
+            case ChangeSlots() | RefuseSlots() | CordonNode():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

@@ -19,7 +19,7 @@ import pytest
 
 from nodemanager.flux import bindings, kvs, retyping
 from nodemanager.flux.instance import RealFlux
-from nodemanager.model import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import Billing, JobId, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.ports import FluxPort
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
@@ -64,6 +64,14 @@ class FluxSubject(Protocol):
 
     def occupy(self, rank: Rank) -> Callable[[], None]:
         """Run a job on one core of the rank, the only one online. What is returned ends it."""
+        ...
+
+    def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
+        """As ``occupy``, and which job that is."""
+        ...
+
+    def shown_on(self, job: JobId) -> str:
+        """What ``flux jobs`` shows as ``user.nodes`` of an active job; "" is nothing."""
         ...
 
     def drain(self, rank: Rank, reason: str | None) -> None:
@@ -141,9 +149,15 @@ class RealSubject:
         self._instance.freeze_slot(rank)
 
     def occupy(self, rank: Rank) -> Callable[[], None]:
+        return self.job_on(rank)[1]
+
+    def shown_on(self, job: JobId) -> str:
+        return self._instance.run("jobs", "-no", "{user.nodes}", str(job)).strip()
+
+    def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         job = self._instance.submit("-N1", "-n1", "-c1", f"--requires=rank:{rank}")
         self._instance.run("job", "wait-event", "-t20", str(job), "start")
-        return lambda: self._end_job(job)
+        return JobId(job), lambda: self._end_job(job)
 
     def _end_job(self, job: int) -> None:
         self._instance.run("cancel", str(job))

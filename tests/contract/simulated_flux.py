@@ -39,10 +39,16 @@ class SimulatedSubject:
         self.flux.hang(_slot(rank))
 
     def occupy(self, rank: Rank) -> Callable[[], None]:
+        return self.job_on(rank)[1]
+
+    def shown_on(self, job: JobId) -> str:
+        return self.flux.shown_on_jobs.get(job, "")
+
+    def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         on_rank = OnRanks(frozenset({int(rank)}))
         job_id = self.flux.submit(Shape(1, 1, nodes=1, constraint=on_rank), run_s=3600)
         self.world.advance_by(1)
-        return lambda: self._end(job_id)
+        return job_id, lambda: self._end(job_id)
 
     def _end(self, job_id: JobId) -> None:
         self.flux.cancel(job_id)

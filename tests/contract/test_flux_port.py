@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import FluxRank, JobId, Launch, LaunchId, Mark, Rank, SlotName, SlotsWish, Steering, TypeName
 from nodemanager.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
@@ -119,6 +119,52 @@ def test_recording_clears_what_drains_of_ours_the_slot_still_carries(subject: Fl
     subject.drain(Rank(3), "bad fan")
     actor.record([a_launch(8, 1), a_launch(9, 3)])
     assert [rank.drain_reason for rank in actor.ranks()] == [None, OURS, "bad fan"]
+
+
+# --- what operators set -----------------------------------------------------------------------------------
+
+STEERING = Steering(
+    holds={LaunchId("slot.1-7f"): Mark("ada", 1_790_000_000.5)},
+    retirements={LaunchId("slot2-80"): Mark("grace", 1_790_000_001.0)},
+    paused=Mark("ada", 1_790_000_002.0),
+)
+
+
+def test_nothing_is_set_where_nothing_was_kept(actor: FluxPort) -> None:
+    assert actor.steering() == Steering()
+
+
+def test_what_operators_set_is_read_whole_by_the_next_manager(subject: FluxSubject, actor: FluxPort) -> None:
+    actor.keep_steering(STEERING)
+    assert subject.manager().port.steering() == STEERING
+    actor.keep_steering(Steering())
+    assert subject.manager().port.steering() == Steering()
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+
+def test_the_jobs_that_have_ended_are_counted(subject: FluxSubject, actor: FluxPort) -> None:
+    before = actor.jobs_ended()
+    subject.bring_online(Rank(1))
+    subject.occupy(Rank(1))()
+    subject.until("its end is counted", lambda: actor.jobs_ended() == before + 1)
+
+
+def test_a_text_is_shown_on_a_job_until_it_is_taken_away(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    job, _ = subject.job_on(Rank(1))
+    actor.show_on_jobs({job: "booting slot2"})
+    subject.until("it is shown", lambda: subject.shown_on(job) == "booting slot2")
+    actor.show_on_jobs({job: None})
+    subject.until("it is taken away", lambda: subject.shown_on(job) == "")
+
+
+def test_a_text_for_a_job_that_has_ended_is_no_error(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    job, end = subject.job_on(Rank(1))
+    end()
+    actor.show_on_jobs({job: "too late"})
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
@@ -313,6 +359,8 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "drain": lambda port: port.drain(Rank(1), OURS),
     "undrain": lambda port: port.undrain(Rank(1)),
     "stop_broker": lambda port: port.stop_broker(Rank(1)),
+    "keep_steering": lambda port: port.keep_steering(STEERING),
+    "show_on_jobs": lambda port: port.show_on_jobs({JobId(1): "text"}),
     "repair": lambda port: _ignored(port.repair()),
     "change_slots": lambda port: port.change_slots(WISH, MOVES),
     "refuse_slots": lambda port: port.refuse_slots(WISH, "not now"),

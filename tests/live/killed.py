@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from nodemanager import app, logs
 from nodemanager.config import load_site
+from nodemanager.front import Front
 from nodemanager.ports import CloudPort, FluxPort
 
 
@@ -73,6 +74,7 @@ def main() -> int:
             flux=lambda: cast("FluxPort", DoomedPort(outside.flux(), moment)),
             cloud=lambda: cast("CloudPort", DoomedPort(outside.cloud(), moment)),
         ),
+        Front(site),
     )
 
 

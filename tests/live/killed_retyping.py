@@ -19,6 +19,7 @@ from nodemanager.config import load_site
 from nodemanager.flux import retyping
 from nodemanager.flux.port import _RetypingCalls
 from nodemanager.flux_config import ConfigFile
+from nodemanager.front import Front
 
 # In their order.
 STEPS = (
@@ -79,7 +80,7 @@ def main() -> int:
     Doom(chosen.step).lie_in_wait()
     logs.configure()
     site = app.identified(load_site(chosen.config))
-    return app.serve(site, app.outside_of(site))
+    return app.serve(site, app.outside_of(site), Front(site))
 
 
 if __name__ == "__main__":

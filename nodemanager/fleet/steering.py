@@ -1,0 +1,161 @@
+"""What operators set: nodes that are held, nodes that are to go, decisions that pause."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from nodemanager.facts import (
+    DecisionsPaused,
+    DecisionsResumed,
+    HoldPlaced,
+    NodeReleased,
+    OperatorFact,
+    RetirementAsked,
+    SteeringKept,
+    SteeringNotKept,
+)
+from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
+from nodemanager.orders import CordonNode, DrainNode, UndrainNode
+
+SteeredAction = CordonNode | DrainNode | UndrainNode
+
+KEEP_AGAIN_S = 1.0
+
+
+def hold_text(launch: LaunchId) -> str:
+    """The reason that the drain of a held node carries in Flux. No launch's name has a colon."""
+    return f"{DRAIN_MARK}hold:{launch}"
+
+
+# --- what is set ------------------------------------------------------------------------------------------
+
+
+def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
+    """The snapshot after an operator's word. Of a node that is no more, it is old news."""
+    now = snapshot.steering
+    match fact:
+        case DecisionsPaused(mark=mark):
+            return replace(snapshot, steering=replace(now, paused=now.paused or mark))
+        case DecisionsResumed():
+            return replace(snapshot, steering=replace(now, paused=None))
+        case HoldPlaced() | RetirementAsked() if fact.launch not in snapshot.nodes:
+            return snapshot
+        case HoldPlaced(launch=launch, mark=mark):
+            holds = {**now.holds, launch: now.holds.get(launch, mark)}
+            return replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+        case RetirementAsked(launch=launch, mark=mark):
+            retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
+            return replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+        case NodeReleased(launch=launch):
+            return without(snapshot, launch)
+        case _:
+            assert_never(fact)
+
+
+def without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    if not snapshot.steering.keeps_work_from(launch):
+        return snapshot
+    return replace(snapshot, steering=_without(snapshot.steering, launch))
+
+
+def _without(steering: Steering, launch: LaunchId) -> Steering:
+    return replace(
+        steering,
+        holds={id_: mark for id_, mark in steering.holds.items() if id_ != launch},
+        retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
+    )
+
+
+def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
+    """The nodes that an operator keeps work from."""
+    steering = snapshot.steering
+    return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
+
+
+def steered_of(snapshot: Snapshot, states: Container[NodeState]) -> int:
+    """How many of them are in one of the states."""
+    return sum(1 for node in steered_nodes(snapshot).values() if node.state in states)
+
+
+# --- what is on record ------------------------------------------------------------------------------------
+
+
+def read(snapshot: Snapshot, on_record: Steering) -> Snapshot:
+    """After the record was read: it is what holds, unless something was set here that is not yet on it."""
+    unkept = snapshot.steering != snapshot.steering_on_record
+    steering = snapshot.steering if unkept else on_record
+    for launch in {**steering.holds, **steering.retirements}:
+        if launch not in snapshot.nodes:
+            steering = _without(steering, launch)
+    return replace(snapshot, steering=steering, steering_on_record=on_record, keeper=Source())
+
+
+def kept(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
+    if isinstance(fact, SteeringKept):
+        return replace(snapshot, steering_on_record=fact.steering, keeper=Source())
+    failed = replace(snapshot.keeper, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S)
+    return replace(snapshot, keeper=failed)
+
+
+# --- what follows for a node ------------------------------------------------------------------------------
+
+
+def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
+    """What an operator's word means for the node now; None where the rest of the rules decides."""
+    if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
+        return None  # there is nothing yet to keep work from; or it is too late
+    if (hold := steering.holds.get(node.id)) is not None:
+        return _hold(node, hold)
+    if (retirement := steering.retirements.get(node.id)) is not None:
+        return _retire(node, retirement)
+    if _drain_reason(node) == hold_text(node.id) or _retired_by_operator(node):
+        return _undrain(node, because("released_by_operator"))
+    return None
+
+
+def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
+    reason = because("held_by_operator", **_figures(mark))
+    if node.state is NodeState.DRAINING or _drain_reason(node) == drain_text(node.id):
+        return _undrain(node, reason)  # first that retirement is taken back
+    return reason, _cordon(node, hold_text(node.id), reason)
+
+
+def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | None:
+    reason = because("retired_by_operator", **_figures(mark))
+    drain_reason = _drain_reason(node)
+    if drain_reason == hold_text(node.id):
+        return _undrain(node, reason)  # a drain keeps the reason that it has
+    if drain_reason not in (None, drain_text(node.id)):
+        return None  # somebody else's drain is a hold
+    if node.state is NodeState.BUSY or (node.rank is not None and node.rank.allocated):
+        return reason, _cordon(node, drain_text(node.id), reason)
+    if node.state is NodeState.DRAINING:
+        return None
+    return reason, DrainNode(node.id, node.launch.rank, reason)
+
+
+def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:
+    """Drained already, by whomever, it takes no job."""
+    return CordonNode(node.id, node.launch.rank, text, reason) if _drain_reason(node) is None else None
+
+
+def _undrain(node: Node, reason: Reason) -> tuple[Reason, SteeredAction]:
+    return reason, UndrainNode(node.id, node.launch.rank, reason)
+
+
+def _drain_reason(node: Node) -> str | None:
+    return node.rank.drain_reason if node.rank is not None else None
+
+
+def _retired_by_operator(node: Node) -> bool:
+    retiring = node.retiring
+    return node.state is NodeState.DRAINING and retiring is not None and retiring.code == "retired_by_operator"
+
+
+def _figures(mark: Mark) -> Mapping[str, str | float]:
+    return {"by": mark.by, "since_at": mark.at}

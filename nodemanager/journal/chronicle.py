@@ -1,0 +1,112 @@
+"""The thread that follows what the manager publishes, and tells whoever keeps count: metrics, events, the journal.
+
+The brain only puts a reference into a queue. Under load several publications are taken together: every decision and
+fact of each still counts, and what became of nodes and jobs is read off the newest. Where even that is not enough,
+publications are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodemanager.actors.manager import Published
+from nodemanager.facts import Fact
+from nodemanager.journal.entries import Entries, Entry
+from nodemanager.journal.lives import Life, Lives
+from nodemanager.journal.spend import Spend, Spent
+
+WAITING_MAX = 500
+# It shares the interpreter with the brain, so it rests for so many times as long as it has worked.
+REST = 3.0
+REST_MAX_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What publications show to have happened since those before; ``published`` is the newest of them."""
+
+    published: Published
+    facts: tuple[Fact, ...]
+    phases_s: tuple[Mapping[str, float], ...]
+    entries: tuple[Entry, ...]
+    lives: tuple[tuple[Life | None, Life], ...]
+    spent: Spent
+
+
+class Follower:
+    """Works out what happened."""
+
+    def __init__(self) -> None:
+        self._entries = Entries()
+        self._lives = Lives()
+        self._spend = Spend()
+
+    def of(self, publications: Sequence[Published]) -> Happened:
+        """From one publication at the least, in their order."""
+        newest = publications[-1]
+        facts = tuple(fact for it in publications for fact in it.facts)
+        return Happened(
+            published=newest,
+            facts=facts,
+            phases_s=tuple(it.phases_s for it in publications),
+            entries=self._entries.of(publications),
+            lives=self._lives.of(newest, facts),
+            spent=self._spend.of(newest),
+        )
+
+
+class Chronicle:
+    """Its ``publish`` is the manager's; the sinks are called from its own thread, in their order."""
+
+    def __init__(self, sinks: Sequence[Callable[[Happened], None]]) -> None:
+        self._sinks = sinks
+        self._waiting: queue.Queue[Published | None] = queue.Queue(WAITING_MAX)
+        self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
+        self._ended = threading.Event()
+        self.left_out = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def publish(self, published: Published) -> None:
+        try:
+            self._waiting.put_nowait(published)
+        except queue.Full:
+            self.left_out += 1
+
+    def stop(self, within_s: float) -> None:
+        """End after what waits is taken in, but within a time."""
+        self._ended.set()
+        try:
+            self._waiting.put(None, timeout=within_s)
+        except queue.Full:
+            return
+        self._thread.join(within_s)
+
+    def _follow(self) -> None:
+        follower = Follower()
+        ends = False
+        while not ends:
+            publications, ends = self._next()
+            if publications:
+                began_s = time.monotonic()
+                happened = follower.of(publications)
+                for sink in self._sinks:
+                    sink(happened)
+                self._ended.wait(min(REST_MAX_S, REST * (time.monotonic() - began_s)))
+
+    def _next(self) -> tuple[list[Published], bool]:
+        """All that waits, and whether that is the end."""
+        publications: list[Published] = []
+        following = self._waiting.get()
+        while following is not None:
+            publications.append(following)
+            try:
+                following = self._waiting.get_nowait()
+            except queue.Empty:
+                return publications, False
+        return publications, True

@@ -1,0 +1,161 @@
+"""What the journal tells: spend, reports, why something was so in the past. Read-only, for any thread."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
+
+ENTRIES_MAX = 1000
+BUSY_S = 1.0
+
+
+class JournalUnreadable(Exception):
+    """There is no journal, or not one that can be read: what it would tell is not known."""
+
+
+class JournalReader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        try:
+            connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        except sqlite3.Error as error:
+            raise JournalUnreadable(f"{self._path}: {error}") from error
+        connection.row_factory = sqlite3.Row
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise JournalUnreadable(f"{self._path}: {error}") from error
+        finally:
+            connection.close()
+
+    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        with self._connected() as connection:
+            return [dict(row) for row in connection.execute(query, values)]
+
+    # --- entries ---
+
+    def entries(
+        self, *, since_at: float = 0.0, subject: str = "", kinds: Sequence[str] = (), limit: int = ENTRIES_MAX
+    ) -> list[dict[str, Any]]:
+        """The latest, oldest first. ``subject``: a launch, a job's id, a type."""
+        conditions = ["at >= ?"]
+        values: list[object] = [since_at]
+        if subject:
+            conditions.append("subject = ?")
+            values.append(subject)
+        if kinds:
+            conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += kinds
+        rows = self._rows(
+            f"SELECT at, kind, subject, what, code, figures, node_type FROM entries"  # noqa: S608 - our own words
+            f" WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",
+            *values,
+            limit,
+        )
+        return [{**row, "figures": json.loads(row["figures"])} for row in reversed(rows)]
+
+    def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
+        """The last thing that was said of a subject before a moment; None where nothing was."""
+        rows = self._rows(
+            "SELECT at, kind, subject, what, code, figures, node_type FROM entries"
+            " WHERE subject = ? AND at <= ? AND code != '' ORDER BY id DESC LIMIT 1",
+            subject,
+            at,
+        )
+        return {**rows[0], "figures": json.loads(rows[0]["figures"])} if rows else None
+
+    def launch_of(self, slot: str, at: float) -> str | None:
+        """Which launch had a slot at a moment."""
+        rows = self._rows(
+            "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? AND (ended_at IS NULL OR ended_at >= ?)"
+            " ORDER BY requested_at DESC LIMIT 1",
+            slot,
+            at,
+            at,
+        )
+        return str(rows[0]["launch"]) if rows else None
+
+    # --- spend ---
+
+    def spent(self, since_at: float) -> float:
+        """What was spent since a moment, by whole hours; an estimate."""
+        rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
+        return float(rows[0]["cost"] or 0.0)
+
+    # --- the report ---
+
+    def report(self, since_at: float, until_at: float) -> dict[str, Any]:
+        """Cost by type, user, queue and use; waits; boots and how they ended; what failed."""
+        hour = int(since_at // HOUR_S)
+        total = self._sums("use", hour)
+        cost = sum(row["cost"] for row in total)
+        waste = sum(row["cost"] for row in total if row["use"] != WORK)
+        return {
+            "since_at": since_at,
+            "until_at": until_at,
+            "cost": cost,
+            "waste": waste,
+            "node_hours": sum(row["node_hours"] for row in total),
+            "by_use": total,
+            "by_type": self._sums("node_type", hour),
+            "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
+            "by_queue": self._sums("queue", hour, f"AND use = '{WORK}'"),
+            "waits": self._waits(since_at),
+            "boots": self._boots(since_at),
+            "failures": self._rows(
+                "SELECT what AS operation, code AS kind, COUNT(*) AS count, MAX(at) AS last_at FROM entries"
+                " WHERE kind = 'failed' AND at >= ? GROUP BY what, code ORDER BY count DESC",
+                since_at,
+            ),
+            "decisions": self._rows(
+                "SELECT kind, what AS order_, code AS reason, COUNT(*) AS count FROM entries"
+                " WHERE kind IN ('decided', 'would') AND at >= ? GROUP BY kind, what, code ORDER BY count DESC",
+                since_at,
+            ),
+        }
+
+    def _sums(self, column: str, hour: int, condition: str = "") -> list[dict[str, Any]]:
+        return self._rows(
+            f"SELECT {column}, SUM(cost) AS cost, SUM(node_s) / 3600.0 AS node_hours FROM spend"  # noqa: S608
+            f" WHERE hour >= ? {condition} GROUP BY {column} ORDER BY cost DESC",
+            hour,
+        )
+
+    def _waits(self, since_at: float) -> Mapping[str, Any]:
+        waits_s = sorted(row["wait_s"] for row in self._rows("SELECT wait_s FROM waits WHERE at >= ?", since_at))
+        return {"jobs": len(waits_s), "median_s": _quantile(waits_s, 0.5), "p95_s": _quantile(waits_s, 0.95)}
+
+    def _boots(self, since_at: float) -> list[dict[str, Any]]:
+        rows = self._rows(
+            "SELECT node_type, outcome, joined_at - requested_at AS took_s, found FROM lives"
+            " WHERE requested_at >= ? AND outcome != ''",
+            since_at,
+        )
+        groups: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            took = groups.setdefault((row["node_type"], row["outcome"]), [])
+            took.append(row["took_s"] if row["took_s"] is not None and not row["found"] else -1.0)
+        return [
+            {
+                "node_type": node_type,
+                "outcome": outcome,
+                "count": len(took),
+                "median_s": _quantile(sorted(it for it in took if it >= 0), 0.5),
+                "p95_s": _quantile(sorted(it for it in took if it >= 0), 0.95),
+            }
+            for (node_type, outcome), took in sorted(groups.items())
+        ]
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float | None:
+    """Of values in ascending order; the nearest rank. None where there are none."""
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None

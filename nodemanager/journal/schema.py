@@ -1,0 +1,69 @@
+"""The journal's tables, and how they came to be: ``PRAGMA user_version`` says how many steps a file has taken."""
+
+from __future__ import annotations
+
+import sqlite3
+
+STEPS: tuple[str, ...] = (
+    """
+    CREATE TABLE entries (
+        id INTEGER PRIMARY KEY,
+        at REAL NOT NULL,           -- seconds since the epoch, as everywhere here
+        kind TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        what TEXT NOT NULL,
+        code TEXT NOT NULL,
+        figures TEXT NOT NULL,      -- JSON
+        node_type TEXT NOT NULL
+    );
+    CREATE INDEX entries_of_a_subject ON entries (subject, at);
+    CREATE INDEX entries_by_time ON entries (at);
+    CREATE TABLE lives (
+        launch TEXT PRIMARY KEY,
+        slot TEXT NOT NULL,
+        node_type TEXT NOT NULL,
+        requested_at REAL NOT NULL,
+        found INTEGER NOT NULL,
+        up_at REAL,
+        joined_at REAL,
+        first_job_at REAL,
+        ended_at REAL,
+        outcome TEXT NOT NULL,
+        why TEXT NOT NULL,
+        cost REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX lives_by_time ON lives (requested_at);
+    CREATE TABLE spend (
+        hour INTEGER NOT NULL,      -- since the epoch
+        node_type TEXT NOT NULL,
+        userid INTEGER NOT NULL,    -- -1: nobody's job
+        queue TEXT NOT NULL,
+        use TEXT NOT NULL,          -- job, or what else the node did
+        cost REAL NOT NULL,
+        node_s REAL NOT NULL,
+        PRIMARY KEY (hour, node_type, userid, queue, use)
+    ) WITHOUT ROWID;
+    CREATE TABLE waits (
+        job TEXT PRIMARY KEY,
+        at REAL NOT NULL,           -- when it began
+        wait_s REAL NOT NULL,
+        userid INTEGER NOT NULL,
+        queue TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX waits_by_time ON waits (at);
+    """,
+)
+VERSION = len(STEPS)
+
+
+class TooNew(Exception):
+    """The file was written by a later program, and is not ours to change."""
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file to the tables of this program. Raises ``TooNew``."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise TooNew(f"it has version {version}, and this program knows {VERSION}")
+    for number, step in enumerate(STEPS[version:], start=version + 1):
+        connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

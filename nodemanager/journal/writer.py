@@ -1,0 +1,259 @@
+"""The one writer of the journal: SQLite, in a thread of its own.
+
+The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
+read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
+aside, what cannot be written is left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodemanager.journal.chronicle import Happened
+from nodemanager.journal.entries import Entry
+from nodemanager.journal.lives import Life
+from nodemanager.journal.schema import TooNew, migrate
+from nodemanager.journal.spend import HOUR_S, Account, Sum
+
+FLUSH_S = 1.0
+WAITING_MAX = 2000
+BUSY_S = 5.0  # what a reader may keep the writer waiting
+ENTRIES_KEPT_S = 35 * 86_400.0
+SPEND_KEPT_S = 400 * 86_400.0
+PRUNE_EVERY_S = 3600.0
+
+
+class Journal:
+    """Its ``take_in`` may be called from any thread and never waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0  # publications of which nothing was written
+        self.failure = ""  # why nothing is being written now; "" where it is
+        self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._prune_at_s = 0.0
+        self._log: Any = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take_in(self, happened: Happened) -> None:
+        if not (happened.entries or happened.lives or happened.spent):
+            return
+        try:
+            self._waiting.put_nowait(happened)
+        except queue.Full:
+            self.lost += 1
+
+    def stop(self, within_s: float) -> None:
+        """End after what waits is written, but within a time."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=within_s)
+            self._thread.join(within_s)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            batch, ends = self._next_batch()
+            if batch:
+                self._write(batch)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _next_batch(self) -> tuple[list[Happened], bool]:
+        """What came within ``FLUSH_S`` of the first: many publications are one commit."""
+        first = self._waiting.get()
+        if first is None:
+            return [], True
+        batch = [first]
+        until_s = time.monotonic() + FLUSH_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                following = self._waiting.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if following is None:
+                return batch, True
+            batch.append(following)
+        return batch, False
+
+    def _write(self, batch: list[Happened]) -> None:
+        try:
+            connection = self._opened()
+            with connection:
+                _insert(connection, batch)
+            self._prune(connection, batch[-1].published.snapshot.wall_at)
+        except (sqlite3.Error, OSError, TooNew) as error:
+            self.lost += len(batch)
+            self._say(error)
+            self._close()
+            if _is_broken(error):
+                self._move_aside(error)
+        else:
+            if self.failure:
+                self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
+            self.failure = ""
+
+    def _say(self, error: Exception) -> None:
+        """Once for each kind of failure, not once a second."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self.failure:
+            self._log.error("journal_not_written", path=str(self.path), why=text)
+        self.failure = text
+
+    # --- the file ---
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None and self._file != _identity(self.path):
+            self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
+            self._close()
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # What users ran stands in it: for the owner's eyes.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level="DEFERRED")
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self._file = connection, _identity(self.path)
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = self._file = None
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = self.path.with_name(f"{self.path.name}.unusable-{int(time.time())}")
+        try:
+            for ending in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+            self.path.rename(aside)
+        except OSError as refused:
+            self._say(refused)
+        else:
+            self._log.error("journal_moved_aside", path=str(self.path), to=str(aside), why=str(error))
+
+    def _prune(self, connection: sqlite3.Connection, wall_at: float) -> None:
+        now_s = time.monotonic()
+        if now_s < self._prune_at_s:
+            return
+        self._prune_at_s = now_s + PRUNE_EVERY_S
+        with connection:
+            for table, column, kept_s in (
+                ("entries", "at", ENTRIES_KEPT_S),
+                ("waits", "at", ENTRIES_KEPT_S),
+                ("lives", "requested_at", SPEND_KEPT_S),
+            ):
+                connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
+            connection.execute("DELETE FROM spend WHERE hour < ?", ((wall_at - SPEND_KEPT_S) // HOUR_S,))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether it is the file itself that cannot be used, and not the disk or a lock."""
+    if isinstance(error, TooNew):
+        return True
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+
+def _insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
+    entries = [entry for happened in batch for entry in happened.entries]
+    connection.executemany(
+        "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        map(_entry_row, entries),
+    )
+    lives = {now.launch: now for happened in batch for _, now in happened.lives}
+    connection.executemany(
+        "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_life_row, lives.values())
+    )
+    connection.executemany(
+        "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+        " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s",
+        _spend_rows(batch),
+    )
+    connection.executemany("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?)", _wait_rows(entries))
+
+
+def _entry_row(entry: Entry) -> tuple[object, ...]:
+    figures = json.dumps(entry.figures, default=str)
+    return entry.at, entry.kind, entry.subject, entry.what, entry.code, figures, entry.node_type
+
+
+def _life_row(life: Life) -> tuple[object, ...]:
+    return (
+        life.launch,
+        life.slot,
+        life.node_type,
+        life.requested_at,
+        int(life.found),
+        life.up_at,
+        life.joined_at,
+        life.first_job_at,
+        life.ended_at,
+        life.outcome,
+        life.why,
+        life.cost,
+    )
+
+
+def _spend_rows(batch: list[Happened]) -> Iterable[tuple[object, ...]]:
+    sums: defaultdict[Account, Sum] = defaultdict(Sum)
+    for happened in batch:
+        for account, spent in happened.spent.items():
+            sums[account].cost += spent.cost
+            sums[account].node_s += spent.node_s
+    for account, total in sums.items():
+        yield (
+            account.hour,
+            account.node_type,
+            account.userid,
+            account.queue,
+            account.use,
+            total.cost,
+            total.node_s,
+        )
+
+
+def _wait_rows(entries: list[Entry]) -> Iterable[tuple[object, ...]]:
+    for entry in entries:
+        if entry.kind == "job" and entry.what == "began":
+            yield (
+                entry.subject,
+                entry.at,
+                entry.figures["wait_s"],
+                entry.figures["user"],
+                entry.figures["queue"],
+            )

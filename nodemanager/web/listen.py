@@ -1,0 +1,113 @@
+"""Where the service is reached: a socket that only its owner may use, or TCP where the site asks for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+BACKLOG = 64
+UNIX_PATH_MAX = 107  # bytes, unix(7)
+
+
+@dataclass(frozen=True, slots=True)
+class UnixSocket:
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tcp:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+Place = UnixSocket | Tcp
+
+
+def place_of(listen: str) -> Place | None:
+    """What ``[Web] listen`` says, once completed; None where nothing is to be served."""
+    if listen == "off":
+        return None
+    if listen.startswith("unix:"):
+        return UnixSocket(Path(listen.removeprefix("unix:")))
+    parts = urlsplit(f"//{listen}")
+    return Tcp(parts.hostname or "", parts.port or 0)
+
+
+class CannotListen(Exception):
+    """Now; says why."""
+
+
+@dataclass(slots=True)
+class Listening:
+    """A bound socket, and the lock that says whose it is."""
+
+    socket: socket.socket
+    lock: int | None = None
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+
+def listen(place: Place) -> Listening:
+    """Raises ``CannotListen``: another one is there, or it cannot be done at all."""
+    try:
+        return _listen_unix(place.path) if isinstance(place, UnixSocket) else _listen_tcp(place)
+    except OSError as error:
+        raise CannotListen(f"{place}: {error.strerror or error}") from error
+
+
+def _listen_tcp(place: Tcp) -> Listening:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return Listening(listening)
+
+
+def _listen_unix(path: Path) -> Listening:
+    """A second service of this site waits for the first: the lock goes with its process, the file does not."""
+    if len(os.fsencode(path)) > UNIX_PATH_MAX:
+        raise CannotListen(
+            f"unix:{path}: a socket's path has {UNIX_PATH_MAX} bytes at most: say [Web] listen = unix:PATH"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise CannotListen(f"unix:{path}: another service of this site listens there") from error
+    except BaseException:
+        os.close(lock)
+        raise
+    try:
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        path.chmod(0o600)  # before anybody can connect
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        os.close(lock)
+        raise
+    return Listening(listening, lock)

@@ -1,0 +1,79 @@
+"""The interface described for machines (OpenAPI 3.0), made from the list of endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+MEANS: Mapping[int, str] = {
+    200: "The answer",
+    202: "Taken in, and not yet on record",
+    400: "The request cannot be read",
+    401: "The token is needed",
+    404: "Nothing of that name",
+    409: "Not possible as things stand",
+    413: "The body is too large",
+    503: "Not known at the moment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``place``: path or query."""
+
+    name: str
+    place: str
+    means: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str
+    summary: str
+    parameters: Sequence[Parameter]
+    statuses: Sequence[int]
+    secured: bool
+    body: Mapping[str, Any] | None
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The whole description."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "flux-node-manager",
+            "version": version("flux-node-manager"),
+            "description": "Moments end in _at (seconds since the epoch), spans in _s. Money is an estimate.",
+        },
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "summary": operation.summary,
+        "parameters": [
+            {
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.place == "path",
+                "description": parameter.means,
+                "schema": parameter.schema,
+            }
+            for parameter in operation.parameters
+        ],
+        "responses": {str(status): {"description": MEANS[status]} for status in operation.statuses},
+    }
+    if operation.body is not None:
+        made["requestBody"] = {"content": {"application/json": {"schema": operation.body}}}
+    if operation.secured:
+        made["security"] = [{"token": []}]
+    return made

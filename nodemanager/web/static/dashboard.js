@@ -1,0 +1,309 @@
+// One page over the service's own interface: it asks every two seconds, and follows the events as they come.
+import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
+
+const STATES = ["busy", "idle", "booting", "requested", "draining", "stopping", "lost", "gone"];
+const STRIPS_MAX = 120;
+const EVENTS_SHOWN = 150;
+const EVERY_MS = 2000;
+
+const the = (id) => document.getElementById(id);
+const tip = the("tip");
+
+function made(name, className, text) {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  if (text !== undefined && text !== null) element.textContent = text;
+  return element;
+}
+
+// --- asking ---------------------------------------------------------------------------------------------
+
+const keptToken = () => sessionStorage.getItem("token");
+if (location.hash.startsWith("#token=")) {
+  sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(7)));
+  history.replaceState(null, "", location.pathname);
+}
+
+async function ask(path) {
+  const headers = keptToken() ? { Authorization: `Bearer ${keptToken()}` } : {};
+  const response = await fetch(path, { headers });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error ?? `status ${response.status}`);
+  return answer;
+}
+
+// --- words ----------------------------------------------------------------------------------------------
+
+const money = (amount) => (amount === null || amount === undefined ? "–" : amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+
+function span(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.round(Math.abs(seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  if (hours) return `${hours}h${String(minutes).padStart(2, "0")}m`;
+  return minutes ? `${minutes}m${String(rest).padStart(2, "0")}s` : `${rest}s`;
+}
+
+function figure(name, value) {
+  if (Array.isArray(value)) return value.join(", ");
+  if (typeof value === "number" && name.endsWith("_at")) return new Date(value * 1000).toLocaleString();
+  if (typeof value === "number" && name.endsWith("_s")) return span(value);
+  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(2) : String(value);
+}
+
+function legend(holder, entries) {
+  holder.replaceChildren(...entries.map(([name, shade, count]) => {
+    const entry = made("span");
+    const mark = made("i");
+    mark.style.background = `var(--${shade})`;
+    entry.append(mark, count === undefined ? name : `${name} ${count.toLocaleString("en")}`);
+    return entry;
+  }));
+}
+
+// --- the head and the tiles -----------------------------------------------------------------------------
+
+function pill(id, text, kind) {
+  the(id).textContent = text;
+  the(id).className = `pill ${kind}`;
+}
+
+function tile(id, figureText, small, note) {
+  the(id).replaceChildren(figureText, ...(small ? [" ", made("small", "", small)] : []));
+  the(`${id}-note`).textContent = note;
+}
+
+function bar(id, part) {
+  the(id).style.width = `${Math.min(100, 100 * part)}%`;
+  the(id).className = part > 0.9 ? "high" : "";
+}
+
+const counted = (counts) => Object.entries(counts).sort((one, other) => other[1] - one[1])
+  .map(([code, count]) => `${count.toLocaleString("en")} ${code.replaceAll("_", " ")}`).join(", ");
+
+function showStatus(status) {
+  document.title = `${status.cluster} · flux-node-manager`;
+  the("cluster").textContent = status.cluster;
+  pill("mode", status.mode === "act" ? "acts" : "observes", status.mode === "act" ? "" : "warn");
+  if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "stands still", status.paused ? "warn" : "bad");
+  else pill("decides", status.safe_mode.on ? "careful" : "decides", status.safe_mode.on ? "warn" : "good");
+  the("clock").textContent = new Date(status.at * 1000).toLocaleString();
+  the("sources").replaceChildren(...Object.entries(status.sources).map(([name, source]) => {
+    const shown = made("span", source.stale ? "stale" : "");
+    shown.append(made("i"), `${name} ${span(source.age_s)}`);
+    return shown;
+  }));
+  const { nodes, limits, jobs, spent } = status;
+  const running = (jobs.run ?? 0) + (jobs.cleanup ?? 0);
+  const waiting = (jobs.new ?? 0) + (jobs.depend ?? 0) + (jobs.priority ?? 0) + (jobs.sched ?? 0);
+  const extras = [[nodes.held, "held"], [nodes.to_retire, "to go"], [nodes.orphans, "ownerless"], [nodes.intruders, "intruders"]]
+    .filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
+  tile("tile-nodes", nodes.total.toLocaleString("en"), `of ${limits.nodes_max.toLocaleString("en")}`, extras || `${Object.values(nodes.wanted).reduce((sum, it) => sum + it, 0).toLocaleString("en")} wanted`);
+  bar("bar-nodes", nodes.total / Math.max(1, limits.nodes_max));
+  tile("tile-waiting", waiting.toLocaleString("en"), "", counted(status.jobs_waiting));
+  tile("tile-running", running.toLocaleString("en"), "", `${(jobs.inactive ?? 0).toLocaleString("en")} have ended`);
+  tile("tile-price", money(status.price_per_hour), `of ${money(limits.price_per_hour_max)}`, `${money(limits.price_per_hour_left)} left`);
+  bar("bar-price", status.price_per_hour / Math.max(1e-9, limits.price_per_hour_max));
+  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service began" : "an estimate, UTC day");
+  showTroubles(status);
+}
+
+function showTroubles(status) {
+  const lines = [];
+  if (status.stands_still) lines.push([status.stands_still.text, status.paused ? "" : "bad"]);
+  if (status.safe_mode.on) lines.push(["A list lacked a large part of the fleet at once. It is doubted until it is confirmed.", ""]);
+  if (status.nodes.intruders) lines.push([`${status.nodes.intruders} nodes carry our cluster's name and another UUID. They are never touched.`, "bad"]);
+  for (const block of status.blocks) lines.push([`${block.node_type === "*" ? "No type" : block.node_type}${block.zone ? ` in ${block.zone}` : ""} is not bought until ${clockTime(block.until_at)}: ${block.reason.text}`, ""]);
+  for (const warning of status.warnings) lines.push([warning.text, ""]);
+  for (const [name, source] of Object.entries(status.sources)) if (source.failure) lines.push([`${name}: ${source.failure}`, source.stale ? "bad" : ""]);
+  the("troubles").hidden = lines.length === 0;
+  the("troubles").replaceChildren(...lines.map(([text, kind]) => made("p", kind, text)));
+}
+
+// --- over time ------------------------------------------------------------------------------------------
+
+const charts = {
+  nodes: new Chart(the("chart-nodes"), tip, { stacked: true }),
+  queue: new Chart(the("chart-queue"), tip),
+  price: new Chart(the("chart-price"), tip, { whole: false }),
+};
+
+function showHistory({ samples }) {
+  const at = samples.map((it) => it.at);
+  const seen = STATES.filter((state) => samples.some((it) => it.nodes[state]));
+  charts.nodes.show(at, seen.map((state) => ({ name: state, colour: state, values: samples.map((it) => it.nodes[state] ?? 0) })));
+  charts.queue.show(at, [
+    { name: "running", colour: "running", values: samples.map((it) => it.jobs_running) },
+    { name: "waiting", colour: "waiting", values: samples.map((it) => it.jobs_waiting) },
+  ]);
+  charts.price.show(at, [{ name: "an hour", colour: "price", values: samples.map((it) => it.price_per_hour) }]);
+  legend(the("legend-nodes"), seen.map((state) => [state, state]));
+  legend(the("legend-queue"), [["running", "running"], ["waiting", "waiting"]]);
+}
+
+// --- the fleet ------------------------------------------------------------------------------------------
+
+const grid = new Grid(the("grid"), tip, (node) => explain("node", node));
+
+async function showFleet() {
+  const fleet = await ask("/fleet");
+  const counts = {};
+  fleet.state.forEach((index) => { counts[fleet.states[index]] = (counts[fleet.states[index]] ?? 0) + 1; });
+  legend(the("legend-fleet"), STATES.filter((state) => counts[state]).map((state) => [state, state, counts[state]]));
+  const many = fleet.node.length > STRIPS_MAX;
+  the("fleet-empty").hidden = fleet.node.length > 0;
+  the("strips").hidden = many;
+  the("grid-holder").hidden = !many;
+  if (many) grid.show(fleet);
+  else showStrips((await ask("/nodes")).nodes);
+}
+
+function showStrips(nodes) {
+  the("strips").replaceChildren(...nodes.map((node) => {
+    const strip = made("button", "strip");
+    strip.type = "button";
+    const dot = made("span", "dot");
+    dot.style.background = `var(--${node.state})`;
+    const paid = made("span", "window");
+    if (node.window) {
+      const left = made("i");
+      left.style.width = `${(100 * node.window.left_s) / node.window.length_s}%`;
+      paid.append(left);
+      strip.addEventListener("pointermove", (event) => showTip(tip, event, `${node.slot} (${node.node_type})\npaid for ${span(node.window.left_s)} of ${span(node.window.length_s)} more\n${money(node.cost)} so far`));
+      strip.addEventListener("pointerleave", () => { tip.hidden = true; });
+    }
+    const why = node.jobs.length ? `${node.jobs.length === 1 ? "job" : "jobs"} ${node.jobs.join(", ")}` : node.reason?.text ?? "";
+    strip.append(dot, made("span", "slot", node.slot), made("span", "state", node.held ? "held" : node.state), paid, made("span", "why", why));
+    strip.addEventListener("click", () => explain("node", node.node));
+    return strip;
+  }));
+}
+
+// --- jobs -----------------------------------------------------------------------------------------------
+
+function showJobs(jobs) {
+  const waiting = jobs.jobs.filter((job) => job.waits_s !== null);
+  const total = Object.values(jobs.waiting).reduce((sum, it) => sum + it, 0);
+  the("jobs-note").textContent = jobs.shown ? (waiting.length < total ? `the first ${waiting.length} of ${total.toLocaleString("en")}` : "") : "shown with the token only";
+  const rows = waiting.slice(0, 100).map((job) => {
+    const row = made("tr");
+    row.append(made("td", "id", job.job), made("td", "", job.user), made("td", "", job.reason?.text ?? job.state), made("td", "number", span(job.waits_s)));
+    row.addEventListener("click", () => explain("job", job.job));
+    return row;
+  });
+  if (!rows.length) rows.push(made("tr"));
+  if (!waiting.length && jobs.shown) rows[0].append(made("td", "empty", "None."));
+  the("jobs").tBodies[0].replaceChildren(...rows);
+}
+
+// --- as it happens --------------------------------------------------------------------------------------
+
+function showEvent(event) {
+  const line = made("li");
+  const what = made("div", "what");
+  what.append(made("b", "", event.what.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase()), " ");
+  if (event.subject && event.node_type) {
+    const link = made("button", "", event.subject);
+    link.type = "button";
+    link.addEventListener("click", () => explain("node", event.subject));
+    what.append(link);
+  } else what.append(event.subject);
+  const because = event.reason?.text ?? event.figures.detail ?? "";
+  if (because) what.append(made("span", "", `  ${because}`));
+  line.append(made("time", "", clockTime(event.at)), made("span", `tag ${event.kind}`, event.kind), what);
+  the("events").prepend(line);
+  while (the("events").childElementCount > EVENTS_SHOWN) the("events").lastElementChild.remove();
+}
+
+function follow(after) {
+  const source = new EventSource(`/events?after=${after}`);
+  for (const kind of ["decided", "would", "node", "failed", "operator", "standstill", "alarm", "block"]) {
+    source.addEventListener(kind, (event) => showEvent(JSON.parse(event.data)));
+  }
+}
+
+// --- why ------------------------------------------------------------------------------------------------
+
+function list(pairs) {
+  const holder = made("dl");
+  for (const [name, value] of pairs) holder.append(made("dt", "", name.replace(/_(s|at)$/, "").replaceAll("_", " ")), made("dd", "", value));
+  return holder;
+}
+
+async function explain(kind, name) {
+  const body = the("drawer-body");
+  the("drawer").hidden = false;
+  try {
+    const answer = await ask(`/explain/${kind}/${encodeURIComponent(name)}`);
+    body.replaceChildren(...explanation(kind, answer));
+  } catch (error) {
+    body.replaceChildren(made("h3", "", name), made("p", "because", error.message));
+  }
+}
+
+function explanation(kind, answer) {
+  const parts = [made("p", "note", kind), made("h3", "", answer.subject)];
+  const because = made("p", "because", answer.reason?.text ?? "Nothing is to be said of it.");
+  if (answer.reason) because.append(made("code", "", answer.reason.code));
+  parts.push(because);
+  const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
+  if (figures.length) parts.push(list(figures));
+  const subject = answer.node ?? answer.job;
+  const shown = answer.node
+    ? ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "jobs", "cost", "price_per_hour", "requested_at", "since_at"]
+    : ["state", "user", "queue", "nodes", "slots", "cores_per_slot", "gpus_per_slot", "submitted_at", "waits_s", "on"];
+  if (subject) {
+    parts.push(made("h4", "", answer.node ? "The node" : "The job"));
+    const rows = shown.filter((key) => subject[key] !== null && subject[key] !== "" && !(Array.isArray(subject[key]) && !subject[key].length)).map((key) => [key, figure(key, subject[key])]);
+    if (answer.node?.window) rows.push(["paid for", `${span(answer.node.window.left_s)} of ${span(answer.node.window.length_s)} more`]);
+    parts.push(list(rows));
+  }
+  if (answer.story?.length) {
+    const story = made("ul");
+    story.append(...[...answer.story].reverse().map((line) => made("li", "", line)));
+    parts.push(made("h4", "", "Its story, the latest first"), story);
+  }
+  return parts;
+}
+
+the("drawer-close").addEventListener("click", () => { the("drawer").hidden = true; });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") the("drawer").hidden = true; });
+
+// --- themes, and the turns ------------------------------------------------------------------------------
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+function useTheme() {
+  const chosen = localStorage.getItem("theme");
+  document.documentElement.dataset.theme = chosen ?? (prefersDark.matches ? "dark" : "light");
+  redraw();
+}
+function redraw() {
+  Object.values(charts).forEach((chart) => chart.draw());
+  grid.draw();
+}
+the("theme").addEventListener("click", () => {
+  localStorage.setItem("theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  useTheme();
+});
+prefersDark.addEventListener("change", useTheme);
+addEventListener("resize", redraw);
+
+async function turn() {
+  try {
+    showStatus(await ask("/status"));
+    await Promise.all([ask("/history").then(showHistory), showFleet(), ask("/jobs?limit=100").then(showJobs)]);
+  } catch (error) {
+    pill("decides", "not reached", "bad");
+    the("troubles").hidden = false;
+    the("troubles").replaceChildren(made("p", "bad", `The service is not reached: ${error.message}`));
+  }
+  document.body.dataset.turns = Number(document.body.dataset.turns ?? 0) + 1;
+  setTimeout(turn, EVERY_MS);
+}
+
+useTheme();
+ask("/events/recent?limit=300").then(({ events }) => {
+  events.forEach(showEvent);
+  follow(events.at(-1)?.number ?? 0);
+}).catch(() => follow(0));
+turn();

@@ -1,0 +1,85 @@
+"""The server's one thread: it listens where the site says, and serves until told to stop.
+
+Where another service of the site listens (a second manager, that waits for the first), it tries again. A server
+that cannot listen is said in the log, and is no reason to stop a manager that nodes depend on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import uvicorn
+
+from nodemanager.web.answers import Served
+from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
+from nodemanager.web.server import application
+
+AGAIN_S = 5.0
+CLOSE_S = 1
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+
+class WebServer:
+    def __init__(self, place: Place, served: Served, hosts: Sequence[str] = ()) -> None:
+        self._place = place
+        self._ended = threading.Event()
+        self.listens = threading.Event()
+        own = (place.host, f"[{place.host}]") if isinstance(place, Tcp) else ()
+        self._application = application(served, [*LOCAL_HOSTS, *own, *hosts], self._ended.is_set)
+        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+        self._server: uvicorn.Server | None = None
+        self._log: Any = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, within_s: float) -> None:
+        self._ended.set()
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(within_s)
+
+    def _run(self) -> None:
+        listening = self._listen()
+        if listening is None:
+            return
+        try:
+            asyncio.run(self._serve(listening))
+        finally:
+            listening.close()
+
+    def _listen(self) -> Listening | None:
+        """Once it can; None where it is told to stop before."""
+        said = ""
+        while not self._ended.is_set():
+            try:
+                return listen(self._place)
+            except CannotListen as error:
+                if str(error) != said:
+                    self._log.warning("web_waits", why=str(error), again_s=AGAIN_S)
+                said = str(error)
+            self._ended.wait(AGAIN_S)
+        return None
+
+    async def _serve(self, listening: Listening) -> None:
+        config = uvicorn.Config(
+            self._application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_S,
+            timeout_keep_alive=30,
+            limit_concurrency=512,
+            ws="none",
+        )
+        self._server = uvicorn.Server(config)
+        if self._ended.is_set():
+            self._server.should_exit = True
+        self._log.info("web_listens", at=str(self._place))
+        self.listens.set()
+        await self._server.serve([listening.socket])

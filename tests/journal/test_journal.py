@@ -1,0 +1,251 @@
+"""The journal on disk: whatever becomes of the file, the service goes on, and says so."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodemanager.facts import CloudCallFailed, FailureKind
+from nodemanager.journal import schema, writer
+from nodemanager.journal.chronicle import Chronicle, Happened
+from nodemanager.journal.reader import JournalReader, JournalUnreadable
+from nodemanager.journal.writer import Journal
+from nodemanager.model import Holding, JobState, NodeState, Rank
+from tests.builders import WALL_AT, a_job, a_node
+from tests.journal.stories import a_moment, told
+
+STOP_S = 10.0
+FAILED = CloudCallFailed("create", None, FailureKind.QUOTA, "enough")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is written as it comes."""
+    monkeypatch.setattr(writer, "FLUSH_S", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+def a_story() -> list[Happened]:
+    """A job waits, a node comes, the job runs on it and ends, the node goes."""
+    waiting = a_job(7, submitted_at=WALL_AT - 60, userid=0, queue="batch")
+    runs = replace(waiting, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),))
+    return told(
+        a_moment(jobs=[waiting]),
+        a_moment(10, nodes=[a_node("cloud1", NodeState.BOOTING)], jobs=[waiting], facts=[FAILED]),
+        a_moment(100, nodes=[a_node("cloud1", NodeState.BUSY)], jobs=[runs]),
+        a_moment(460, nodes=[a_node("cloud1", NodeState.IDLE)]),
+        a_moment(500),
+    )
+
+
+def write(path: Path, *stories: list[Happened], between: Callable[[], None] = lambda: None) -> Journal:
+    """Each story by the same journal, with something in between."""
+    journal = Journal(path)
+    for number, story in enumerate(stories):
+        if number:
+            between()
+        for happened in story:
+            journal._write([happened])
+    journal._close()
+    return journal
+
+
+# --- what it tells ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(path: Path) -> JournalReader:
+    write(path, a_story())
+    return JournalReader(path)
+
+
+def test_a_reason_of_the_past_is_found(reader: JournalReader) -> None:
+    said = reader.standing_at("7", WALL_AT + 5)
+    assert said is not None
+    assert (said["code"], said["at"]) == ("node_ordered", WALL_AT)
+    assert reader.standing_at("7", WALL_AT - 1) is None
+    assert reader.launch_of("cloud1", WALL_AT + 50) == "cloud1-1"
+    assert reader.launch_of("cloud1", WALL_AT - 10_000) is None
+
+
+def test_entries_are_read_by_subject_kind_and_time(reader: JournalReader) -> None:
+    assert [it["what"] for it in reader.entries(subject="cloud1-1", kinds=["node"])] == [
+        "booting",
+        "busy",
+        "idle",
+        "ended",
+    ]
+    assert [it["figures"]["detail"] for it in reader.entries(kinds=["failed"])] == ["enough"]
+    assert reader.entries(since_at=WALL_AT + 10_000) == []
+
+
+def test_a_report_adds_up(reader: JournalReader) -> None:
+    report = reader.report(WALL_AT - 3600, WALL_AT + 3600)
+    by_use = {row["use"]: row["cost"] for row in report["by_use"]}
+    assert report["cost"] == pytest.approx(sum(by_use.values()))
+    assert report["waste"] == pytest.approx(report["cost"] - by_use["job"])
+    assert by_use["job"] == pytest.approx(0.40 * 360 / 3600)
+    assert [row["queue"] for row in report["by_queue"]] == ["batch"]
+    assert [row["userid"] for row in report["by_user"]] == [0]
+    assert report["waits"] == {"jobs": 1, "median_s": 160.0, "p95_s": 160.0}
+    assert [(row["outcome"], row["count"]) for row in report["boots"]] == [("joined", 1)]
+    assert [(row["operation"], row["kind"], row["count"]) for row in report["failures"]] == [("create", "quota", 1)]
+
+
+def test_spend_is_told_from_a_moment_on(reader: JournalReader) -> None:
+    assert reader.spent(WALL_AT - 3600) > 0
+    assert reader.spent(WALL_AT + 86_400) == 0
+
+
+def test_an_empty_span_has_a_report_too(reader: JournalReader) -> None:
+    assert reader.report(WALL_AT + 86_400, WALL_AT + 90_000)["cost"] == 0
+
+
+# --- what befalls the file --------------------------------------------------------------------------------
+
+
+def test_the_file_is_its_owner_s_and_knows_its_version(path: Path) -> None:
+    write(path, a_story())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
+    write(path, a_story())
+    count = len(JournalReader(path).entries())
+    write(path, a_story())
+    assert len(JournalReader(path).entries()) == 2 * count
+
+
+def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path: Path) -> None:
+    with capture_logs() as logs:
+        write(path, a_story(), a_story(), between=path.unlink)
+    assert JournalReader(path).entries()
+    assert [log["event"] for log in logs] == ["journal_gone"]
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"this is no database, and never was one" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
+)
+def test_one_that_is_corrupt_is_moved_aside_with_a_message(path: Path, rubbish: bytes) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(rubbish)
+    with capture_logs() as logs:
+        journal = write(path, a_story())
+    assert "journal_moved_aside" in [log["event"] for log in logs]
+    (aside,) = path.parent.glob("journal.sqlite.unusable-*")
+    assert aside.read_bytes() == rubbish
+    assert JournalReader(path).entries()
+    assert (journal.lost, journal.failure) == (1, "")
+
+
+def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
+    def scribble() -> None:
+        for file in path.parent.glob("journal.sqlite*"):
+            file.write_bytes(os.urandom(20_000))
+
+    with capture_logs() as logs:
+        journal = write(path, a_story(), a_story(), a_story(), between=scribble)
+    assert journal.failure == ""
+    assert {"journal_moved_aside", "journal_gone"} & {log["event"] for log in logs}
+    assert JournalReader(path).entries()
+
+
+def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+        connection.commit()
+    with capture_logs() as logs:
+        write(path, a_story())
+    assert any("version" in log.get("why", "") for log in logs if log["event"] == "journal_moved_aside")
+    assert JournalReader(path).entries()
+
+
+def test_a_full_disk_is_said_once_and_costs_no_more_than_history(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path)
+    full = [True]
+
+    def insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
+        if full[0]:
+            raise sqlite3.OperationalError("database or disk is full")
+        really(connection, batch)
+
+    really = writer._insert
+    monkeypatch.setattr(writer, "_insert", insert)
+    story = a_story()
+    with capture_logs() as logs:
+        journal._write(story[:1])
+        journal._write(story[1:2])
+        full[0] = False
+        journal._write(story[2:3])
+    assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
+    assert (journal.lost, journal.failure) == (2, "")
+    assert path.exists()
+    journal._close()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with capture_logs() as logs:
+        journal = write(tmp_path / "file" / "journal.sqlite", a_story())
+    assert [log["event"] for log in logs] == ["journal_not_written"]
+    assert journal.lost == len(a_story())
+
+
+def test_what_is_old_is_let_go(path: Path) -> None:
+    write(path, a_story())
+    (last,) = a_story()[-1:]
+    far = replace(last.published, snapshot=replace(last.published.snapshot, wall_at=WALL_AT + 1e8))
+    later = [replace(last, published=far)]
+    write(path, later)
+    assert all(it["at"] > WALL_AT + 400 for it in JournalReader(path).entries())
+
+
+@pytest.mark.parametrize("content", [None, b"rubbish" * 1000])
+def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    with pytest.raises(JournalUnreadable, match=r"journal\.sqlite"):
+        JournalReader(path).report(0, 1)
+
+
+# --- the threads ------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_reaches_the_file_by_the_time_the_service_has_stopped(path: Path) -> None:
+    journal = Journal(path)
+    chronicle = Chronicle([journal.take_in])
+    journal.start()
+    chronicle.start()
+    for happened in a_story():
+        chronicle.publish(happened.published)
+    chronicle.stop(STOP_S)
+    journal.stop(STOP_S)
+    assert JournalReader(path).entries(kinds=["decided"])[0]["what"] == "BootNode"
+    assert (chronicle.left_out, journal.lost) == (0, 0)
+
+
+def test_a_chronicle_that_cannot_keep_up_leaves_publications_out_and_never_waits() -> None:
+    chronicle = Chronicle([])
+    moment = a_moment()
+    for _ in range(600):
+        chronicle.publish(moment)
+    assert chronicle.left_out == 100

@@ -1,0 +1,143 @@
+"""Publications and a server of them, for tests of what people see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from nodemanager.actors.manager import Published
+from nodemanager.facts import OperatorFact, SteeringKept
+from nodemanager.fleet.observe import observe
+from nodemanager.fleet.plan import plan
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.journal.chronicle import Follower
+from nodemanager.journal.reader import JournalReader
+from nodemanager.model import Holding, Job, JobState, NodeState
+from nodemanager.web.access import Access
+from nodemanager.web.answers import Served
+from nodemanager.web.board import Board
+from nodemanager.web.control import Control, ReloadRefused
+from nodemanager.web.metrics import Metrics
+from nodemanager.web.server import application
+from nodemanager.web.views import Document
+from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, a_type, tasks, whole_nodes
+
+TOKEN = "the-token-of-the-tests"
+HOST = "testserver"
+
+# How the nodes of a fleet stand, over and over: as one at work does, mostly.
+MIX = (
+    *[NodeState.BUSY] * 12,
+    *[NodeState.IDLE] * 3,
+    NodeState.BOOTING,
+    NodeState.BOOTING,
+    NodeState.REQUESTED,
+    NodeState.DRAINING,
+    NodeState.STOPPING,
+    NodeState.LOST,
+)
+
+
+def published(policy: Policy, snapshot: Snapshot, *, acts: bool = True) -> Published:
+    return Published(snapshot, plan(snapshot, policy), policy, acts)
+
+
+def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Published:
+    """So many nodes of three types, most at work, and jobs that wait; a bit otherwise at another ``moment``."""
+    sizes = {"cpu": count - count // 4 - count // 10, "large": count // 4, "gpu": count // 10}
+    types = [
+        a_type("cpu", slots=sizes["cpu"] + 4, cores=16, price="0.68"),
+        a_type("large", slots=sizes["large"] + 2, cores=96, price="4.10", window_s=60, minimum_s=60),
+        a_type("gpu", slots=sizes["gpu"] + 2, cores=32, gpus=4, price="12.20", properties=["gpu"]),
+    ]
+    policy = a_policy(*types, nodes_max=int(count * 1.3) + 3, price_per_hour_max=Decimal(count * 3 + 10))
+    nodes: list[Node] = []
+    jobs: list[Job] = []
+    for name, size in sizes.items():
+        for number in range(1, size + 1):
+            state = MIX[(number * 7 + len(name) + moment // 3) % len(MIX)]
+            spread = (
+                {"billed_from_s": NOW_S - 3600 + (number * 157) % 3600} if state is not NodeState.REQUESTED else {}
+            )
+            node = a_node(f"{name}{number}", state, policy, **spread)
+            nodes.append(node)
+            if state is NodeState.BUSY and node.rank is not None:
+                holding = Holding(node.launch.rank, node.rank.cores, 0)
+                jobs.append(
+                    a_job(len(jobs) + 1_000, state=JobState.RUN, holds=(holding,), submitted_at=WALL_AT - 900)
+                )
+    shapes = [whole_nodes(2), tasks(300, cores=4), tasks(1, cores=512), tasks(8, gpus=1, cores=2)]
+    jobs += [
+        a_job(number + 1, shapes[number % len(shapes)], submitted_at=WALL_AT - 60 * number - 5, userid=0)
+        for number in range(waiting)
+    ]
+    snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, jobs_ended=41)
+    return published(policy, replace(snapshot, wall_at=WALL_AT + moment, now_s=NOW_S + moment / 1000))
+
+
+@dataclass
+class Manager:
+    """Stands in for the running service: takes what operators say in, at once, and publishes."""
+
+    board: Board
+    told: list[OperatorFact] = field(default_factory=list)
+    fault: str = ""
+    keeps: bool = True  # what is set goes on record
+
+    def tell(self, fact: OperatorFact) -> None:
+        self.told.append(fact)
+        assert self.board.posted is not None
+        last = self.board.posted.published
+        snapshot = observe(last.snapshot, fact, last.policy)
+        if self.keeps:
+            snapshot = observe(snapshot, SteeringKept(snapshot.steering), last.policy)
+        self.board.publish(published(last.policy, snapshot, acts=last.acts))
+
+    def reload(self) -> Document:
+        if self.fault:
+            raise ReloadRefused(self.fault)
+        return {"path": "site.ini", "reloaded": True}
+
+
+@dataclass
+class Stand:
+    """A board with all that serves it."""
+
+    board: Board
+    manager: Manager
+    served: Served
+    follower: Follower = field(default_factory=Follower)
+
+    def post(self, *publications: Published) -> None:
+        """As the manager's and the chronicle's threads do."""
+        for it in publications:
+            self.board.publish(it)
+            happened = self.follower.of([it])
+            self.board.take_in(happened)
+            self.served.metrics.take_in(happened)
+
+    @property
+    def application(self) -> Starlette:
+        return application(self.served, [HOST, "127.0.0.1", "localhost"], lambda: False)
+
+
+def a_stand(
+    journal: Path | None = None,
+    *,
+    by_socket: bool = False,
+    jobs_for_everybody: bool = False,
+    token: str | None = TOKEN,
+    clock_s: Sequence[float] = (),
+) -> Stand:
+    ticks: Iterator[float] = iter(clock_s)
+    board = Board(lambda: next(ticks, 0.0)) if clock_s else Board()
+    manager = Manager(board)
+    metrics = Metrics(board)
+    reader = JournalReader(journal if journal is not None else Path("/nonexistent/journal.sqlite"))
+    access = Access(token, by_socket, jobs_for_everybody)
+    return Stand(board, manager, Served(board, metrics, reader, Control(board, manager), access))

@@ -1,0 +1,286 @@
+"""The running service on its socket and on TCP, and the verbs that ask it, end to end on the simulated pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodemanager.ask.client import Client, NotAllowed, ServiceAway
+from nodemanager.web.listen import CannotListen, Tcp, UnixSocket, listen, place_of
+from nodemanager.web.thread import WebServer
+from nodemanager.web.token import TokenError, read_token, the_token
+from tests.live.instance import eventually, free_port
+from tests.web.fleets import TOKEN, a_fleet, a_stand
+
+ROOT = Path(__file__).parents[2]
+STOP_S = 10.0
+
+
+# --- where it listens -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("off", None),
+        ("unix:/run/web.sock", UnixSocket(Path("/run/web.sock"))),
+        ("127.0.0.1:8080", Tcp("127.0.0.1", 8080)),
+        ("[::1]:8080", Tcp("::1", 8080)),
+    ],
+)
+def test_where_a_site_says(text: str, place: object) -> None:
+    assert place_of(text) == place
+
+
+def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
+    path = tmp_path / "web.sock"
+    listening = listen(UnixSocket(path))
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        listening.close()
+
+
+def test_a_second_service_waits_until_the_first_is_gone(tmp_path: Path) -> None:
+    place = UnixSocket(tmp_path / "web.sock")
+    first = listen(place)
+    with pytest.raises(CannotListen, match="another service"):
+        listen(place)
+    first.close()
+    listen(place).close()
+
+
+def test_what_a_killed_service_left_is_in_nobody_s_way(tmp_path: Path) -> None:
+    path = tmp_path / "web.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    listen(UnixSocket(path)).close()
+
+
+def test_a_path_too_long_for_a_socket_is_said_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(CannotListen, match="listen = unix:PATH"):
+        listen(UnixSocket(tmp_path / ("x" * 120) / "web.sock"))
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(CannotListen, match="in use"):
+            listen(Tcp("127.0.0.1", taken.getsockname()[1]))
+
+
+# --- the token --------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_once_for_its_owner_s_eyes(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "token"
+    made = the_token(path)
+    assert len(made) > 30
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert the_token(path) == read_token(path) == made
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "said"),
+    [(0o644, "secret\n", "chmod 600"), (0o600, "\n", "is empty"), (0o600, "ä\n", "cannot be read")],
+)
+def test_a_token_that_is_none_is_refused(tmp_path: Path, mode: int, text: str, said: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    with pytest.raises(TokenError, match=said):
+        read_token(path)
+
+
+# --- the thread and its client ----------------------------------------------------------------------------
+
+
+@contextmanager
+def served(tmp_path: Path, place: UnixSocket | Tcp) -> Iterator[Client]:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    stand = a_stand(by_socket=True)
+    stand.post(a_fleet(6))
+    server = WebServer(place, stand.served)
+    server.start()
+    assert server.listens.wait(STOP_S)
+    try:
+        yield Client(place, tmp_path / "token")
+    finally:
+        server.stop(STOP_S)
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_a_client_asks_and_steers(tmp_path: Path, over: str) -> None:
+    place = UnixSocket(tmp_path / "web.sock") if over == "unix" else Tcp("127.0.0.1", free_port())
+    with served(tmp_path, place) as client:
+        assert client.get("/status")["nodes"]["total"] == 6
+        assert client.post("/pause", {"by": "ada"})["on_record"]
+        assert client.get("/status")["paused"]["by"] == "ada"
+        events = client.get("/events/recent")["events"]
+        followed = client.follow(events[0]["number"])
+        assert next(followed)["number"] == events[1]["number"]
+        followed.close()
+        (tmp_path / "token").unlink()
+        with pytest.raises(NotAllowed, match="there is no token"):
+            client.post("/resume", {})
+
+
+def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(ServiceAway, match=r"web\.sock"):
+        Client(UnixSocket(tmp_path / "web.sock"), tmp_path / "token").get("/status")
+
+
+# --- the verbs, on a running service ----------------------------------------------------------------------
+
+
+class Running:
+    """The embedded site in a folder of its own, and its verbs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = folder / "site.ini"
+        text = (ROOT / "config" / "embedded.ini").read_text(encoding="utf-8")
+        self.site.write_text(
+            text.replace("../state/embedded", str(folder / "s")).replace(
+                "127.0.0.1:8080", f"unix:{folder}/web.sock"
+            )
+        )
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self._command(), stderr=log, env=self._environment())
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "nodemanager.cli", "--config", str(self.site), *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+    def verb(self, *arguments: str) -> tuple[int, str, str]:
+        ran = subprocess.run(
+            self._command(*arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self._environment(),
+            timeout=60,
+        )
+        return ran.returncode, ran.stdout, ran.stderr
+
+    def json(self, *arguments: str) -> dict[str, object]:
+        status, out, err = self.verb(*arguments, "--json")
+        assert status == 0, err
+        document: dict[str, object] = json.loads(out)
+        return document
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(tmp_path_factory.mktemp("r"))
+    try:
+        eventually("a node stands", lambda: '"now": "idle"' in running.log.read_text(encoding="utf-8"))
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["status"], "cluster"),
+        (["nodes"], "because"),
+        (["jobs"], "because"),
+        (["explain", "type", "small"], "price"),
+        (["plan"], "wanted"),
+        (["events"], "decided"),
+        (["report", "--since", "1d"], "by type"),
+    ],
+)
+def test_a_verb_answers_as_a_table_and_as_json(running: Running, arguments: list[str], shown: str) -> None:
+    status, out, err = running.verb(*arguments)
+    assert (status, shown in out) == (0, True), out + err
+    if arguments != ["events"]:
+        assert running.json(*arguments)
+
+
+def test_a_held_node_is_released_again(running: Running) -> None:
+    def a_node() -> str:
+        nodes = running.json("nodes")["nodes"]
+        assert isinstance(nodes, list)
+        lasting = [
+            node["node"] for node in nodes if node["node_type"] != "small" and node["state"] in ("idle", "busy")
+        ]
+        return str(lasting[0]) if lasting else ""
+
+    eventually("a large or a GPU node stands", a_node)
+    node = a_node()
+    assert running.verb("hold", node)[0] == 0
+    explained = running.json("explain", "node", node)["reason"]
+    assert isinstance(explained, dict)
+    assert explained["code"] in ("held_by_operator", "call_in_flight")
+    assert running.verb("release", node)[0] == 0
+    assert running.verb("release", node)[0] == 1
+
+
+def test_a_pause_is_seen_and_ended(running: Running) -> None:
+    assert running.verb("pause")[:2] == (0, "paused\n")
+    assert running.json("status")["acts"] is False
+    assert running.verb("resume")[:2] == (0, "resumed\n")
+
+
+def test_a_bad_site_is_refused_whole_by_the_verb_and_by_the_signal(running: Running) -> None:
+    good = running.site.read_text(encoding="utf-8")
+    status, out, _ = running.verb("reload")
+    assert (status, out) == (0, f"reloaded {running.site}\n")
+    running.site.write_text(good.replace("time_scale = 120", "time_scale = 60"), encoding="utf-8")
+    status, _, err = running.verb("reload")
+    assert (status, "[Simulation] time_scale" in err) == (1, True)
+    running.site.write_text(good.replace("nodes_max = 8", "nodes_max = no"), encoding="utf-8")
+    running.process.send_signal(signal.SIGHUP)
+    eventually("the log says so", lambda: "reload_refused" in running.log.read_text(encoding="utf-8"))
+    running.site.write_text(good.replace("nodes_max = 8", "nodes_max = 7"), encoding="utf-8")
+    running.process.send_signal(signal.SIGHUP)
+
+    def limit() -> object:
+        limits = running.json("status")["limits"]
+        assert isinstance(limits, dict)
+        return limits["nodes_max"]
+
+    eventually("the new limit holds", lambda: limit() == 7)
+    running.site.write_text(good, encoding="utf-8")
+
+
+def test_what_is_not_there_or_not_asked_rightly_has_its_own_status(running: Running, tmp_path: Path) -> None:
+    assert running.verb("hold", "nowhere")[0] == 1
+    assert running.verb("explain", "job")[0] == 2
+    assert running.verb("explain", "node", "small1", "--at", "never")[0] == 2
+    token = running.site.parent / "s" / "token"
+    token.rename(token.with_name("away"))
+    assert running.verb("pause")[0] == 77
+    token.with_name("away").rename(token)
+    away = tmp_path / "away.ini"
+    away.write_text(
+        running.site.read_text(encoding="utf-8").replace(f"{running.site.parent}/web.sock", f"{tmp_path}/x")
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "nodemanager.cli", "--config", str(away), "status"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert ran.returncode == 69
