@@ -35,6 +35,7 @@ from nodemanager.messages import Begin, Mailbox, ManagerMessage
 from nodemanager.model import Launch
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
 from nodemanager.simulation.embedded import embedded
+from nodemanager.systemd import Notifier
 
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
@@ -239,7 +240,13 @@ class Service:
 def serve(site: Site, outside: Outside, publish: Callable[[Published], None] = unread) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
     log: Any = structlog.get_logger()
-    service = Service(site, outside, publish)
+    systemd = Notifier()
+
+    def publish_and_notify(published: Published) -> None:
+        publish(published)
+        systemd.decided(_status(site, published))
+
+    service = Service(site, outside, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
@@ -247,9 +254,19 @@ def serve(site: Site, outside: Outside, publish: Callable[[Published], None] = u
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
     service.start()
     service.fate.ended.wait()
+    systemd.stopping()
     service.stop()
     if service.fate.crashed is not None:
         log.critical("crashed", error=repr(service.fate.crashed))
         return EXIT_CRASHED
     log.info("stopped")
     return EXIT_OK
+
+
+def _status(site: Site, published: Published) -> str:
+    """One line for ``systemctl status``; it changes only when there is news."""
+    stands_still = published.plan.stands_still
+    if stands_still is not None:
+        return f"decides nothing: {stands_still.code}"
+    nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
+    return f"mode {site.mode}; nodes: {nodes}; jobs that wait: {jobs}"

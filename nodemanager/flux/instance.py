@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
-from nodemanager.ports import Clock
+from nodemanager.ports import Clock, FluxError
 
 
 class RealFlux:
     """One instance, one manager.
 
     ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``; it does not connect yet.
+    ``BindingsMissing``, also when the instance runs another version; one that is away is met later.
     """
 
     def __init__(self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0) -> None:
         bindings.load()
+        with suppress(FluxError), bindings.connection(uri):
+            pass  # every connection looks at the version; a wrong one is best said before anything is started
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._clock = clock
