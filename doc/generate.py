@@ -19,6 +19,7 @@ from nodemanager import model
 from nodemanager.fleet import lifecycle
 from nodemanager.notation import format_fsd
 from nodemanager.settings import (
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     JoinSettings,
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Timing": Timing,
     "Policy": Policy,
     "Join": JoinSettings,
+    "Budget": BudgetSettings,
     "Simulation": Simulation,
     "Node NAME": NodeSettings,
 }
@@ -165,12 +167,28 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "systemd": "Whether a node's systemd, where it runs one, keeps the client running, across reboots too. "
         "For `local`, unless given, no.",
     },
+    "Budget": {
+        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
+        "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
+        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "per_month": "The same for a calendar month (UTC).",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
+        "is bought for that user.",
+        "user_per_month": "The same for a calendar month.",
+        "queue_per_day": "The same for each queue, in a day.",
+        "queue_per_month": "The same for each queue, in a calendar month.",
+    },
     "Simulation": {
         "time_scale": "Simulated seconds in one of ours.",
         "seed": "Of all that is drawn.",
         "workload": "What is submitted. There is one, `builtin`; it repeats every two simulated hours.",
         "boot_delay": "How long a node takes to boot, a fifth more or less.",
         "stop_delay": "How long a node takes to end, a fifth more or less.",
+        "boot_failures": "For `simulate`: the share of nodes that end instead of joining.",
+        "spot_reclaims_per_hour": "For `simulate`: how often an hour the provider takes a spot node back; its jobs "
+        "begin anew.",
+        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as "
+        "many as are asked for.",
     },
     "Node NAME": {
         "size": "The provider's own name for the type. Not given: NAME.",

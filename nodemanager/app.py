@@ -135,6 +135,7 @@ def policy_of(site: Site) -> Policy:
         queue_policy=site.policy.queue_policy,
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
+        budgets=site.budget.limits,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,

@@ -28,6 +28,7 @@ from nodemanager.join.material import MaterialError, make_material, rotate_curve
 from nodemanager.join.user_data import UserDataError
 from nodemanager.ports import CloudError
 from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
+from nodemanager.whatif import command as whatif
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -201,6 +202,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "prices": prices,
     "join-service": join_service,
     "rotate-cert": rotate_cert,
+    "simulate": whatif.simulate,
 }
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
@@ -234,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--region", metavar="NAME", help="for prices: the table's region, unless the site names it")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    whatif.add_options(parser)
     return parser
 
 

@@ -21,6 +21,7 @@ from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
     NAME,
     NAME_ALLOWED,
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     Join,
@@ -41,7 +42,18 @@ __all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_sit
 
 _NODE = "Node "
 _LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
-_SECTIONS = ("Site", "Flux", "Cloud", credentials.SECTION, "Limits", "Timing", "Policy", "Join", "Simulation")
+_SECTIONS = (
+    "Site",
+    "Flux",
+    "Cloud",
+    credentials.SECTION,
+    "Limits",
+    "Timing",
+    "Policy",
+    "Join",
+    "Budget",
+    "Simulation",
+)
 
 # A local node shares this machine with others and with us: what it may write and end is its own.
 _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
@@ -80,6 +92,7 @@ class Site:
     timing: Timing
     policy: Policy
     join: JoinSettings
+    budget: BudgetSettings
     simulation: Simulation
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
@@ -134,6 +147,7 @@ class _Loading:
         timing = self._section("Timing", Timing)
         policy = self._section("Policy", Policy)
         join = self._section("Join", JoinSettings)
+        budget = self._section("Budget", BudgetSettings)
         simulation = self._section("Simulation", Simulation)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
@@ -145,7 +159,9 @@ class _Loading:
         )
         if cloud:
             self._faults += _of_the_provider(self._document, cloud, nodes)
-        if self._faults or not (site and flux and cloud and limits and timing and policy and join and simulation):
+        if self._faults or not (
+            site and flux and cloud and limits and timing and policy and join and budget and simulation
+        ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
             path=self._document.file,
@@ -160,6 +176,7 @@ class _Loading:
             timing=timing,
             policy=policy,
             join=self._joining(join, flux, cloud, state_dir),
+            budget=budget,
             simulation=simulation,
             node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),

@@ -173,6 +173,7 @@ class Job:
     # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
     holds: tuple[Holding, ...] = ()
     ends_at: float | None = None
+    began_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,16 @@ def _number_above_0(text: str) -> float:
     return float(text)
 
 
+def _number_of_0_or_more(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text))
+    return float(text)
+
+
+def _probability(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text) and float(text) <= 1)
+    return float(text)
+
+
 def _price(text: str) -> Decimal:
     _require(_DECIMAL.fullmatch(text))
     return Decimal(text)
@@ -262,6 +272,8 @@ def _billing_window_s(text: str) -> float:
 _Count = Annotated[int, _whole(0)]
 _Positive = Annotated[int, _whole(1)]
 _Rate = Annotated[float, Written("a number above 0", _number_above_0)]
+_Probability = Annotated[float, Written("a number from 0 to 1", _probability)]
+_RateOrNone = Annotated[float, Written("a number of 0 or more", _number_of_0_or_more)]
 _Price = Annotated[Decimal, Written("a price of 0 or more", _price)]
 _Duration = Annotated[float, Written('a duration such as "90s" or "5m"', _duration)]
 _Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
@@ -374,12 +386,39 @@ class Policy(Settings):
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
 
 
+class BudgetSettings(Settings):
+    """None where there is no such budget."""
+
+    per_day: _Price | None = None
+    per_month: _Price | None = None
+    user_per_day: _Price | None = None
+    user_per_month: _Price | None = None
+    queue_per_day: _Price | None = None
+    queue_per_month: _Price | None = None
+
+    @property
+    def limits(self) -> dict[tuple[str, str], Decimal]:
+        """By whose it is and the period: those that are given."""
+        given = {
+            ("", "day"): self.per_day,
+            ("", "month"): self.per_month,
+            ("user", "day"): self.user_per_day,
+            ("user", "month"): self.user_per_month,
+            ("queue", "day"): self.queue_per_day,
+            ("queue", "month"): self.queue_per_month,
+        }
+        return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
 class Simulation(Settings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
     workload: _Word = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
+    boot_failures: _Probability = 0.0
+    spot_reclaims_per_hour: _RateOrNone = 0.0
+    capacity: _Count = 0
 
 
 class JoinSettings(Settings):

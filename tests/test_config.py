@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, load_site, uuid_file, warnings
 from nodemanager.model import Billing, Market, NodeType, SlotName, TypeName
 from nodemanager.settings import (
+    BudgetSettings,
     CloudSettings,
     FluxSettings,
     JoinSettings,
@@ -98,6 +99,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             poweroff='kill -KILL "$FLUX_NODE_JOIN_PARENT"',
             systemd=False,
         ),
+        budget=BudgetSettings(),
         simulation=Simulation(),
         node_types=(
             NodeType(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
-from nodemanager.fleet import measured, obstacles, supply
+from nodemanager.fleet import measured, obstacles, spending, supply
 from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.fleet.demand import Demand, demand
 from nodemanager.fleet.line import BatchKey, line_of, up_to
@@ -23,7 +23,7 @@ from nodemanager.fleet.seating import Seating, pieces_of, seat
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
-from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape
+from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
 
 Want = tuple[Shape, float]  # what jobs ask for, and for how long
 Place = tuple[int, int]  # in the queue: (-priority, id)
@@ -48,6 +48,7 @@ class Layout:
     unserved: Mapping[BatchKey, Reason]  # what stands in the way of the first of the others
     stuck: tuple[JobId, Shape, Reason] | None
     price_left: Decimal  # an hour, once all that is needed is bought
+    overspent: Reason | None  # the budget is spent: idle nodes go
 
     @property
     def room_short(self) -> int:
@@ -59,9 +60,12 @@ class Layout:
 
 def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layout:
     """Lay the queue out on what there is, then on what may be bought."""
-    wanted = demand(snapshot)
-    market = supply.market(snapshot, policy, price_per_hour)
-    return _Maker(snapshot, policy, wanted, market).made()
+    budget = spending.weigh(snapshot, policy, line_of(snapshot.jobs, snapshot.line))
+    # In queue order such a job holds up those behind it, as any does that gets no nodes; else it is passed over.
+    fifo = policy.queue_policy is QueuePolicy.FIFO
+    wanted = demand(snapshot, {} if fifo else budget.spent_accounts)
+    market = supply.market(snapshot, policy, price_per_hour, budget)
+    return _Maker(snapshot, policy, wanted, market, budget).made()
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class _Maker:
     policy: Policy
     wanted: Demand
     market: Market
+    budget: spending.Verdict
     batches: dict[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
     never: dict[Want, Reason] = field(init=False)
     offers: list[Offer] = field(init=False)
@@ -94,16 +99,17 @@ class _Maker:
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
-        beyond = self._first_beyond_limits() if fifo else None
-        end = beyond[0] if beyond is not None else END
+        self._seat()
+        refused = self._first_refused() if fifo else None
+        end = refused[0] if refused is not None else END
         shelf, stuck_at = self._served(end, fifo=fifo)
         stuck: tuple[JobId, Shape, Reason] | None = None
         if stuck_at is not None and fifo:
             key, place = stuck_at
             stuck = JobId(place[1]), key.shape, self.reasons[_want(key)]
             end = place
-        elif beyond is not None:
-            stuck = JobId(beyond[0][1]), beyond[1].shape, self.never[_want(beyond[1])]
+        elif refused is not None:
+            stuck = JobId(refused[0][1]), refused[1], refused[2]
         return self._layout(shelf, end, stuck)
 
     # -- who is served
@@ -111,7 +117,6 @@ class _Maker:
     def _served(self, end: Place, *, fifo: bool) -> tuple[Shelf, tuple[BatchKey, Place] | None]:
         """The shelf with all that can be served, and where the first stands that cannot."""
         for anew in range(RESEATED_MAX, -1, -1):
-            self._seat()
             whole = self._shelf_to(end)
             if whole is not None:
                 return whole, None
@@ -123,11 +128,14 @@ class _Maker:
             filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
             if filled is not None:
                 return filled, stuck
+            self._seat()
         raise AssertionError("the last time nobody is seated anew")
 
     def _seat(self) -> None:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
-        bins = supply.room(self.snapshot, self.policy) + supply.room_soon(self.snapshot, self.policy, line)
+        bins = supply.room(self.snapshot, self.policy, idle_go=self.budget.drains) + supply.room_soon(
+            self.snapshot, self.policy, line
+        )
         self.seating = seat(self.batches, bins, self.failed)
 
     def _shelf_to(self, end: Place) -> Shelf | None:
@@ -279,11 +287,11 @@ class _Maker:
 
     def _why(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> Reason:
         key, place = stuck
-        free: dict[str, int] = {}
+        free: dict[TypeName, int] = {}
         for offer, left in zip(shelf.offers, shelf.left, strict=True):
             if not offer.paid:
                 free[offer.node_type.name] = free.get(offer.node_type.name, 0) + left
-        left_ = obstacles.Left(free, shelf.nodes_left, self._price_left(shelf))  # type: ignore[arg-type]
+        left_ = obstacles.Left(free, shelf.nodes_left, self._price_left(shelf))
         _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
         return obstacles.now(key.shape, short, self.market, left_)
 
@@ -309,16 +317,30 @@ class _Maker:
 
         return cost
 
-    def _first_beyond_limits(self) -> tuple[Place, BatchKey] | None:
-        """The first job that even a fleet of its own could not serve, and that Flux does not refuse."""
-        beyond = [
-            ((-key.priority, ids[0]), key)
-            for key, ids in self.wanted.batches.items()
-            if key not in self.wanted.put_off
-            and _want(key) in self.never
-            and self.never[_want(key)].code not in INFEASIBLE
-        ]
-        return min(beyond, key=lambda it: it[0], default=None)
+    def _first_refused(self) -> tuple[Place, Shape, Reason] | None:
+        """The first job that is to get no node, and that Flux does not refuse.
+
+        Even a fleet of its own could not serve it; or its user's budget is used up, and nothing that is up is free.
+        """
+        refused: list[tuple[Place, Shape, Reason]] = []
+        for key, ids in self.wanted.batches.items():
+            if key in self.wanted.put_off:
+                continue
+            why = self.never.get(_want(key))
+            if why is not None and why.code not in INFEASIBLE:
+                refused.append(((-key.priority, ids[0]), key.shape, why))
+            spent = self._account_spent(key) if why is None else None
+            if spent is not None and (first := self._first_unseated(key, ids)) is not None:
+                refused.append(((-key.priority, first), key.shape, spent))
+        return min(refused, key=lambda it: it[0], default=None)
+
+    def _account_spent(self, key: BatchKey) -> Reason | None:
+        spent = self.budget.spent_accounts or {}
+        return next((spent[it] for it in spending.accounts(key.userid, key.queue) if it in spent), None)
+
+    def _first_unseated(self, key: BatchKey, ids: Sequence[JobId]) -> JobId | None:
+        seated = self.seating.seated.get(key, 0)
+        return next((id_ for index, id_ in enumerate(ids) if index >= seated or id_ in self.seating.short), None)
 
     def _layout(self, shelf: Shelf, end: Place, stuck: tuple[JobId, Shape, Reason] | None) -> Layout:
         served: dict[BatchKey, int] = {}
@@ -341,6 +363,7 @@ class _Maker:
             unserved,
             stuck,
             self._price_left(shelf),
+            self.budget.step if self.budget.drains else None,
         )
 
 

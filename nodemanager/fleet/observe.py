@@ -39,11 +39,16 @@ from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.fleet.spending import accrued
 from nodemanager.model import CallKind, Job, JobId, JobState, JoinPhase, Launch, LaunchId, NodeState
 
 
-def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
+def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
+    return accrued(snapshot, _after(snapshot, fact, policy), fact, policy)
+
+
+def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
     match fact:
         case QueueSeen():
             return _queue_seen(snapshot, fact)

@@ -82,7 +82,7 @@ def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
         nodes_left -= taken
         price_left -= taken * price
         if want > 0 and first is None:
-            first = _limit(node_type, slots, want, taken < free, nodes_left, price_left, policy)
+            first = _limit(node_type, slots, want, taken < free, nodes_left, price_left, market)
     # Where the parts would be had and the whole is not, what is short is a slot of the cheapest kind.
     return first or _no_free_slot(by_preference(policy, shape)[0], market, shape)
 
@@ -105,13 +105,15 @@ def _limit(
     has_free: bool,
     nodes_left: int,
     price_left: Decimal,
-    policy: Policy,
+    market: Market,
 ) -> Reason:
-    name = node_type.name
+    name, policy = node_type.name, market.policy
     if not has_free:
         return because("no_free_slot", node_type=name, slots=slots, short=short)
     if nodes_left <= 0:
         return because("nodes_max", node_type=name, short=short, nodes_max=policy.nodes_max)
+    if market.budget_left is not None:
+        return market.budget_left
     return because(
         "price_per_hour_max",
         node_type=name,

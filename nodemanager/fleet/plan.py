@@ -180,6 +180,7 @@ def _steps(
         live=sum(roll.types.values()) - leaving,
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE),
         ready=idle_or_coming(snapshot, found.needed),
+        overspent=layout.overspent,
         creates_left=int(supply.create_credit(snapshot, policy)),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )

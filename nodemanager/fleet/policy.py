@@ -54,6 +54,8 @@ class Policy:
     stop_lead_s: float = 60.0
     patience_s: float = 0.0
     packing: PackingPolicy = PackingPolicy.SPREAD
+    # By whose it is ("" for the whole site, "user" and "queue" for each of them) and the period, "day" or "month".
+    budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
     destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
     calls_in_flight_max: int = 8

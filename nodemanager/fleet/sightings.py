@@ -264,6 +264,8 @@ def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> 
     if not allows(node, event):
         return node
     node = move(node, event, snapshot.now_s)
+    if event is Event.ENDED:
+        return _at_its_end(node)
     # It may have joined before the provider showed it.
     return _follow_rank(node, node.rank, snapshot) if node.rank is not None else node
 
@@ -278,7 +280,12 @@ def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) ->
         return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
     if node.rank is not None and node.rank.online:
         return node  # Flux still talks to it: the provider may be wrong, and a job may run there
-    return move(node, Event.ENDED, snapshot.now_s)
+    return _at_its_end(move(node, Event.ENDED, snapshot.now_s))
+
+
+def _at_its_end(node: Node) -> Node:
+    """It waited to be told again to go: that is over, and its slot is wanted."""
+    return replace(node, retry_s=0.0, tries=0)
 
 
 def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
@@ -170,6 +171,12 @@ class Snapshot:
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
+
+    # What nodes that are gone and jobs that have ended have cost, by the period ("day" or "month"), its begin
+    # (seconds since the epoch) and account: "" for the whole site, "user 1000", "queue batch". Kept by
+    # ``spending``, and only where there is a budget. It begins empty with the process: whoever keeps it beyond that
+    # puts it here.
+    spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # its end's being taken by the provider. A restart begins anew.

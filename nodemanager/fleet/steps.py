@@ -39,6 +39,7 @@ class Outlook:
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
+    overspent: Reason | None  # the budget is spent
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
 
@@ -115,6 +116,10 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
     surplus = outlook.usable - policy.nodes_min
+    if outlook.overspent is not None and _confirmed(node, policy):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, outlook.overspent)
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
         outlook.live -= 1
         outlook.usable -= 1

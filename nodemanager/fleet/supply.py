@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import chain
 
-from nodemanager.fleet import measured
+from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
@@ -45,17 +45,22 @@ Place = tuple[SlotName, Rank]
 # --- what is there ----------------------------------------------------------------------------------------
 
 
-def room(snapshot: Snapshot, policy: Policy) -> list[Bin]:
-    """What is free on every node that takes jobs, and on those that could be kept from leaving."""
+def room(snapshot: Snapshot, policy: Policy, *, idle_go: bool = False) -> list[Bin]:
+    """What is free on every node that takes jobs, and on those that could be kept from leaving.
+
+    ``idle_go``: the budget is spent, so none is kept, and of nodes that are idle none is counted on.
+    """
     roll = roll_of(snapshot)
     bins: list[Bin] = []
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
-        if owner is None or snapshot.nodes[owner].state in USABLE:
+        state = snapshot.nodes[owner].state if owner is not None else None
+        if state is None or (state in USABLE and not (idle_go and state is NodeState.IDLE)):
             bins.append(_what_is_free(rank, policy))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and node.state is NodeState.DRAINING and _may_be_kept(node):
+        kept = node.state is NodeState.DRAINING and not idle_go and _may_be_kept(node)
+        if node_type is not None and kept:
             bins.append(_empty(node_type, (node.launch.slot, node.launch.rank), Standing.KEPT))
     return bins
 
@@ -197,6 +202,7 @@ class Market:
     zones: Mapping[TypeName, str]
     nodes_left: int
     price_left: Decimal
+    budget_left: Reason | None = None  # where it is the budget that leaves no more
 
     def offers(self, told_apart: Sequence[Constraint]) -> list[Offer]:
         """What is on sale now: of each type what is free, then what will be in a moment."""
@@ -258,7 +264,7 @@ class Market:
                     yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__)
 
 
-def market(snapshot: Snapshot, policy: Policy, price: Decimal) -> Market:
+def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.Verdict | None = None) -> Market:
     """What may be bought beside a fleet that costs ``price`` an hour now, those coming and going included."""
     roll = roll_of(snapshot)
     ground = ground_of(snapshot.ranks, snapshot.ground, policy)
@@ -278,6 +284,10 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal) -> Market:
         if owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE:
             ending.setdefault(place[0], []).append(place[1])
     costing = sum(roll.types.values())
+    price_left, budget_left = policy.price_per_hour_max - price, None
+    if budget is not None and budget.left_per_hour is not None and budget.left_per_hour[0] < price_left:
+        price_left, budget_left = budget.left_per_hour
+    closed = spending.closed_types(budget, policy) if budget is not None else {}
     return Market(
         policy=policy,
         ground=ground,
@@ -285,10 +295,11 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal) -> Market:
         of_slot=roll.of_slot,
         leased=leased,
         ending={name: sorted(places) for name, places in ending.items()},
-        blocked=blocked_types(snapshot, policy),
+        blocked={**blocked_types(snapshot, policy), **closed},
         zones={it.name: zone_for(it, snapshot) for it in policy.node_types},
         nodes_left=policy.nodes_max - costing - len(ownerless),
-        price_left=policy.price_per_hour_max - price,
+        price_left=price_left,
+        budget_left=budget_left,
     )
 
 

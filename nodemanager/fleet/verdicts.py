@@ -69,7 +69,11 @@ class JobReasons(Mapping[JobId, Reason]):
             served = self._layout.served.get(key, 0)
             counts["node_ordered"] += served
             if served < len(ids):
-                counts[self._reason(key, ids, served).code] += len(ids) - served
+                counts[self._reason(key, ids, served).code] += (
+                    1  # it may be the stuck one, and say more than others
+                )
+            if served + 1 < len(ids):
+                counts[self._reason(key, ids, served + 1).code] += len(ids) - served - 1
         return +counts
 
     def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:

@@ -48,6 +48,7 @@ class _Tracked:
     userid: int = 0
     holds: tuple[Holding, ...] = ()
     ends_at: float | None = None
+    began_at: float | None = None
     fault: str = ""  # of the first event that could not be read
 
 
@@ -89,6 +90,7 @@ class Queue:
             _advance(job, event_name, timestamp, context)
             if event_name == "alloc" and r is not None:
                 job.holds, job.ends_at = read_holdings(r)
+                job.began_at = seconds_at(timestamp, "timestamp")
         except ValueError as error:
             job.fault = job.fault or f"event {event_name}: {error}"[:WHY_MAX]
 
@@ -160,7 +162,7 @@ def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
         userid=job.userid,
     )
     if running and isinstance(reading, Job):
-        return replace(reading, holds=job.holds, ends_at=job.ends_at)
+        return replace(reading, holds=job.holds, ends_at=job.ends_at, began_at=job.began_at)
     return reading
 
 

@@ -65,7 +65,19 @@ INWARDS: dict[str, set[str]] = {
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "prices": {"model"},
     "cloud_test": {*VALUES, "ports", "fleet", "config"},
-    "cli": {"ports", "config", "logs", "flux", "join", "app", "cloud", "prices", "cloud_test"},
+    "whatif": {
+        *VALUES,
+        "notation",
+        "settings",
+        "config",
+        "logs",
+        "messages",
+        "fleet",
+        "actors",
+        "simulation",
+        "app",
+    },
+    "cli": {"ports", "config", "logs", "flux", "join", "app", "cloud", "prices", "cloud_test", "whatif"},
 }
 
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.line import Line, key_of, line_of, moved
 from nodemanager.fleet.supply import price_per_hour
+from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.model import Job, JobId, NodeState, OnHosts, QueuePolicy, Reason, Shape, TypeName, because
 from tests.builders import (
     CLOUD,
@@ -277,3 +278,12 @@ def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
     assert a_world().idle_node("gpu1").job(tasks(1, gpus=1)).plan().warnings == ()
     assert a_world().job(tasks(1)).plan().warnings == ()  # there is no such node
     assert a_world(GPU).idle_node("gpu1").job(tasks(1)).plan().warnings == ()  # and no other type
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
+    made = world.plan()
+    served = {"settling", *SERVED_BY.values()}
+    counted = Counter("node_ordered" if why.code in served else why.code for why in made.jobs.values())
+    assert dict(made.waiting()) == dict(counted)

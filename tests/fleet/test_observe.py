@@ -465,3 +465,10 @@ def test_a_launch_of_a_type_that_the_site_no_longer_names_is_taken_in_like_any_o
     world = World(a_policy(), a_world().snapshot).see_claim(launch).see_cloud(a_cloud_node(launch))
     assert world["cloud1"].state is NodeState.BOOTING
     assert world.job(tasks(1)).plan().stands_still is None
+
+
+def test_a_node_that_waited_to_be_told_again_gives_its_slot_back_as_soon_as_it_is_gone() -> None:
+    world = a_world().node("cloud1", NodeState.STOPPING, retry_s=NOW_S + 60, tries=1)
+    world.see_cloud(a_cloud_node(LAUNCH, state=CloudState.TERMINATED))
+    node = world.snapshot.nodes[LAUNCH.id]
+    assert (node.state, node.retry_s) == (NodeState.GONE, 0.0)

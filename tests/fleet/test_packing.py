@@ -284,12 +284,15 @@ def least_by_highs(items: Sequence[Item], lots: Sequence[Lot]) -> float:
 
 @st.composite
 def mixed(draw: st.DrawFn) -> tuple[list[Item], list[Lot]]:
-    """Middling work: some hundreds of small pieces of several shapes, on nodes of several sizes."""
+    """Middling work: some hundreds of pieces of several shapes, on nodes of several sizes.
+
+    A piece is a tenth of a node at the most: of larger ones none may fill a node, whoever packs them.
+    """
     sizes = draw(st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 16)), min_size=4, max_size=12))
     items = [an_item(draw(st.integers(50, 400)), cores, memory_bytes=memory) for cores, memory in sizes]
     lots = [
         a_lot(cores, cores * 10 + draw(st.integers(0, 5 * cores // 4)), memory_bytes=4 * cores, count=10**6)
-        for cores in draw(st.lists(st.sampled_from([16, 32, 48, 64, 96]), min_size=1, max_size=4, unique=True))
+        for cores in draw(st.lists(st.sampled_from([40, 48, 64, 96]), min_size=1, max_size=4, unique=True))
     ]
     return items, lots
 

@@ -236,7 +236,8 @@ def _node_coming(case: Case, job: Job, figures: Figures) -> None:
         node = _node_of(case, rank)
         assert node is not None
         unnoticed = node.state is NodeState.IDLE and not rank.schedulable
-        assert node.state in UP_SOON or unnoticed
+        slot_soon_free = node.state is NodeState.GONE  # bought anew as soon as this lease is ended
+        assert node.state in UP_SOON or unnoticed or slot_soon_free
 
 
 def _node_ordered(case: Case, job: Job, figures: Figures) -> None:

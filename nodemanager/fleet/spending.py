@@ -1,0 +1,261 @@
+"""What was spent in this day and this month (UTC), and what the budget forbids for it.
+
+A node is paid by its billing rule, from its creation on; what is paid counts in the period in which it falls due. A
+job is taken to have spent its share of a node's cores at the node's price. Every figure is an estimate, in the
+site's currency. What is gone is added up in the snapshot (``Snapshot.spend``); what stands is counted when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from nodemanager.facts import Fact, QueueSeen
+from nodemanager.fleet import billing
+from nodemanager.fleet.line import Line
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import Figure, Job, JobId, JobState, NodeState, NodeType, Reason, TypeName, because
+
+SECONDS_PER_DAY = 86_400
+CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
+
+ALL = ""  # the account of the whole site
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    name: str
+    begins_at: int
+    ends_at: int
+
+
+def periods(wall_at: float) -> tuple[Period, Period]:
+    """The day and the month that a moment lies in."""
+    day = int(wall_at // SECONDS_PER_DAY)
+    first, following = _month_of(day)
+    return (
+        Period("day", day * SECONDS_PER_DAY, (day + 1) * SECONDS_PER_DAY),
+        Period("month", first * SECONDS_PER_DAY, following * SECONDS_PER_DAY),
+    )
+
+
+def _month_of(day: int) -> tuple[int, int]:
+    """The first day of the month, and of the next one, as days since 1970: in the proleptic Gregorian calendar."""
+    year, month = 1970 + day // 366, 1  # not later than it is
+    while _first_day(year + 1, 1) <= day:
+        year += 1
+    while month < 12 and _first_day(year, month + 1) <= day:
+        month += 1
+    return _first_day(year, month), _first_day(year + month // 12, month % 12 + 1)
+
+
+def _first_day(year: int, month: int) -> int:
+    before = year - 1
+    leap_days = before // 4 - before // 100 + before // 400 - 477  # since 1970
+    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    lengths = (31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+    return (year - 1970) * 365 + leap_days + sum(lengths[: month - 1])
+
+
+# --- adding up what is gone -------------------------------------------------------------------------------
+
+
+def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
+    """Add what has just gone: nodes by their bill, jobs by their share. Nothing to do where there is no budget."""
+    if not policy.budgets:
+        return after
+    gone: dict[tuple[str, int, str], Decimal] = {}
+    for period in periods(after.wall_at):
+        if after.nodes is not before.nodes:
+            for node in _ended(before, after):
+                _add(gone, period, ALL, _paid_within(node, period, after, policy))
+        if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
+            for job in _finished(before.jobs, after.jobs, fact):
+                for account in accounts(job.userid, job.queue):
+                    _add(gone, period, account, _share_within(job, period, before, policy))
+    if not gone:
+        return after
+    running = {(period.name, period.begins_at) for period in periods(after.wall_at)}
+    spend = {key: amount for key, amount in after.spend.items() if key[:2] in running}
+    for key, amount in gone.items():
+        spend[key] = spend.get(key, Decimal(0)) + amount
+    return replace(after, spend=spend)
+
+
+def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: str, amount: Decimal) -> None:
+    key = period.name, period.begins_at, account
+    amounts[key] = amounts.get(key, Decimal(0)) + amount
+
+
+def _ended(before: Snapshot, after: Snapshot) -> Iterator[Node]:
+    for id_, node in roll_of(after).restless.items():
+        was = before.nodes.get(id_)
+        if node.state is NodeState.GONE and was is not None and was.costs and was.cloud is not None:
+            yield was
+
+
+def _finished(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen) -> Iterator[Job]:
+    named = before if fact.complete else dict.fromkeys([*(job.id for job in fact.jobs), *fact.ended])
+    for id_ in named:
+        was, is_ = before.get(id_), after.get(id_)
+        if was is not None and was.state is JobState.RUN and (is_ is None or is_.state is not JobState.RUN):
+            yield was
+
+
+def accounts(userid: int, queue: str) -> tuple[str, str]:
+    return f"user {userid}", f"queue {queue}"
+
+
+def _paid_within(
+    node: Node, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
+) -> Decimal:
+    """What falls due for a node from the period's begin until now, or until a moment."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is None:
+        return Decimal(0)
+    age_s = billing.age_s(node, at.now_s)
+    end_s = age_s + (until_at - at.wall_at if until_at is not None else 0.0)
+    begin_s = age_s - (at.wall_at - period.begins_at)
+    return _bill(node_type, end_s) - _bill(node_type, begin_s)
+
+
+def _bill(node_type: NodeType, age_s: float) -> Decimal:
+    return billing.cost(node_type, age_s) if age_s > 0 else Decimal(0)
+
+
+def _share_within(job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None) -> Decimal:
+    if job.began_at is None:
+        return Decimal(0)
+    seconds = max(0.0, (until_at or at.wall_at) - max(job.began_at, period.begins_at))
+    return rate(job, at, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
+
+
+def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
+    """What a running job's share of its nodes costs an hour."""
+    price = Decimal(0)
+    for held in job.holds:
+        rank = at.ranks.get(held.rank)
+        place = policy.place_of_slot.get(rank.host) if rank is not None else None
+        if place is not None:
+            node_type = policy.types[place[0]]
+            price += node_type.price_per_hour * held.cores / node_type.cores
+    return price
+
+
+# --- what it forbids --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``left_per_hour``: what the nodes bought now may cost an hour, to stay within what is left."""
+
+    step: Reason | None = None  # what keeps types from being bought
+    cheapest_only: bool = False
+    drains: bool = False
+    left_per_hour: tuple[Decimal, Reason] | None = None
+    spent_accounts: Mapping[str, Reason] | None = None  # users and queues that get no more nodes
+
+
+def weigh(snapshot: Snapshot, policy: Policy, line: Line) -> Verdict:
+    """How far the budget lets the fleet go now, by the period that is worst off."""
+    if not policy.budgets:
+        return Verdict()
+    verdict = Verdict(spent_accounts=_accounts_spent(snapshot, policy))
+    ends = _ends_of_nodes(snapshot, line)
+    for period in periods(snapshot.wall_at):
+        limit = policy.budgets.get((ALL, period.name))
+        if limit is not None:
+            verdict = _worse(verdict, _weigh_period(snapshot, policy, period, limit, ends, line))
+    return verdict
+
+
+def _weigh_period(
+    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[int, float], line: Line
+) -> Verdict:
+    spent = forecast = snapshot.spend.get((period.name, period.begins_at, ALL), Decimal(0))
+    for node in snapshot.nodes.values():
+        if node.costs:
+            until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
+            spent += _paid_within(node, period, snapshot, policy)
+            forecast += _paid_within(node, period, snapshot, policy, until_at)
+    figures: dict[str, Figure] = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
+    if spent >= limit:
+        return Verdict(because("budget_spent", **figures), drains=True)
+    if forecast >= limit:
+        return Verdict(because("budget_no_new_nodes", **figures))
+    hours_left = Decimal(period.ends_at - snapshot.wall_at) / billing.SECONDS_PER_HOUR
+    hours = max(Decimal(1), min(hours_left, _longest_h(line, hours_left)))
+    left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
+    if forecast >= CHEAPEST_ONLY_FROM * limit:
+        return Verdict(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
+    return Verdict(left_per_hour=left)
+
+
+def _longest_h(line: Line, at_most: Decimal) -> Decimal:
+    """The longest that a waiting job may run, in hours."""
+    spans = [key.span_s for key in line.batches]
+    longest_s = max(spans, default=0.0)
+    return at_most if longest_s >= float(at_most) * billing.SECONDS_PER_HOUR else Decimal(longest_s) / 3600
+
+
+def _worse(one: Verdict, other: Verdict) -> Verdict:
+    def badness(verdict: Verdict) -> int:
+        return 0 if verdict.step is None else 3 if verdict.drains else 1 if verdict.cheapest_only else 2
+
+    worst = max(one, other, key=badness)
+    lefts = [verdict.left_per_hour for verdict in (one, other) if verdict.left_per_hour is not None]
+    least = min(lefts, key=lambda left: left[0], default=None)
+    return replace(worst, left_per_hour=least, spent_accounts=one.spent_accounts)
+
+
+def _ends_of_nodes(snapshot: Snapshot, line: Line) -> Mapping[int, float]:
+    """When the last running job of each rank must have ended."""
+    ends: dict[int, float] = {}
+    for ends_at, id_ in line.ends:
+        for held in snapshot.jobs[id_].holds:
+            ends[held.rank] = ends_at
+    return ends
+
+
+def _accounts_spent(snapshot: Snapshot, policy: Policy) -> Mapping[str, Reason]:
+    """Users and queues whose running jobs will have used up what is theirs."""
+    found: dict[str, Reason] = {}
+    for period in periods(snapshot.wall_at):
+        limits = {kind: policy.budgets.get((kind, period.name)) for kind in ("user", "queue")}
+        if not any(limit is not None for limit in limits.values()):
+            continue
+        forecast = {
+            key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)
+        }
+        for job in snapshot.jobs.values():
+            if job.state is JobState.RUN and job.holds:
+                until_at = min(float(period.ends_at), job.ends_at or snapshot.wall_at)
+                share = _share_within(job, period, snapshot, policy, max(until_at, snapshot.wall_at))
+                for account in accounts(job.userid, job.queue):
+                    forecast[account] = forecast.get(account, Decimal(0)) + share
+        for account, amount in sorted(forecast.items()):
+            limit = limits.get(account.partition(" ")[0])
+            if limit is not None and amount >= limit:
+                figures: dict[str, Figure] = {
+                    "account": account,
+                    "period": period.name,
+                    "forecast": amount,
+                    "budget": limit,
+                }
+                found.setdefault(account, because("budget_of_account", **figures))
+    return found
+
+
+def closed_types(verdict: Verdict, policy: Policy) -> Mapping[TypeName, Reason]:
+    """The types that the budget keeps from being bought: all, or all but those with the cheapest cores."""
+    if verdict.step is None:
+        return {}
+    least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
+    return {
+        it.name: verdict.step
+        for it in policy.node_types
+        if not (verdict.cheapest_only and it.price_per_hour / it.cores == least)
+    }

@@ -1,0 +1,167 @@
+"""``flux-node-manager simulate``: what it takes, what it runs, what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from nodemanager import logs
+from nodemanager.config import ConfigError, Site, load_site
+from nodemanager.whatif.actors import ActorReplay
+from nodemanager.whatif.baselines import BASELINES
+from nodemanager.whatif.outcome import Outcome
+from nodemanager.whatif.report import written_report
+from nodemanager.whatif.source import open_workload
+from nodemanager.whatif.study import Bounds, Runner, Study, headline
+from nodemanager.whatif.terminal import Bar, bar, summary
+from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
+from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What ``simulate`` takes beside ``--config``."""
+    group = parser.add_argument_group("for simulate")
+    group.add_argument(
+        "workload", nargs="?", metavar="WORKLOAD", help="a trace, a history, or a model: doc/what-if.md"
+    )
+    group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="the same under other sites")
+    group.add_argument("--sweep", metavar="KEY=FROM..TO", help="the same with other values of one key of the site")
+    group.add_argument(
+        "--baselines", default="all", metavar="NAMES", help=f"all, none, or of {', '.join(BASELINES)}"
+    )
+    group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
+                       help="what one processor of a trace is")  # fmt: skip
+    group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs")
+    group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
+    group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
+    group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")
+    group.add_argument("--journal", metavar="OUT.JSONL", help="write what came in and what was decided")
+    group.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def simulate(site: Site, chosen: argparse.Namespace) -> int:
+    """Replay a workload under this site's policy, and see cost and wait."""
+    if chosen.workload is None:
+        print("simulate needs a WORKLOAD: see doc/what-if.md", file=sys.stderr)
+        return EXIT_USAGE
+    logs.configure(logging.CRITICAL)
+    try:
+        if chosen.seed is not None:
+            site = _seeded(site, chosen.seed)
+        workload = open_workload(chosen.workload, site, Processors(chosen.processors))
+        study = _study(site, workload, chosen)
+        if chosen.report is not None:
+            Path(chosen.report).write_text(written_report(study), encoding="utf-8")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except (WorkloadError, SweepError, OSError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    if chosen.json:
+        json.dump(as_json(study), sys.stdout, indent=1)
+        print()
+    else:
+        summary(study, Console())
+    return EXIT_OK
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f'"{text}": a whole number is needed')
+    return int(text)
+
+
+def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
+    """Every run that was asked for, the site's own first."""
+    others = {_name(path): load_site(path) for path in chosen.compare}
+    sweep = dict(variants(site, read_sweep(chosen.sweep))) if chosen.sweep else {}
+    names = _baselines(chosen.baselines)
+    with ExitStack() as open_things:
+        shown = open_things.enter_context(bar(Console(stderr=True), chosen.jobs or workload.jobs_about))
+        sink = (
+            open_things.enter_context(Path(chosen.journal).open("w", encoding="utf-8")) if chosen.journal else None
+        )
+        runner = Runner(workload, shown, chosen.jobs)
+        oddities = Oddities()
+        main = _main(site, runner, shown, chosen, sink, oddities)
+        study = Study(site, workload, main, oddities=oddities)
+        for name, other in others.items():
+            study.compared[name] = _shown(shown, runner.production(name, other))
+            study.differences[name] = differences(site, other)
+        for name, variant in sweep.items():
+            study.swept[name] = _shown(shown, runner.production(name, variant))
+        bounds: Bounds | None = None
+        for name in names:
+            outcome, found = runner.baseline(name, site)
+            study.baselines[name] = _shown(shown, outcome)
+            bounds = found if name == "fixed" else bounds
+        study.bounds = bounds
+    return study
+
+
+def _main(
+    site: Site, runner: Runner, shown: Bar, chosen: argparse.Namespace, sink: TextIO | None, oddities: Oddities
+) -> Outcome:
+    name = _name(str(site.path))
+    if chosen.actors:
+        jobs = islice(runner.workload.read(oddities), chosen.jobs)
+        return _shown(shown, ActorReplay(site, runner.workload, jobs, lambda count: shown(name, count)).run(name))
+    return _shown(shown, runner.production(name, site, sink, oddities))
+
+
+def _shown(shown: Bar, outcome: Outcome) -> Outcome:
+    shown.done(outcome)
+    return outcome
+
+
+def _name(path: str) -> str:
+    return Path(path).stem
+
+
+def _baselines(text: str) -> list[str]:
+    if text in ("all", "none"):
+        return list(BASELINES) if text == "all" else []
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in BASELINES:
+            raise SweepError(f'--baselines: no such policy "{name}"; known are {", ".join(BASELINES)}')
+    return names
+
+
+def _seeded(site: Site, seed: int) -> Site:
+    return replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
+
+
+def as_json(study: Study) -> Mapping[str, Any]:
+    """The study as plain values: times in seconds, money in the site's currency."""
+    return {
+        "headline": headline(study),
+        "workload": {"name": study.workload.name, "header": dict(study.workload.header)},
+        "site": str(study.site.path),
+        "main": asdict(study.main),
+        "compared": {name: asdict(it) for name, it in study.compared.items()},
+        "differences": {name: dict(changes) for name, changes in study.differences.items()},
+        "swept": {name: asdict(it) for name, it in study.swept.items()},
+        "baselines": {name: asdict(it) for name, it in study.baselines.items()},
+        "bounds": asdict(study.bounds) if study.bounds is not None else None,
+        "oddities": {
+            kind: {"count": count, "examples": study.oddities.examples[kind]}
+            for kind, count in study.oddities.counts.items()
+        },
+    }

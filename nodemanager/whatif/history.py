@@ -1,0 +1,65 @@
+"""A site's own history: what ``flux jobs -a --json`` prints, or Flux's job-list service answers.
+
+Each job has ``t_submit``, ``ntasks`` and ``ncores``, one that ran ``t_run`` and ``t_cleanup`` (or ``runtime``);
+``duration`` 0 is unlimited. What else was asked for (nodes whole, constraints, GPUs) is not in there: a job is
+read as its tasks, with the cores of each, wherever they fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from nodemanager.model import Shape
+from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
+from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
+
+NEVER_RAN = "left out: it has not ended, or never ran"
+UNREADABLE = "left out: no number of tasks or cores, or no time"
+
+
+def open_history(path: Path, file: TextIO | None = None) -> Workload:
+    """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
+    try:
+        said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
+        listed = said["jobs"] if isinstance(said, dict) else said
+        jobs = sorted(listed, key=lambda job: float(job.get("t_submit", 0.0)))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
+    start_at = float(jobs[0].get("t_submit", 0.0)) if jobs else 0.0
+    return Workload(
+        name=path.name,
+        read=lambda oddities: _read(jobs, start_at, oddities),
+        start_at=start_at,
+        jobs_about=len(jobs),
+    )
+
+
+def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
+    for job in jobs:
+        place = f"job {job.get('id', '?')}"
+        ended_at = job.get("t_cleanup", job.get("t_inactive"))
+        if "t_run" not in job or not ended_at:
+            oddities.note(NEVER_RAN, place)
+            continue
+        try:
+            tasks, cores = int(job["ntasks"]), int(job["ncores"])
+            submit_s = max(0.0, float(job["t_submit"]) - start_at)
+            run_s = max(0.0, float(ended_at) - float(job["t_run"]))
+            limit_s = float(job.get("duration", 0.0))
+            userid = int(job.get("userid", 0))
+        except (KeyError, TypeError, ValueError):
+            oddities.note(UNREADABLE, place)
+            continue
+        if tasks < 1 or cores < 1:
+            oddities.note(UNREADABLE, place)
+            continue
+        if not limit_s:
+            oddities.note(NO_LIMIT, place)
+        elif run_s > limit_s:
+            oddities.note(OVERRUN, place)
+            limit_s = run_s
+        shape = Shape(slots=tasks, cores_per_slot=max(1, cores // tasks))
+        yield TraceJob(place.removeprefix("job "), submit_s, run_s, limit_s, shape, userid)

@@ -1,0 +1,210 @@
+"""The report: one HTML page with all it needs inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from nodemanager.whatif import charts
+from nodemanager.whatif.outcome import Outcome
+from nodemanager.whatif.study import Study, comparison, cost_at_wait, headline, short_span, span
+
+STYLE = """
+:root { --paper: #fbfaf8; --card: #ffffff; --ink: #1d1f23; --soft: #5c6068; --grid: #e4e2dd; --main: #1f6fd0;
+  --swept: #6ba3e8; --compared: #0f8a6d; --baseline: #b4541a; --busy: #1f6fd0; --idle: #e0a019; --boot: #8a63c9;
+  --unused: #c8506b; --there: #b9d2f1; --waiting: #b4541a; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15171b; --card: #1d2026; --ink: #e9e8e4; --soft: #a3a7af;
+  --grid: #333841; --main: #5c9df0; --swept: #3f6ea8; --compared: #3fb795; --baseline: #e08a4e; --busy: #5c9df0;
+  --idle: #e3b04b; --boot: #a98ae0; --unused: #e0788f; --there: #2b425f; --waiting: #e08a4e; } }
+* { box-sizing: border-box }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
+main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px }
+h1 { font-size: 22px; line-height: 1.35; margin: 0 0 4px } h2 { font-size: 16px; margin: 34px 0 8px }
+p, li { max-width: 76ch } .soft { color: var(--soft) }
+section > div { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 12px;
+  overflow-x: auto }
+svg { width: 100%; min-width: 560px; height: auto; display: block }
+text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill: var(--soft); font-size: 12px }
+.grid { stroke: var(--grid) } .bound { stroke: var(--soft); stroke-dasharray: 5 4 }
+.line { fill: none; stroke-width: 2 } .dot { stroke: var(--card); stroke-width: 1.5 }
+.dot.main { fill: var(--main) } .dot.swept { fill: var(--swept) } .line.swept { stroke: var(--swept) }
+.dot.compared { fill: var(--compared) } .dot.baseline { fill: var(--baseline) }
+.area.there { fill: var(--there) } .area.busy { fill: var(--busy) } .area.waiting { fill: var(--waiting) }
+.part.busy, .key.busy { fill: var(--busy); background: var(--busy) }
+.part.idle, .key.idle { fill: var(--idle); background: var(--idle) }
+.part.boot, .key.boot { fill: var(--boot); background: var(--boot) }
+.part.unused, .key.unused { fill: var(--unused); background: var(--unused) }
+.key.main { background: var(--main) } .key.swept { background: var(--swept) }
+.key.there { background: var(--there) }
+.key.compared { background: var(--compared) } .key.baseline { background: var(--baseline) }
+.key.waiting { background: var(--waiting) }
+.key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin: 0 6px 0 14px }
+.key:first-child { margin-left: 0 }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
+th { text-align: right; font-weight: 600; color: var(--soft); font-size: 13px; vertical-align: bottom }
+td { text-align: right; white-space: nowrap } th, td { padding: 5px 7px; border-bottom: 1px solid var(--grid) }
+th:first-child, td:first-child { text-align: left } tr.main td { font-weight: 600 }
+""".strip()
+
+KINDS = (("main", "this site"), ("swept", "the sweep"), ("compared", "compared"), ("baseline", "what others do"))
+BOUND_NAMES = ("no fleet with no extra wait costs less", "no fleet costs less")
+
+
+def written_report(study: Study) -> str:
+    """The page, as text."""
+    runs = [study.main, *study.compared.values(), *study.baselines.values()]
+    parts = [
+        f"<h1>{escape(headline(study))}</h1>",
+        f'<p class="soft">{escape(_about(study))}</p>',
+        _section("Cost against wait", _pareto(study), _keys(_groups_there(study))),
+        _section("The runs", _table(study), _note(study)),
+        *(
+            _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run), _TIME_KEYS)
+            for run in runs[:3]
+        ),
+        _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.PARTS)),
+        *_differences(study),
+        *_unserved(study),
+        *_oddities(study),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>What if: {escape(study.workload.name)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _about(study: Study) -> str:
+    main = study.main
+    unserved = sum(main.jobs_unserved.values())
+    left = f", {unserved} of them not served" if unserved else ""
+    return (
+        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {span(main.ended_s)}. Site {study.site.path.name}, "
+        f"seed {study.site.simulation.seed}. Costs are estimates in the currency of the site's prices."
+    )
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    below = f'<p class="soft">{note}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2><div>{body}</div>{below}</section>"
+
+
+def _keys(kinds: Iterable[tuple[str, str]]) -> str:
+    return "".join(f'<span class="key {kind}"></span>{escape(name)}' for kind, name in kinds)
+
+
+_TIME_KEYS = _keys(
+    (("there", "nodes that are there"), ("busy", "of them with jobs"), ("waiting", "jobs that wait"))
+)
+
+
+def _groups_there(study: Study) -> list[tuple[str, str]]:
+    there = {"main": True, "swept": study.swept, "compared": study.compared, "baseline": study.baselines}
+    return [(kind, name) for kind, name in KINDS if there[kind]]
+
+
+def _pareto(study: Study) -> str:
+    groups = [
+        charts.Group("swept", list(study.swept.values()), joined=True),
+        charts.Group("baseline", list(study.baselines.values())),
+        charts.Group("compared", list(study.compared.values())),
+        charts.Group("main", [study.main]),
+    ]
+    bounds: Sequence[tuple[str, float]] = ()
+    if study.bounds is not None:
+        costs = (study.bounds.no_extra_wait, study.bounds.work)
+        named = list(zip(BOUND_NAMES, costs, strict=True))
+        bounds = named if costs[0] > costs[1] else named[1:]
+    return charts.cost_against_wait(groups, bounds)
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+HEADS = ("policy", "cost", "to this site's", "wait, mean", "median", "p95", "p99", "slowdown", "used", "node-hours",
+         "boots", "churn", "at a limit", "peak", "unserved")  # fmt: skip
+
+
+def _table(study: Study) -> str:
+    others = [*study.compared.values(), *study.swept.values(), *study.baselines.values()]
+    rows = [_row(study, outcome) for outcome in (study.main, *others)]
+    return _html_table(HEADS, rows, main=0)
+
+
+def _row(study: Study, outcome: Outcome) -> tuple[str, ...]:
+    ratio = study.main.cost / outcome.cost if outcome.cost else 1.0
+    return (
+        outcome.policy,
+        f"{outcome.cost:,.2f}",
+        "" if outcome is study.main else f"x {ratio:.3f}",
+        short_span(outcome.wait_mean_s),
+        short_span(outcome.wait_median_s),
+        short_span(outcome.wait_p95_s),
+        short_span(outcome.wait_p99_s),
+        f"{outcome.slowdown_mean:,.1f}",
+        f"{outcome.utilisation:.1%}",
+        f"{outcome.node_hours:,.0f}",
+        f"{outcome.boots:,}",
+        f"{outcome.churn:,}",
+        f"{outcome.cap_hits:,} x, {short_span(outcome.capped_s)}",
+        str(outcome.peak_nodes),
+        f"{sum(outcome.jobs_unserved.values()):,}",
+    )
+
+
+def _note(study: Study) -> str:
+    """What the ratios mean, the bounds, and costs at equal mean wait where a sweep tells."""
+    said = ["To this site's: its cost as a share of the other's. "]
+    if study.bounds is not None:
+        over = study.main.cost / study.bounds.no_extra_wait if study.bounds.no_extra_wait else 1.0
+        said.append(
+            f"No fleet that makes no job wait longer than the fixed cluster costs less than "
+            f"{study.bounds.no_extra_wait:,.2f}: this site is at {over:.3f} of it. At any wait the jobs' own "
+            f"core-hours cost {study.bounds.work:,.2f}. "
+        )
+    points = [study.main, *study.swept.values()]
+    for name, baseline in study.baselines.items():
+        cost = cost_at_wait(points, baseline.wait_mean_s)
+        if cost is not None and baseline.cost:
+            said.append(f"At the mean wait of {name}: {cost / baseline.cost:.3f} of its cost. ")
+        else:
+            said.append(f"None of these points waits as little as {name}. ")
+    return escape("".join(said))
+
+
+def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], main: int | None = None) -> str:
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = "".join(
+        f"<tr{' class=main' if index == main else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for index, row in enumerate(rows)
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _differences(study: Study) -> list[str]:
+    return [
+        _section(
+            f"What differs in {name}",
+            _html_table(("key", "here", "there"), [(key, *both) for key, both in changes.items()]),
+            escape(f"{study.main.policy} beside {name}: {comparison(study.main, study.compared[name])}."),
+        )
+        for name, changes in study.differences.items()
+    ]
+
+
+def _unserved(study: Study) -> list[str]:
+    if not study.main.jobs_unserved:
+        return []
+    rows = [(why, f"{count:,}") for why, count in study.main.jobs_unserved.items()]
+    named = ", ".join(f"{job} ({why})" for job, why in study.main.unserved_examples)
+    return [_section("Jobs not served", _html_table(("why", "jobs"), rows), escape(f"Among them {named}."))]
+
+
+def _oddities(study: Study) -> list[str]:
+    rows = [
+        (kind, f"{count:,}", ", ".join(study.oddities.examples[kind]))
+        for kind, count in study.oddities.counts.items()
+    ]
+    return [_section("Odd in the workload", _html_table(("what", "how often", "first at"), rows))] if rows else []

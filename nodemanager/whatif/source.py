@@ -1,0 +1,41 @@
+"""Which workload WORKLOAD names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nodemanager.config import Site
+from nodemanager.whatif.history import open_history
+from nodemanager.whatif.journal import open_journal
+from nodemanager.whatif.swf import open_swf
+from nodemanager.whatif.synthetic import open_synthetic
+from nodemanager.whatif.workload import Processors, Workload, WorkloadError
+
+
+def open_workload(name: str, site: Site, each: Processors) -> Workload:
+    """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input), a run's journal
+    (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``). Raises :class:`WorkloadError`.
+    """
+    path = Path(name)
+    if name == "-":
+        return open_history(Path("standard input"), sys.stdin)
+    if name.endswith((".swf", ".swf.gz")):
+        return open_swf(path, each)
+    if path.suffix == ".jsonl":
+        return open_journal(path)
+    if path.suffix == ".json":
+        return open_history(path)
+    if ":" in name:
+        return open_synthetic(name, _largest(site, each), each)
+    raise WorkloadError(
+        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json") or .jsonl (of --journal), '
+        '"-", lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed'
+    )
+
+
+def _largest(site: Site, each: Processors) -> int:
+    """The processors that the site may have at once."""
+    cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
+    there = cores[: site.limits.nodes_max]
+    return len(there) if each is Processors.NODES else sum(there)

@@ -1,0 +1,186 @@
+"""A study: one workload under one site's policy, others like it, and the baselines; and what it shows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TextIO
+
+from nodemanager.app import policy_of
+from nodemanager.config import Site
+from nodemanager.whatif.baselines import BASELINES
+from nodemanager.whatif.bound import Cover, work_cost
+from nodemanager.whatif.cloud import Conditions
+from nodemanager.whatif.journal import Journal
+from nodemanager.whatif.ledger import Ledger
+from nodemanager.whatif.outcome import Outcome, outcome_of
+from nodemanager.whatif.production import Production
+from nodemanager.whatif.stage import Ground, Manager, Stage
+from nodemanager.whatif.workload import Oddities, TraceJob, Workload
+
+Progress = Callable[[str, int], None]  # the run, and how many jobs have come
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no fleet can undercut (:mod:`bound`), in the site's currency."""
+
+    no_extra_wait: float
+    work: float
+
+
+@dataclass(slots=True)
+class Study:
+    """All runs of one study. ``main`` is the site as it stands."""
+
+    site: Site
+    workload: Workload
+    main: Outcome
+    compared: dict[str, Outcome] = field(default_factory=dict)
+    differences: dict[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
+    swept: dict[str, Outcome] = field(default_factory=dict)
+    baselines: dict[str, Outcome] = field(default_factory=dict)
+    bounds: Bounds | None = None
+    oddities: Oddities = field(default_factory=Oddities)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs policies over one workload. ``jobs_max``: only so many of its jobs."""
+
+    workload: Workload
+    progress: Progress
+    jobs_max: int | None = None
+
+    def production(
+        self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
+    ) -> Outcome:
+        """The site's own policy, by the production code."""
+        journal = Journal(sink)
+        ledger = Ledger()
+        manager = Production(policy_of(site), journal)
+        return self._run(name, site, manager, ledger, journal, oddities or Oddities())
+
+    def baseline(self, name: str, site: Site) -> tuple[Outcome, Bounds]:
+        """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
+        ledger = Ledger(cover=Cover(site.node_types))
+        manager = BASELINES[name](fixed_nodes(site, self.workload))
+        outcome = self._run(name, site, manager, ledger, Journal(), Oddities())
+        cover = ledger.cover
+        assert cover is not None  # noqa: S101 - given above
+        return outcome, Bounds(float(cover.cost()), float(work_cost(site.node_types, ledger.work_core_s)))
+
+    def _run(
+        self, name: str, site: Site, manager: Manager, ledger: Ledger, journal: Journal, oddities: Oddities
+    ) -> Outcome:
+        began_s = time.perf_counter()
+        journal.begun(name, site.simulation.seed, self.workload.start_at)
+        stage = Stage(ground_of(site, self.workload), ledger, journal)
+        stage.play(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
+        took_s = time.perf_counter() - began_s
+        return outcome_of(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
+
+    def _jobs(self, oddities: Oddities) -> Iterator[TraceJob]:
+        return islice(self.workload.read(oddities), self.jobs_max)
+
+
+def ground_of(site: Site, workload: Workload) -> Ground:
+    """The site's nodes and limits, and the cloud as ``[Simulation]`` has it."""
+    simulation = site.simulation
+    return Ground(
+        node_types=site.node_types,
+        nodes_max=site.limits.nodes_max,
+        price_per_hour_max=site.limits.price_per_hour_max,
+        queue_policy=site.policy.queue_policy,
+        conditions=Conditions(
+            boot_s=simulation.boot_delay_s,
+            stop_s=simulation.stop_delay_s,
+            p_boot_failure=simulation.boot_failures,
+            spot_reclaims_per_hour=simulation.spot_reclaims_per_hour,
+            capacity=simulation.capacity,
+        ),
+        seed=simulation.seed,
+        start_at=workload.start_at,
+    )
+
+
+def fixed_nodes(site: Site, workload: Workload) -> int:
+    """How many nodes the traced machine would be, of the site's cheapest type; all that may be, if nobody says."""
+    node_type = min(site.node_types, key=lambda it: it.price_per_hour)
+    most = min(site.limits.nodes_max, len(site.slots))
+    return min(most, math.ceil(workload.processors / node_type.cores)) if workload.processors else most
+
+
+def comparison(main: Outcome, other: Outcome) -> str:
+    """In a few words, what the site's policy is beside another: "12 % cheaper, p95 wait 3 minutes longer"."""
+    if other.cost <= 0:
+        return f"{main.cost - other.cost:+.2f} in cost, {_wait(main, other)}"
+    share = (main.cost / other.cost - 1) * 100
+    cost = "costs the same" if abs(share) < 0.5 else f"{abs(share):.0f} % {'cheaper' if share < 0 else 'dearer'}"
+    return f"{cost}, {_wait(main, other)}"
+
+
+def _wait(main: Outcome, other: Outcome) -> str:
+    longer_s = main.wait_p95_s - other.wait_p95_s
+    if abs(longer_s) < 1.0:
+        return "p95 wait the same"
+    return f"p95 wait {span(abs(longer_s))} {'longer' if longer_s > 0 else 'shorter'}"
+
+
+UNITS = (("day", "d", 86_400.0), ("hour", "h", 3600.0), ("minute", "min", 60.0))
+
+
+def span(duration_s: float) -> str:
+    """A duration as people say it: "3.5 hours"."""
+    for unit, _, length_s in UNITS:
+        if duration_s >= 2 * length_s:
+            return f"{_brief(duration_s / length_s)} {unit}s"
+    return f"{duration_s:.0f} second{'' if round(duration_s) == 1 else 's'}"
+
+
+def short_span(duration_s: float) -> str:
+    """The same for a table: "3.5 h"."""
+    for _, unit, length_s in UNITS:
+        if duration_s >= 2 * length_s:
+            return f"{_brief(duration_s / length_s)} {unit}"
+    return f"{duration_s:.0f} s"
+
+
+def _brief(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")
+
+
+def headline(study: Study) -> str:
+    """The plain sentence on top."""
+    against = {**study.compared, **study.baselines}
+    if not against:
+        return f"{study.main.cost:,.2f} for {study.main.jobs_served} jobs, p95 wait {span(study.main.wait_p95_s)}."
+    said = "; ".join(f"beside {name}: {comparison(study.main, other)}" for name, other in against.items())
+    return f"{study.main.policy}, {said}."
+
+
+def cost_at_wait(points: list[Outcome], wait_s: float) -> float | None:
+    """What a policy costs at a mean wait, between its points on the Pareto front; None where none waits so little.
+
+    At a wait that exceeds all of them the cheapest point counts: nobody has to use the patience that is there.
+    """
+    front = pareto(points)
+    if not front or front[0].wait_mean_s > wait_s:
+        return None
+    for before, after in pairwise(front):
+        if after.wait_mean_s > wait_s:
+            share = (wait_s - before.wait_mean_s) / (after.wait_mean_s - before.wait_mean_s)
+            return before.cost + share * (after.cost - before.cost)
+    return front[-1].cost
+
+
+def pareto(points: list[Outcome]) -> list[Outcome]:
+    """Those that no other one beats in both cost and mean wait, the shortest wait first."""
+    front: list[Outcome] = []
+    for point in sorted(points, key=lambda it: (it.wait_mean_s, it.cost)):
+        if not front or point.cost < front[-1].cost:
+            front.append(point)
+    return front

@@ -1,0 +1,99 @@
+"""What the terminal shows: the headline, a table of the runs, what was odd, and how far a long run has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nodemanager.whatif.outcome import Outcome
+from nodemanager.whatif.study import Study, headline, short_span
+
+EVERY = 64  # jobs between two moves of the bar
+
+
+class Bar:
+    """A bar a run; on something that is no terminal, nothing."""
+
+    def __init__(self, progress: Progress, jobs_about: int | None) -> None:
+        self._progress = progress
+        self._jobs_about = jobs_about
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, run: str, jobs: int) -> None:
+        if run not in self._tasks:
+            self._tasks[run] = self._progress.add_task(run, total=self._jobs_about)
+        if jobs % EVERY == 0 or jobs == self._jobs_about:
+            self._progress.update(self._tasks[run], completed=jobs)
+
+    def done(self, outcome: Outcome) -> None:
+        if outcome.policy in self._tasks:
+            self._progress.update(self._tasks[outcome.policy], completed=outcome.jobs, total=outcome.jobs)
+
+
+@contextmanager
+def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(progress, jobs_about)
+
+
+def summary(study: Study, console: Console) -> None:
+    """Print the study."""
+    console.print(headline(study), style="bold")
+    console.print(_runs(study))
+    if study.bounds is not None:
+        console.print(
+            f"no fleet costs less than {study.bounds.no_extra_wait:,.2f} at the fixed cluster's waits, nor than "
+            f"{study.bounds.work:,.2f} at any"
+        )
+    for name, changes in study.differences.items():
+        for key, (here, there) in changes.items():
+            console.print(f"{name}: {key} = {there}, not {here}")
+    for why, count in study.main.jobs_unserved.items():
+        console.print(f"{count} jobs not served: {why}", style="yellow")
+    for kind, count in study.oddities.counts.items():
+        places = ", ".join(study.oddities.examples[kind])
+        console.print(f"{count} x {kind} ({places}{', ...' if count > len(study.oddities.examples[kind]) else ''})")
+    console.print(_speed(study.main))
+
+
+def _runs(study: Study) -> Table:
+    table = Table(
+        title=f"{study.workload.name}, {study.main.jobs} jobs",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left"):
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    table.add_row(*_row(study.main, study.main), style="bold")
+    for other in (*study.compared.values(), *study.baselines.values(), *study.swept.values()):
+        table.add_row(*_row(other, study.main))
+    return table
+
+
+def _row(outcome: Outcome, main: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.policy,
+        f"{outcome.cost:,.2f}",
+        f"{outcome.cost / main.cost:.3f}" if main.cost else "",
+        short_span(outcome.wait_mean_s),
+        short_span(outcome.wait_p95_s),
+        f"{outcome.utilisation:.0%}",
+        str(outcome.boots),
+        str(outcome.peak_nodes),
+        str(sum(outcome.jobs_unserved.values())),
+    )
+
+
+def _speed(outcome: Outcome) -> str:
+    took_s = max(outcome.took_s, 1e-9)
+    return (
+        f"{outcome.jobs / took_s:,.0f} jobs/s, {outcome.plans / took_s:,.0f} plans/s, "
+        f"{outcome.plans / max(1, outcome.events):.2f} plans per event"
+    )

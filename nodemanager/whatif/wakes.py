@@ -1,0 +1,88 @@
+"""When time alone will change what is decided.
+
+The live service plans every second and so needs not know. Here the reasons of a plan say until when each node is
+left as it is; for a reason that is not known here, the plan is made again every minute.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from nodemanager.fleet import billing, measured
+from nodemanager.fleet.plan import Plan
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import NodeState, Reason
+
+POLL_S = 60.0
+
+# What ends by something that is seen, never by time alone.
+BY_EVENTS = frozenset(
+    {
+        "busy", "wanted", "nodes_min", "held_by_drain", "call_in_flight", "calls_in_flight_max", "looked_for",
+        "gone_yet_online", "job_slipped_in", "still_schedulable", "not_drained", "lease_to_record", "creating",
+        "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained", "window_closes",
+        "makes_room", "above_nodes_max",
+        "spare", "join_failed", "ticket_replayed", "never_joined", "broker_lost", "failed_at_provider",
+        "unknown_type",
+    }
+)  # fmt: skip
+# An order was given: its answer says how it goes on.
+HELD_CALLS = frozenset({"calls_in_flight_max", "create_paced"})
+
+
+def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, bool]:
+    """The next such moment, and whether a call waits for another one's end."""
+    wake_s = inf
+    held = False
+    for id_, reason in made.nodes.items():
+        node = snapshot.nodes.get(id_)
+        if node is None:
+            continue
+        held = held or reason.code in HELD_CALLS
+        wake_s = min(wake_s, _of_node(node, reason, snapshot, policy))
+    for block in snapshot.blocks.values():
+        if block.until_s > snapshot.now_s and made.jobs:
+            wake_s = min(wake_s, block.until_s)
+    return wake_s, held
+
+
+def _of_node(node: Node, reason: Reason, snapshot: Snapshot, policy: Policy) -> float:
+    now_s = snapshot.now_s
+    if node.call is not None or reason.code in BY_EVENTS:
+        return inf
+    match reason.code:
+        case "idle_not_long" | "paid_time_left" | "idle_unconfirmed":
+            return max(_may_go_s(node, policy, snapshot), now_s)
+        case "retry_later":
+            # Nothing but to be told that it is gone: the list says so.
+            return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
+        case "create_paced":
+            return now_s + 1.0 / policy.creates_per_s
+        case "booting":
+            return node.requested_s + policy.boot_timeout_s
+        case "may_rejoin":
+            return node.since_s + policy.rejoin_timeout_s
+        case "broker_stopping":
+            return (node.broker_told_s or now_s) + policy.broker_stop_s
+        case code if code.startswith("blocked_"):
+            return inf  # the block's own end is looked at
+        case _:
+            return now_s + POLL_S
+
+
+def _may_go_s(node: Node, policy: Policy, snapshot: Snapshot) -> float:
+    """When an idle node may go at the earliest, by its idle time and its billing window."""
+    now_s = snapshot.now_s
+    node_type = policy.types.get(node.launch.type_name)
+    confirmed_s = now_s if node.idle_looks >= policy.idle_confirmations else now_s + policy.probe_s
+    if node_type is None:
+        return confirmed_s
+    rule = node_type.billing
+    at_s = confirmed_s
+    if rule.window_s <= policy.idle_timeout_s:
+        idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
+        at_s = max(at_s, idle_since_s + policy.idle_timeout_s)
+    born_s = now_s - billing.age_s(node, now_s)
+    left_s = billing.window_left_s(rule, at_s - born_s)
+    return at_s + max(0.0, left_s - measured.stop_lead_s(snapshot, node_type.name, policy.stop_lead_s))

@@ -1,0 +1,160 @@
+"""Budgets: what counts as spent, and the steps by which the fleet keeps within them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.facts import QueueSeen
+from nodemanager.fleet.spending import periods
+from nodemanager.model import CloudState, Holding, Job, JobState, NodeState, QueuePolicy, Rank
+from tests.builders import CLOUD, GPU, NOW_S, WALL_AT, World, a_cloud_node, a_job, a_world, boots, orders, tasks
+
+DAY = ("", "day")
+
+
+def world(budgets: Mapping[tuple[str, str], str], **settings: Any) -> World:
+    return a_world(CLOUD, GPU, budgets={whose: Decimal(limit) for whose, limit in budgets.items()}, **settings)
+
+
+def spent(already: str, budgets: Mapping[tuple[str, str], str], account: str = "") -> World:
+    """So much was spent today on what is gone."""
+    day, _ = periods(WALL_AT)
+    return world(budgets).but(spend={("day", day.begins_at, account): Decimal(already)})
+
+
+def running(number: int = 9, *, began_s_ago: float, ends_in_s: float, **changes: Any) -> Job:
+    return a_job(
+        number,
+        state=JobState.RUN,
+        holds=(Holding(Rank(1), 2, 0),),
+        began_at=WALL_AT - began_s_ago,
+        ends_at=WALL_AT + ends_in_s,
+        **changes,
+    )
+
+
+# --- periods ----------------------------------------------------------------------------------------------
+
+
+@given(st.datetimes(datetime(1970, 1, 1), datetime(2150, 1, 1), timezones=st.just(UTC)))
+def test_days_and_months_are_those_of_the_calendar(moment: datetime) -> None:
+    day, month = periods(moment.timestamp())
+    assert datetime.fromtimestamp(day.begins_at, UTC) == moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert day.ends_at - day.begins_at == 86_400
+    first = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    assert datetime.fromtimestamp(month.begins_at, UTC) == first
+    assert datetime.fromtimestamp(month.ends_at, UTC) == following
+
+
+# --- what counts ------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_goes_has_cost_what_its_billing_rule_says() -> None:
+    fleet = world({DAY: "100"}).stopping_node("cloud1", billed_from_s=NOW_S - 3700)
+    launch = fleet["cloud1"].launch
+    fleet.wait(1).see_cloud(a_cloud_node(launch, state=CloudState.TERMINATED))
+    assert fleet["cloud1"].state is NodeState.GONE
+    day, month = periods(fleet.snapshot.wall_at)
+    two_hours = Decimal("0.80")
+    assert fleet.snapshot.spend == {
+        ("day", day.begins_at, ""): two_hours,
+        ("month", month.begins_at, ""): two_hours,
+    }
+
+
+def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_queue() -> None:
+    fleet = world({("user", "day"): "100"}).busy_node("cloud1")
+    job = running(began_s_ago=1800, ends_in_s=600, userid=1000, queue="batch")
+    fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
+    today = {account: amount for (name, _, account), amount in fleet.snapshot.spend.items() if name == "day"}
+    assert today == {"user 1000": Decimal("0.10"), "queue batch": Decimal("0.10")}
+
+
+def test_without_a_budget_nothing_is_counted() -> None:
+    fleet = a_world().stopping_node("cloud1")
+    fleet.wait(1).see_cloud(a_cloud_node(fleet["cloud1"].launch, state=CloudState.TERMINATED))
+    assert not fleet.snapshot.spend
+
+
+# --- the steps --------------------------------------------------------------------------------------------
+
+
+def test_within_the_budget_all_is_bought() -> None:
+    assert boots(spent("50", {DAY: "100"}).job(tasks(1, gpus=1)).plan()) == ["gpu1"]
+
+
+def test_from_nine_tenths_on_only_the_cheapest_cores_are_bought() -> None:
+    fleet = spent("90", {DAY: "100"}).job(tasks(1), tasks(1, gpus=1), duration_s=300.0)
+    assert boots(fleet.plan()) == ["cloud1"]
+    assert fleet.why_job(2).code == "budget_cheapest_only"
+    assert fleet.why_job(2).figures["spent"] == 90
+
+
+def test_what_running_jobs_may_still_take_is_counted_ahead() -> None:
+    """One node stands for 2 hours more at the most: 0.40 and 0.80 beside what is gone."""
+    fleet = spent("99", {DAY: "100"}).busy_node("cloud1")
+    job = running(began_s_ago=60, ends_in_s=7000)
+    fleet.but(jobs={job.id: job}).job(tasks(3))
+    assert boots(fleet.plan()) == []
+    assert fleet.why_job(2).code == "budget_no_new_nodes"
+    assert Decimal(str(fleet.why_job(2).figures["forecast"])) > 100
+
+
+def test_once_it_is_spent_idle_nodes_go_and_nobody_waits_for_them() -> None:
+    fleet = spent("100", {DAY: "100"}).idle_node("cloud1").busy_node("cloud2").job(tasks(1))
+    made = fleet.plan()
+    assert orders(made) == ["drain cloud1-1"]
+    assert made.nodes[fleet.id("cloud1")].code == "budget_spent"
+    assert fleet.why_job(1).code == "budget_spent"
+    assert fleet.why("cloud2") == "busy"
+
+
+def test_no_more_is_bought_at_once_than_what_is_left_pays_for() -> None:
+    fleet = spent("85", {DAY: "100"}).job(*[tasks(1, gpus=2)] * 2, duration_s=3 * 3600.0)
+    made = fleet.plan()
+    assert boots(made) == ["gpu1"]
+    assert fleet.why_job(2).code == "budget_left"
+
+
+def test_the_period_that_is_worst_off_decides() -> None:
+    fleet = spent("10", {DAY: "100", ("", "month"): "5"})
+    _, month = periods(WALL_AT)
+    fleet.but(spend={("month", month.begins_at, ""): Decimal(10)}).job(tasks(1))
+    assert fleet.why_job(1).figures["period"] == "month"
+
+
+@pytest.mark.parametrize(("userid", "bought"), [(1000, []), (1001, ["cloud1"])])
+def test_a_user_whose_budget_is_used_up_gets_no_more_nodes_and_others_do(userid: int, bought: list[str]) -> None:
+    fleet = spent("5", {("user", "day"): "5"}, "user 1000").job(tasks(1), userid=userid)
+    assert boots(fleet.plan()) == bought
+    if not bought:
+        assert fleet.why_job(1).code == "budget_of_account"
+        assert fleet.why_job(1).figures["account"] == "user 1000"
+
+
+def test_what_is_up_is_theirs_all_the_same() -> None:
+    fleet = spent("5", {("user", "day"): "5"}, "user 1000").idle_node("cloud1").job(tasks(1), userid=1000)
+    assert fleet.why_job(1).code == "fits_on_a_node_that_is_up"
+
+
+def test_in_queue_order_nothing_is_bought_behind_a_job_whose_budget_is_used_up() -> None:
+    fleet = spent("5", {("queue", "day"): "5"}, "queue debug").job(tasks(1), queue="debug").job(tasks(1))
+    assert boots(fleet.plan()) == []
+    assert fleet.why_job(1).code == "budget_of_account"
+    assert fleet.why_job(2).code == "behind_a_stuck_job"
+
+
+def test_a_scheduler_that_fills_gaps_passes_it_over() -> None:
+    fleet = world({("queue", "day"): "5"}, queue_policy=QueuePolicy.BACKFILL)
+    day, _ = periods(WALL_AT)
+    fleet.but(spend={("day", day.begins_at, "queue debug"): Decimal(5)}).job(tasks(1), queue="debug").job(tasks(1))
+    assert fleet.why_job(1).code == "budget_of_account"
+    assert fleet.why_job(2).code == "node_ordered"

@@ -1,0 +1,94 @@
+"""The verb, from the command line to what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nodemanager.cli import main
+from nodemanager.config import load_site
+from nodemanager.whatif.variants import SweepError, differences, read_sweep, with_key
+from tests.whatif.sites import a_site
+
+CONFIG = Path(__file__).parents[2] / "config"
+WORKLOAD = "poisson:jobs=12,procs=4,run=5m"
+
+
+def _simulate(*arguments: str) -> int:
+    return main(["simulate", *arguments])
+
+
+def test_a_study_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = str(a_site(tmp_path).path)
+    assert _simulate(WORKLOAD, "--config", site, "--json", "--sweep", "idle_timeout=1m,10m") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["baselines"]) == {"fixed", "idle-timeout", "arvados"}
+    assert list(told["swept"]) == ["idle_timeout=1m", "idle_timeout=10m"]
+    assert told["swept"]["idle_timeout=1m"]["cost"] <= told["swept"]["idle_timeout=10m"]["cost"]
+    assert told["main"]["jobs_served"] == 12
+    assert told["bounds"]["work"] <= told["main"]["cost"]
+
+
+def test_the_same_seed_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for _ in range(2):
+        assert _simulate(WORKLOAD, "--config", str(a_site(tmp_path).path), "--json", "--baselines", "none") == 0
+        told.append(re.sub(r'"took_s": [0-9.e-]+', "", capsys.readouterr().out))
+    assert told[0] == told[1]
+
+
+def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, other = tmp_path / "out.html", tmp_path / "other.ini"
+    site = a_site(tmp_path)
+    other.write_text(site.path.read_text().replace("per-second", "hourly"))
+    arguments = ["--config", str(site.path), "--report", str(report), "--compare", str(other)]
+    assert _simulate(WORKLOAD, *arguments) == 0
+    page = report.read_text()
+    assert not re.search(r"(src|href)=|url\(|@import|<script", page)
+    assert "[Node thin] billing" in page
+    assert page.count("<svg") >= 4
+    said = capsys.readouterr().out
+    assert "beside other:" in said
+    assert "plans per event" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "why"),
+    [
+        ([], 2, "needs a WORKLOAD"),
+        (["nowhere.swf"], 1, "nowhere.swf: cannot be read"),
+        ([WORKLOAD, "--sweep", "idle_timeout=soon"], 1, "idle_timeout = soon"),
+        ([WORKLOAD, "--sweep", "patients=1m"], 1, 'no such key "patients"'),
+        ([WORKLOAD, "--baselines", "slurm"], 1, 'no such policy "slurm"'),
+        ([WORKLOAD, "--compare", "none.ini"], 78, "none.ini"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, why: str
+) -> None:
+    assert _simulate(*arguments, "--config", str(a_site(tmp_path).path)) == status
+    assert why in capsys.readouterr().err
+
+
+def test_a_sweep_goes_from_one_value_to_the_other() -> None:
+    sweep = read_sweep("idle_timeout=1m..16m/5")
+    assert sweep.values == ("1m", "2m", "4m", "8m", "16m")
+    assert read_sweep("nodes_max=1..100/3").values == ("1", "10", "100")
+    for text in ("idle_timeout", "idle_timeout=1h..1m", "idle_timeout=1m..2m/1", "idle_timeout=a..b"):
+        with pytest.raises(SweepError):
+            read_sweep(text)
+
+
+def test_a_key_of_another_value_is_the_only_difference(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    other = with_key(site, "idle_timeout", "1h")
+    assert differences(site, other) == {"[Policy] idle_timeout": ("5m", "1h")}
+
+
+@pytest.mark.parametrize("name", ["kth.ini", "kth-hourly.ini"])
+def test_the_example_sites_are_good(name: str) -> None:
+    site = load_site(CONFIG / name, {})
+    assert len(site.slots) == site.limits.nodes_max == 100

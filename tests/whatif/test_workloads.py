@@ -1,0 +1,91 @@
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nodemanager.model import Shape
+from nodemanager.whatif.history import NEVER_RAN, UNREADABLE, open_history
+from nodemanager.whatif.source import open_workload
+from nodemanager.whatif.synthetic import open_synthetic
+from nodemanager.whatif.workload import Oddities, Processors, WorkloadError
+from tests.whatif.sites import a_site
+
+# As flux-core 0.88 prints them, the newest first; what is not read here is left out.
+FLUX_JOBS = {
+    "jobs": [
+        {"id": 4, "t_submit": 1300.0, "ntasks": 1, "ncores": 1, "duration": 0.0, "state": "SCHED"},
+        {"id": 3, "t_submit": 1200.5, "t_run": 1210.0, "t_cleanup": 1211.0, "ncores": 1, "duration": 0.0},
+        {
+            "id": 2, "t_submit": 1100.5, "t_run": 1101.0, "t_cleanup": 1131.0, "t_inactive": 1132.0,
+            "ntasks": 3, "ncores": 6, "nnodes": 2, "duration": 300.0, "userid": 1000,
+        },
+        {
+            "id": 1, "t_submit": 1000.5, "t_run": 1001.0, "t_cleanup": 1061.0, "ntasks": 1, "ncores": 1,
+            "duration": 0.0,
+        },
+    ]
+}  # fmt: skip
+
+
+def test_a_history_is_read_oldest_first(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps(FLUX_JOBS))
+    oddities = Oddities()
+    workload = open_history(path)
+    jobs = list(workload.read(oddities))
+    assert workload.start_at == 1000.5
+    assert [(job.name, job.submit_s, job.run_s, job.limit_s) for job in jobs] == [
+        ("1", 0.0, 60.0, 0.0),
+        ("2", 100.0, 30.0, 300.0),
+    ]
+    assert jobs[1].shape == Shape(slots=3, cores_per_slot=2)
+    assert oddities.examples[NEVER_RAN] == ["job 4"]
+    assert oddities.examples[UNREADABLE] == ["job 3"]
+
+
+def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    path.write_text('{"nodes": []}')
+    with pytest.raises(WorkloadError, match="flux jobs -a --json"):
+        open_history(path)
+
+
+@pytest.mark.parametrize("kind", ["lublin", "poisson"])
+def test_a_synthetic_workload_is_a_function_of_its_seed(kind: str) -> None:
+    one, same, other = (
+        list(open_synthetic(f"{kind}:jobs=200,seed={seed},procs=32", 64).read(Oddities())) for seed in (5, 5, 6)
+    )
+    assert one == same != other
+    assert len(one) == 200
+    assert all(job.run_s >= 1 and job.run_s <= job.limit_s and 1 <= job.shape.slots <= 32 for job in one)
+    assert all(before.submit_s <= after.submit_s for before, after in pairwise(one))
+
+
+def test_lublin_has_the_shares_and_the_day_of_its_model() -> None:
+    jobs = list(open_synthetic("lublin:jobs=20000,seed=1,procs=128", 128).read(Oddities()))
+    serial = sum(job.shape.slots == 1 for job in jobs) / len(jobs)
+    powers = sum(job.shape.slots.bit_count() == 1 and job.shape.slots > 1 for job in jobs) / len(jobs)
+    assert 0.23 < serial < 0.26
+    assert powers > 0.55
+    by_hour = [sum(job.submit_s % 86_400 // 3600 == hour for job in jobs) for hour in range(24)]
+    assert sum(by_hour[11:18]) > 3 * sum(by_hour[1:8])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("lublin:jobs=many", '"many" is no value for jobs'),
+        ("lublin:size=3", 'no such key "size"'),
+        ("pareto:jobs=3", "no such workload"),
+        ("poisson:every=0s", "every must be above 0"),
+    ],
+)
+def test_what_a_synthetic_workload_cannot_be_is_said(text: str, why: str) -> None:
+    with pytest.raises(WorkloadError, match=why):
+        open_synthetic(text, 64)
+
+
+def test_a_name_that_is_no_workload_lists_what_is(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"lublin:jobs=1000"):
+        open_workload("kth", a_site(tmp_path), Processors.CORES)
