@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings; 70 a bug; "
+        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings that fit; 70 a bug; "
         "78 a fault in the site; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
