@@ -75,10 +75,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
         "`flux` in `state_dir`.",
         "head_cores": "What is declared for rank 0, which runs no jobs.",
+        "restart_command": "By which `resize` restarts rank 0, such as `systemctl restart flux`; it runs without a "
+        "shell. Not given: `resize` ends rank 0, and waits for whoever supervises it to start it again.",
     },
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md).",
+        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of an "
+        "outer Flux instance, for an instance that runs inside it.",
+        "outer_uri": "For `flux`: leads to the outer instance. Not given: what `FLUX_URI` names.",
         "image": FOR_PROVIDERS,
         "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
         "zones": FOR_PROVIDERS + " `ec2` and `gce` try them in their order (for `ec2`, unless given, those of "

@@ -167,7 +167,9 @@ def outside_of(site: Site) -> Outside:
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
     clock = SystemClock()
-    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock)
+    flux = RealFlux(
+        site.flux.uri, site.cluster_uuid, clock, folder=site.flux.bootstrap_dir, node_types=site.node_types
+    )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)
     join = _exchange(site) if site.flux.join is Join.SERVICE else None

@@ -17,16 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 from nodemanager import app, logs
+from nodemanager import resize as resize_verb
+from nodemanager import slots as slot_verbs
 from nodemanager.cloud.providers import cautions, cloud_factory
 from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
 from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
+from nodemanager.flux import expand as expand_verb
 from nodemanager.flux.bindings import BindingsMissing
-from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+from nodemanager.flux.bootstrap import BootstrapError, keep_uuid, write_bootstrap
+from nodemanager.flux.existing import propose
 from nodemanager.join import service
 from nodemanager.join.checks import END_OF_COST, refuses_several_users
 from nodemanager.join.material import MaterialError, make_material, rotate_curve_certificate
 from nodemanager.join.user_data import UserDataError
-from nodemanager.ports import CloudError
+from nodemanager.ports import CloudError, FluxError
 from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
 from nodemanager.whatif import command as whatif
 
@@ -40,7 +44,10 @@ EXIT_INTERRUPTED = 130  # as shells have it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.subject is not None and chosen.verb not in SUBJECTS:
+        parser.error(f"{chosen.verb} takes no argument: {chosen.subject}")
     try:
         # Who lets nodes in is not to know what the cloud asks for.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
@@ -85,7 +92,9 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
-    """Write what a stock Flux needs to be elastic."""
+    """Write what a stock Flux needs to be elastic, or say what to add to one that is there."""
+    if chosen.existing is not None:
+        return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
         print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
         return EXIT_USAGE
@@ -95,7 +104,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
     try:
         # An instance whose nodes joined by directory goes on as it is, and gets what the service needs.
         if not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
-            print(write_bootstrap(site, output))
+            print(write_bootstrap(site, output, nested=chosen.nested))
         if joins_by_service:
             pin = make_material(site, output)
             print(f"Written: {site.join.material_dir}, for the join service, whose fingerprint is {pin}.")
@@ -189,6 +198,86 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+def _init_existing(site: Site, folder: Path) -> int:
+    try:
+        proposal = propose(site, folder.absolute())
+        cluster_uuid = keep_uuid(site)
+    except BootstrapError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(f"# Cluster {site.cluster}, {cluster_uuid}.")
+    print(proposal, end="")
+    return EXIT_OK
+
+
+def slots(site: Site, chosen: argparse.Namespace) -> int:
+    """Show how the slots are divided among the node types, or divide them otherwise while jobs run."""
+    if site.flux.simulated:
+        print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
+        return EXIT_FAILED
+    try:
+        instance = slot_verbs.Instance(site)
+        if chosen.slots:
+            answer = instance.change(slot_verbs.counts_of(chosen.slots))
+            if answer.why:
+                print(f"Nothing was changed: {answer.why}", file=sys.stderr)
+                return EXIT_FAILED
+            moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
+            print(moved or "It is so already.")
+        print(slot_verbs.HEAD, *instance.rows(), sep="\n")
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except app.NotInitialised as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except (slot_verbs.SlotsError, FluxError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def resize(site: Site, chosen: argparse.Namespace) -> int:
+    """Give the instance more slots, for which rank 0 restarts once."""
+    try:
+        counts = slot_verbs.counts_of(chosen.slots or ())
+        if not counts:
+            print("resize needs --slots TYPE=N: a node type, and how many slots it is to have", file=sys.stderr)
+            return EXIT_USAGE
+        resizing = resize_verb.prepare(site, counts)
+        print(resizing, flush=True)
+        resize_verb.resize(site, resizing, lambda text: print(text, flush=True), force=chosen.force)
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except (slot_verbs.SlotsError, resize_verb.ResizeError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print("The instance has its new slots.")
+    return EXIT_OK
+
+
+def expand(site: Site, chosen: argparse.Namespace) -> int:
+    """Give an instance that is a job of the enclosing Flux more nodes of that one, as another job."""
+    if not chosen.subject or not chosen.nodes:
+        print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        site = app.identified(site)
+        job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, app.SystemClock())
+    except BindingsMissing as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except app.NotInitialised as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    except (expand_verb.ExpandError, FluxError, BootstrapError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{job} brings {', '.join(slots_taken)}; flux cancel {job} takes them away again.")
+    return EXIT_OK
+
+
 def _warn(site: Site) -> None:
     for warning in (*warnings(site), *cautions(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
@@ -203,7 +292,11 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "join-service": join_service,
     "rotate-cert": rotate_cert,
     "simulate": whatif.simulate,
+    "slots": slots,
+    "resize": resize,
+    "expand": expand,
 }
+SUBJECTS: Mapping[str, str] = {"simulate": "WORKLOAD", "expand": "JOBID"}  # what these verbs are about
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
 ROTATED = """\
@@ -229,6 +322,12 @@ def _parser() -> argparse.ArgumentParser:
         default="run",
         help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
     )
+    parser.add_argument(
+        "subject",
+        nargs="?",
+        metavar=" | ".join(SUBJECTS.values()),
+        help="for simulate: a trace, a history, or a model (doc/what-if.md); for expand: the instance's job",
+    )
     parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
     parser.add_argument(
@@ -236,6 +335,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--region", metavar="NAME", help="for prices: the table's region, unless the site names it")
     parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
+    parser.add_argument("--nested", action="store_true", help="for init: rank 0 is to be a job of an outer Flux")
+    parser.add_argument("-N", dest="nodes", type=int, metavar="COUNT", help="for expand: how many nodes")
+    parser.add_argument(
+        "--existing", metavar="DIR", help="for init: the configuration of an instance that is there"
+    )
+    parser.add_argument(
+        "--slots",
+        nargs="+",
+        metavar="TYPE=N",
+        help="for slots, resize: how many slots these types are to have",
+    )
+    parser.add_argument("--force", action="store_true", help="for resize: though jobs run, which end")
     whatif.add_options(parser)
     return parser
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
+from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.model import NodeType, SlotName, TypeName
 from nodemanager.settings import (
@@ -159,6 +160,10 @@ class _Loading:
         )
         if cloud:
             self._faults += _of_the_provider(self._document, cloud, nodes)
+        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
+        flux = self._completed(flux, state_dir) if flux else None
+        if flux and not flux.simulated:
+            node_types = self._divided(node_types, flux)
         if self._faults or not (
             site and flux and cloud and limits and timing and policy and join and budget and simulation
         ):
@@ -169,7 +174,7 @@ class _Loading:
             cluster_uuid=cluster_uuid,
             state_dir=state_dir,
             mode=site.mode,
-            flux=self._completed(flux, state_dir),
+            flux=flux,
             cloud=cloud,
             credentials=MappingProxyType(secrets),
             limits=limits,
@@ -178,7 +183,7 @@ class _Loading:
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             simulation=simulation,
-            node_types=tuple(_node_type(name, node, cloud) for name, node in nodes.items()),
+            node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
         )
@@ -251,6 +256,31 @@ class _Loading:
         if cloud.provider is Provider.LOCAL:
             completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
         return join.model_copy(update=completed)
+
+    def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
+        """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
+        # Who may not read the instance's configuration, as a service of its own user, has the site's word for it.
+        if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
+            return node_types
+        try:
+            if not ConfigFile.holders(flux.bootstrap_dir):
+                return node_types  # it declares no slots yet
+            file = ConfigFile.of(flux.bootstrap_dir)
+            division = division_in(file.read())
+        except FluxConfigError as error:
+            self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
+            return node_types
+        unknown = set(division.values()) - {node_type.name for node_type in node_types}
+        if unknown and node_types:
+            name = min(unknown)
+            self._faults.append(
+                Fault(file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another")
+            )
+        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
+        return tuple(
+            replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
+            for node_type in node_types
+        )
 
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))

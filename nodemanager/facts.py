@@ -19,6 +19,7 @@ from nodemanager.model import (
     LaunchId,
     Leftover,
     ProviderId,
+    SlotsWish,
     UnreadableJob,
 )
 
@@ -63,10 +64,27 @@ class RanksStirred:
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """All ranks but the leader, from one look."""
+    """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one."""
 
     started_s: float
     ranks: tuple[FluxRank, ...]
+    wish: SlotsWish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsChanged:
+    """The slots were divided anew as it was wished; ``ranks`` is a look begun after that."""
+
+    wish_id: str
+    started_s: float
+    ranks: tuple[FluxRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRefused:
+    """A wish was answered with the reason why nothing was changed."""
+
+    wish_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +212,8 @@ FluxFact = (
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | SlotsChanged
+    | SlotsRefused
     | FluxUnreachable
     | ClaimHeld
     | ClaimRefused

@@ -76,6 +76,14 @@ class Slot:
     type_name: TypeName
 
 
+@dataclass(frozen=True, slots=True)
+class SlotsWish:
+    """How many slots the named types are to have, as somebody asked for it. It lies in the KVS until answered."""
+
+    id: str
+    counts: Mapping[TypeName, int]
+
+
 # --- what jobs ask for ------------------------------------------------------------------------------------
 
 
@@ -283,6 +291,7 @@ class FluxRank:
     torpid: bool = False
     excluded: bool = False
     overlay: Overlay = Overlay.OFFLINE
+    type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
     # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
     last_job_ended_at: float | None = None
 

@@ -5,9 +5,22 @@ An order says all that its worker needs; nobody looks anything up. Those that a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodemanager.model import JobId, Launch, LaunchId, NodeType, ProviderId, Rank, Reason, Roster
+from nodemanager.model import (
+    JobId,
+    Launch,
+    LaunchId,
+    NodeType,
+    ProviderId,
+    Rank,
+    Reason,
+    Roster,
+    SlotName,
+    SlotsWish,
+    TypeName,
+)
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -58,6 +71,23 @@ class EndLease:
     """The node is proven gone: undrain the slot's rank and forget the launch."""
 
     launch: Launch
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSlots:
+    """Divide the slots anew: each of ``moves`` becomes a slot of that type."""
+
+    wish: SlotsWish
+    moves: Mapping[SlotName, TypeName]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSlots:
+    """Answer a wish that cannot be fulfilled now."""
+
+    wish: SlotsWish
     reason: Reason
 
 
@@ -115,5 +145,15 @@ class BootNode:
     reason: Reason
 
 
-FluxOrder = ClaimInstance | LookAtRanks | RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease
+FluxOrder = (
+    ClaimInstance
+    | LookAtRanks
+    | RecordLaunches
+    | DrainNode
+    | UndrainNode
+    | StopBroker
+    | EndLease
+    | ChangeSlots
+    | RefuseSlots
+)
 CloudOrder = CreateNode | DestroyNode

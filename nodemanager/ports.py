@@ -7,11 +7,23 @@ adapter raises is a bug and ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
-from nodemanager.model import CloudNode, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank, Roster
+from nodemanager.model import (
+    CloudNode,
+    FluxRank,
+    Launch,
+    Leftover,
+    NodeType,
+    ProviderId,
+    Rank,
+    Roster,
+    SlotName,
+    SlotsWish,
+    TypeName,
+)
 
 
 class CloudError(Exception):
@@ -34,6 +46,10 @@ class NotTheActor(FluxError):
 
 class JoinError(Exception):
     """What the join service is to know could not be handed over, or what it knows not be read."""
+
+
+class SlotsUnchanged(FluxError):
+    """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
 
 
 class Clock(Protocol):
@@ -80,8 +96,8 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, drain, undrain, stop_broker) first make sure that the name is
-    still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, drain, undrain, stop_broker, repair, change_slots, refuse_slots)
+    first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -120,6 +136,32 @@ class FluxPort(Protocol):
 
     def stop_broker(self, rank: Rank) -> None:
         """Tell the rank's broker to end in good order. One that is offline is no error."""
+        ...
+
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        """End a change of the slots that was begun and not ended; True if there was one.
+
+        To be called after a claim and before anything else: until then the instance may have no scheduler.
+        """
+        ...
+
+    def slots_wish(self) -> SlotsWish | None:
+        """What somebody wishes of the division of the slots and has no answer to yet."""
+        ...
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        """Give slots other types, jobs running, and answer the wish.
+
+        On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
+        raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
+        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        """
+        ...
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        """Answer a wish with why it is not fulfilled. One that is answered already is no error."""
         ...
 
 

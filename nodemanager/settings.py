@@ -7,6 +7,7 @@ given in Python are taken as they are, those given as text are read by the notat
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Provider(StrEnum):
     OPENSTACK = "openstack"
     GCE = "gce"
     AZURE = "azure"
+    FLUX = "flux"  # nodes are jobs of an outer instance
 
 
 class Join(StrEnum):
@@ -178,6 +180,15 @@ def _url(text: str) -> str:
     return text
 
 
+def _command(text: str) -> str:
+    _require("\n" not in text)
+    try:
+        shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        raise ValueError from None
+    return text
+
+
 def _path(text: str) -> Path:
     _require(text and "\n" not in text)
     return Path(text)
@@ -280,6 +291,7 @@ _Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _
 _Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, Written("a name without spaces", _word)]
 _OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
+_Command = Annotated[str, Written("a command and its arguments, in one line", _command)]
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
@@ -324,6 +336,7 @@ class FluxSettings(Settings):
     join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
     head_cores: _Positive = 1
+    restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
 
     @property
     def simulated(self) -> bool:
@@ -332,6 +345,7 @@ class FluxSettings(Settings):
 
 class CloudSettings(Settings):
     provider: Annotated[Provider, _one_of(Provider)]
+    outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
     image: _OptionalWord = ""
     network: _OptionalWord = ""
     zones: _Words = ()

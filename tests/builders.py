@@ -25,6 +25,7 @@ from nodemanager.facts import (
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.division import divided
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan
 from nodemanager.fleet.policy import Policy
@@ -57,11 +58,13 @@ from nodemanager.model import (
 )
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -353,6 +356,7 @@ class World:
     def see(self, *facts: Fact) -> World:
         for fact in facts:
             self.snapshot = observe(self.snapshot, fact, self.policy)
+            self.policy = divided(self.policy, self.snapshot.division)
         return self
 
     def see_queue(self, *jobs: Job) -> World:
@@ -435,7 +439,7 @@ def boots(made: Plan) -> list[str]:
     return [order.removeprefix("boot ") for order in orders(made) if order.startswith("boot ")]
 
 
-def _in_short(action: Action) -> str:
+def _in_short(action: Action) -> str:  # noqa: C901 - one arm an order
     match action:
         case BootNode(launch=launch):
             return f"boot {launch.slot}"
@@ -453,5 +457,9 @@ def _in_short(action: Action) -> str:
             return f"destroy {provider_id}"
         case EndLease(launch=launch):
             return f"end-lease {launch.id}"
+        case ChangeSlots(moves=moves):
+            return " ".join(["change", *(f"{slot}={name}" for slot, name in moves.items())])
+        case RefuseSlots(reason=reason):
+            return f"refuse {reason.code}"
         case _:
             assert_never(action)

@@ -56,6 +56,13 @@ def test_a_real_site_without_its_uuid_is_refused_with_the_way_out(
     assert "flux-node-manager init" in capsys.readouterr().err
 
 
+def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", "it", "--config", str(LOCAL)])
+    assert ended.value.code == 2
+    assert "check takes no argument: it" in capsys.readouterr().err
+
+
 def test_init_needs_to_know_where_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", "--config", str(LOCAL)]) == 2
     assert "--output" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
@@ -18,21 +18,27 @@ from nodemanager.facts import (
     NodeDrained,
     NodeUndrained,
     RanksSeen,
+    SlotsChanged,
+    SlotsRefused,
 )
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.messages import Mailbox
-from nodemanager.model import LaunchId
+from nodemanager.model import LaunchId, SlotName, SlotsWish, TypeName
 from nodemanager.orders import (
+    ChangeSlots,
     ClaimInstance,
     DrainNode,
     EndLease,
     FluxOrder,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
-from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor
+from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor, SlotsUnchanged
+
+_Effect = RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 
 
 class FluxWorker(CrashOnlyActor):
@@ -55,6 +61,8 @@ class FluxWorker(CrashOnlyActor):
                 self._carry_out(message, (launch.id for launch in launches))
             case EndLease(launch=launch):
                 self._carry_out(message, [launch.id])
+            case ChangeSlots() | RefuseSlots():
+                self._carry_out(message, ())
             case DrainNode() | UndrainNode() | StopBroker():
                 self._carry_out(message, [message.launch])
             case _:
@@ -65,6 +73,7 @@ class FluxWorker(CrashOnlyActor):
         try:
             if self._acts:
                 self._port.claim()
+                self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
@@ -77,14 +86,15 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         try:
             ranks = self._port.ranks()
+            wish = self._port.slots_wish() if self._acts else None
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks))
+            self._manager.tell(RanksSeen(started_s, ranks, wish))
 
     def _carry_out(
         self,
-        order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease,
+        order: _Effect,
         launches: Iterable[LaunchId],
     ) -> None:
         started_s = self._clock.monotonic_s()
@@ -95,7 +105,7 @@ class FluxWorker(CrashOnlyActor):
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: RecordLaunches | DrainNode | UndrainNode | StopBroker | EndLease) -> FluxFact:
+    def _effect(self, order: _Effect) -> FluxFact:
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
@@ -113,8 +123,22 @@ class FluxWorker(CrashOnlyActor):
                 self._port.undrain(launch.rank)
                 self._port.forget(launch)
                 return LeaseEnded(launch.id)
+            case ChangeSlots(wish=wish, moves=moves):
+                return self._change_slots(wish, moves)
+            case RefuseSlots(wish=wish, reason=reason):
+                self._port.refuse_slots(wish, str(reason))
+                return SlotsRefused(wish.id)
             case _:
                 assert_never(order)
+
+    def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> SlotsChanged | SlotsRefused:
+        try:
+            self._port.change_slots(wish, moves)
+        except SlotsUnchanged as unchanged:
+            self._port.refuse_slots(wish, str(unchanged))
+            return SlotsRefused(wish.id)
+        started_s = self._clock.monotonic_s()
+        return SlotsChanged(wish.id, started_s, self._port.ranks())
 
     def _drain(self, order: DrainNode) -> NodeDrained:
         """Drain, and look again after the answer: between idle and drained a job may have begun."""

@@ -26,6 +26,7 @@ from nodemanager.facts import (
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
+from nodemanager.fleet.division import divided
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
@@ -36,6 +37,7 @@ from nodemanager.messages import Begin, ManagerMessage
 from nodemanager.model import JoinPhase, Launch
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     CreateNode,
     DestroyNode,
@@ -45,6 +47,7 @@ from nodemanager.orders import (
     LookAtRanks,
     PostRoster,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     SweepCloud,
     UndrainNode,
@@ -101,6 +104,8 @@ class Manager(CrashOnlyActor):
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
+        if self._snapshot.division is not before.division:
+            self._policy = divided(self._policy, self._snapshot.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -200,7 +205,7 @@ class Manager(CrashOnlyActor):
                     self._crew.give(launch.id, action)
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, action)
-                case DrainNode() | UndrainNode() | StopBroker() | EndLease():
+                case DrainNode() | UndrainNode() | StopBroker() | EndLease() | ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(action)
                 case _:
                     assert_never(action)
@@ -247,6 +252,10 @@ def _line(action: Action) -> str:
             subject = ",".join(launch.slot for launch in launches)
         case DestroyNode(provider_id=provider_id):
             subject = provider_id
+        case ChangeSlots(moves=moves):
+            subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
+        case RefuseSlots(wish=wish):
+            subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
         case _:
             subject = action.launch
     return f"{type(action).__name__} {subject}"

@@ -23,6 +23,7 @@ from nodemanager.cloud.openstack import Placement as OpenStackPlacement
 from nodemanager.cloud.openstack_driver import Account as OpenStackAccount
 from nodemanager.config import Provider, Site
 from nodemanager.config_ec2 import subnets_of
+from nodemanager.flux.outer import OuterFlux
 from nodemanager.model import TypeName
 from nodemanager.ports import Clock, CloudPort
 
@@ -42,6 +43,8 @@ def cloud_factory(site: Site, user_data: UserData, clock: Clock) -> CloudFactory
             return _gce(site, user_data, clock)
         case Provider.AZURE:
             return _azure(site, user_data, clock)
+        case Provider.FLUX:
+            return lambda: _outer_flux(site, user_data, clock)
         case Provider.SIMULATED:
             # Refused by the config: nodes that do not exist cannot join an instance that does.
             raise ValueError("a simulated cloud has no nodes for a real Flux instance")
@@ -66,6 +69,13 @@ def _local(site: Site, user_data: UserData, clock: Clock) -> CloudPort:
         user_data,
         clock,
         boot_delay_s=site.cloud.boot_delay_s,
+    )
+
+
+def _outer_flux(site: Site, user_data: UserData, clock: Clock) -> CloudPort:
+    cloud = site.cloud
+    return OuterFlux(
+        cloud.outer_uri, site.cluster, site.cluster_uuid, user_data, clock, timeout_s=cloud.call_timeout_s
     )
 
 

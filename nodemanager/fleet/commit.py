@@ -20,6 +20,7 @@ from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     CreateNode,
     DestroyNode,
@@ -28,6 +29,7 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     SweepCloud,
     UndrainNode,
@@ -64,7 +66,7 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     return snapshot
 
 
-def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
+def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
     nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
@@ -90,6 +92,8 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case DrainNode() | UndrainNode() | StopBroker() | DestroyNode():
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+            case ChangeSlots() | RefuseSlots():
+                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.call_timeout_s)
             case _:
                 assert_never(action)
     return replace(

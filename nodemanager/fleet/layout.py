@@ -28,6 +28,7 @@ from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape, 
 Want = tuple[Shape, float]  # what jobs ask for, and for how long
 Place = tuple[int, int]  # in the queue: (-priority, id)
 END: Place = (2**63, 2**63)
+FRONT = 512  # how many are looked at first, where not all can be served
 RESEATED_MAX = 8  # how often jobs are seated anew because one that failed gave its seat back
 
 
@@ -159,25 +160,40 @@ class _Maker:
         """The longest front part of the queue that can be served, and the first job behind it, if any is left."""
         shelf = self._empty_shelf()
         for priority in sorted({key.priority for key in self.batches}, reverse=True):
-            ids = self._waiting_at(priority, end)
-            low, high = 0, len(ids)  # so many of them can be served; and so many perhaps
-            step = 1  # in growing steps first: at a limit the answer is often 0
-            while low < high:
-                middle = min(low + step, (low + high + 1) // 2)
-                step *= 4
-                tried = self._shelf_to((-priority, ids[middle] if middle < len(ids) else 2**63))
-                low, high, shelf = (middle, high, tried) if tried is not None else (low, middle - 1, shelf)
-            while low < len(ids):
-                # What is left may serve the next one alone, though all together found no packing.
-                key = self._key_at(priority, ids[low])
-                more = shelf.with_([self._work_of(key, ids[low])], share=True)
-                if more is None:
-                    return shelf, (key, (-priority, ids[low]))
-                shelf, low = more, low + 1
+            served = 0
+            for most in (FRONT, len(self.snapshot.jobs)):
+                ids = self._waiting_at(priority, end, most)
+                served, shelf = self._front_served(priority, ids, served, shelf)
+                if served < len(ids):
+                    key = self._key_at(priority, ids[served])
+                    return shelf, (key, (-priority, ids[served]))
+                if len(ids) < most:
+                    break
         return shelf, None
 
-    def _waiting_at(self, priority: int, end: Place) -> list[JobId]:
-        """The jobs of a priority that do not sit wholly on what is there, in order."""
+    def _front_served(self, priority: int, ids: Sequence[JobId], low: int, shelf: Shelf) -> tuple[int, Shelf]:
+        """How many of these, from the first on, can be served, beside all of a higher priority.
+
+        ``low``: so many of them the shelf serves already.
+        """
+        high = len(ids)  # so many perhaps
+        step = 1  # in growing steps first: at a limit the answer is often 0
+        while low < high:
+            middle = min(low + step, (low + high + 1) // 2)
+            step *= 4
+            tried = self._shelf_to((-priority, ids[middle - 1] + 1))
+            low, high, shelf = (middle, high, tried) if tried is not None else (low, middle - 1, shelf)
+        while low < len(ids):
+            # What is left may serve the next one alone, though all together found no packing.
+            key = self._key_at(priority, ids[low])
+            more = shelf.with_([self._work_of(key, ids[low])], share=True)
+            if more is None:
+                break
+            shelf, low = more, low + 1
+        return low, shelf
+
+    def _waiting_at(self, priority: int, end: Place, most: int) -> list[JobId]:
+        """The first jobs of a priority that do not sit wholly on what is there, in order."""
         ids: list[JobId] = [
             id_
             for id_, (key, _) in self.seating.short.items()
@@ -185,9 +201,9 @@ class _Maker:
         ]
         for key, those in self.batches.items():
             if key.priority == priority:
-                ids += those[self.seating.seated.get(key, 0) : self._end(key, end)]
-        ids.sort()
-        return ids
+                begin = self.seating.seated.get(key, 0)
+                ids += those[begin : min(self._end(key, end), begin + most)]
+        return sorted(ids)[:most]
 
     def _end(self, key: BatchKey, end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""

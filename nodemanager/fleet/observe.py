@@ -31,6 +31,8 @@ from nodemanager.facts import (
     QueueSeen,
     RanksSeen,
     RanksStirred,
+    SlotsChanged,
+    SlotsRefused,
     Tick,
 )
 from nodemanager.fleet import measured, sightings
@@ -60,6 +62,10 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return sightings.ranks_seen(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
+        case SlotsChanged():
+            return _slots_changed(snapshot, fact, policy)
+        case SlotsRefused():
+            return replace(snapshot, wish=None, wish_due_s=None)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case ClaimRefused():
@@ -103,6 +109,8 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
+    if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
+        snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     waiting = roll_of(snapshot).restless.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
     return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
@@ -273,6 +281,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
     )
 
 
+SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
 FAILED_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
@@ -282,7 +291,22 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 }
 
 
+def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
+    """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
+    changed = replace(snapshot, wish_due_s=None, flux=replace(snapshot.flux, seen_s=None))
+    return sightings.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
+
+
+def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
+    """It may be half done. The claim is made anew, which repairs, and the ranks are looked at anew."""
+    claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
+    flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
+    return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
+
+
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
+    if fact.order in SLOTS_ORDERS:
+        return _slots_uncertain(snapshot, fact.why)
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)

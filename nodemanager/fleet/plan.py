@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.fleet import supply
+from nodemanager.fleet import division, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import calls_in_flight, roll_of
@@ -29,18 +29,20 @@ from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     ClaimInstance,
     DestroyNode,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    RefuseSlots,
     SweepCloud,
 )
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud
-Action = BootNode | NodeAction
+Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     stands_still = _standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
+    if snapshot.wish is not None and not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
+        return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
@@ -128,6 +132,8 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
 def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     if not snapshot.claimed:
         return because("not_the_actor", why=snapshot.claim.failure or "the instance has not been claimed yet")
+    if snapshot.wish_due_s is not None:
+        return because("slots_changing")
     limit_s = policy.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
         if source.seen_s is None:
@@ -247,6 +253,8 @@ def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None
     identity = stray.node.identity
     if identity is None or identity.slot not in snapshot.rank_of_slot or identity.slot not in policy.type_of_slot:
         return None
+    if policy.type_of_slot[identity.slot].name != identity.type_name:
+        return None  # the slot has changed its type since: this node is not what R says stands there
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
     return _launch(identity.launch, identity.slot, snapshot, policy, created_at)
 

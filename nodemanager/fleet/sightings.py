@@ -13,7 +13,18 @@ from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import EVERYTHING, Block, Node, Scope, Snapshot, Source, Stray
-from nodemanager.model import CallKind, CloudNode, CloudState, FluxRank, LaunchId, NodeState, Rank, because
+from nodemanager.model import (
+    CallKind,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    LaunchId,
+    NodeState,
+    Rank,
+    SlotName,
+    TypeName,
+    because,
+)
 
 RETRY_S_MAX = 60.0
 _NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
@@ -74,7 +85,13 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
             changed_s=snapshot.now_s,
             unsettled_s=unsettled_s(snapshot),
         )
-    return replace(snapshot, stirred_s=stirred_s, flux=Source(seen_s=fact.started_s))
+    return replace(
+        snapshot,
+        division=_division(fact, snapshot),
+        wish=fact.wish,
+        stirred_s=stirred_s,
+        flux=Source(seen_s=fact.started_s),
+    )
 
 
 def _changes(
@@ -115,6 +132,12 @@ def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
     """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
     waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
     return waits and not rank.online and node.rank is not None and node.rank == rank
+
+
+def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+    """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
+    seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
+    return snapshot.division if seen == snapshot.division else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:

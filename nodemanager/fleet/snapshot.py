@@ -29,6 +29,7 @@ from nodemanager.model import (
     Rank,
     Reason,
     SlotName,
+    SlotsWish,
     TypeName,
     UnreadableJob,
 )
@@ -160,6 +161,9 @@ class Snapshot:
     stirred_s: float | None = None  # a look at the ranks is due since
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
+    division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
+    wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
+    wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)

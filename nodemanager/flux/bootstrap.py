@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodemanager.config import Site, uuid_file
+from nodemanager.flux_config import ConfigFile, FluxConfigError, hosts_of
 from nodemanager.model import NodeType, SlotName
 from nodemanager.notation import compress_hostlist, format_idset
 
@@ -67,8 +68,10 @@ def find_flux(flux_command: str = "flux") -> str:
 # --- rank 0 -----------------------------------------------------------------------------------------------
 
 
-def write_bootstrap(site: Site, output: Path, flux_command: str = "flux") -> Bootstrap:
+def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nested: bool = False) -> Bootstrap:
     """Write ``conf.d/flux.toml``, ``curve.cert`` and the folders of rank 0 to ``output``, the UUID to state_dir.
+
+    ``nested``: rank 0 is to run as a job of an outer instance, which finds it by ``flux uri JOBID``.
 
     All or nothing; what exists is never overwritten. Raises :class:`BootstrapError`.
     """
@@ -88,16 +91,30 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux") -> Boo
         output=output,
         cluster_uuid=cluster_uuid,
         uri=uri,
-        start_command=(
-            *_broker_command(flux, output, site.flux.head_host),
-            "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
-            "-Sbroker.quorum=1",  # run without a single node
-            f"-Sstatedir={output / 'state'}",
-            f"-Srundir={output / 'run'}",
-            f"-Slocal-uri={uri}",
-        ),
+        start_command=nested_command(site, output, flux) if nested else start_command(site, output, flux),
         warnings=_mismatches(site, output, uri),
     )
+
+
+def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
+    return (
+        *_broker_command(flux, output, site.flux.head_host),
+        "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
+        "-Sbroker.quorum=1",  # run without a single node
+        f"-Sstatedir={output / 'state'}",
+        f"-Srundir={output / 'run'}",
+        f"-Slocal-uri={_uri(output)}",
+    )
+
+
+def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """How rank 0 is submitted to the outer instance: it says where it listens, then becomes the broker."""
+    uri = _uri(output).replace("local://", "ssh://$(hostname)", 1)
+    broker = shlex.join(start_command(site, output, flux))
+    forget = "env -u FLUX_URI -u FLUX_JOB_ID -u FLUX_KVS_NAMESPACE"
+    script = f'{shlex.quote(flux)} job memo "$FLUX_JOB_ID" uri="{uri}" && exec {forget} {broker}'
+    return (flux, "submit", f"--job-name={site.cluster}", "-N1", "-n1", "sh", "-c", script)
 
 
 def _check(site: Site, output: Path) -> None:
@@ -150,15 +167,24 @@ def make_certificate(path: Path, name: str, flux: str) -> None:
 
 def _publish(site: Site, written: Path, output: Path) -> str:
     """Put the cluster's UUID and the folder in their places, or neither; return the UUID."""
-    file = uuid_file(site.state_dir)
     cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
-    made = _keep_uuid(file, cluster_uuid, known=bool(site.cluster_uuid))
+    made = _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
     try:
         written.rename(output)
     except OSError:
         if made:
-            file.unlink()
+            uuid_file(site.state_dir).unlink()
         raise
+    return cluster_uuid
+
+
+def keep_uuid(site: Site) -> str:
+    """The site's UUID, made and written to state_dir if it has none. Raises :class:`BootstrapError`."""
+    cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
+    try:
+        _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or site.state_dir}: {error.strerror}") from error
     return cluster_uuid
 
 
@@ -208,6 +234,13 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "",
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
+        "",
+        "# The type of each slot, as the resources above declare it. Changed by: flux-node-manager slots",
+        "[node-manager.slots]",
+        *(
+            f"{_toml(node_type.name)} = {_toml(compress_hostlist(node_type.slots))}"
+            for node_type in site.node_types
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -259,9 +292,17 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
 
 def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> list[str]:
     """The broker that joins as ``slot``, for a node that sees the bootstrap folder."""
-    if slot not in site.slots:
+    if slot not in site.slots and slot not in _table_of(site):
         raise ValueError(f'"{slot}" is no slot of {site.path}')
     return _broker_command(flux_command, site.flux.bootstrap_dir, slot)
+
+
+def _table_of(site: Site) -> list[str]:
+    """The hosts of the table as it is now: a site that was loaded before it grew does not know the last ones."""
+    try:
+        return hosts_of(ConfigFile.of(site.flux.bootstrap_dir).read())
+    except FluxConfigError:
+        return []
 
 
 def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
+from nodemanager.model import NodeType
 from nodemanager.ports import Clock, FluxError
 
 
@@ -15,10 +18,20 @@ class RealFlux:
     """One instance, one manager.
 
     ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``, also when the instance runs another version; one that is away is met later.
+    ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``, whose
+    conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be changed.
     """
 
-    def __init__(self, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        uri: str,
+        cluster_uuid: str,
+        clock: Clock,
+        *,
+        folder: Path | None = None,
+        node_types: Sequence[NodeType] = (),
+        timeout_s: float = 5.0,
+    ) -> None:
         bindings.load()
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection looks at the version; a wrong one is best said before anything is started
@@ -26,11 +39,20 @@ class RealFlux:
         self._cluster_uuid = cluster_uuid
         self._clock = clock
         self._timeout_s = timeout_s
+        self._folder = folder
+        self._node_types = tuple(node_types)
         self._claim = Claim(uri, timeout_s=timeout_s)
 
     def port(self) -> RealFluxPort:
         """For one thread, which opens its handle by its first call."""
-        return RealFluxPort(self._uri, self._cluster_uuid, self._claim, timeout_s=self._timeout_s)
+        return RealFluxPort(
+            self._uri,
+            self._cluster_uuid,
+            self._claim,
+            folder=self._folder,
+            node_types=self._node_types,
+            timeout_s=self._timeout_s,
+        )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)

@@ -12,31 +12,45 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record
+from nodemanager.flux import kvs, record, retyping
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.resources import read_job_ends, read_ranks
-from nodemanager.model import FluxRank, Launch, Rank, SlotName
+from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
+from nodemanager.model import FluxRank, Launch, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.notation import parse_idset
 from nodemanager.ports import FluxError, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
 OUR_DRAINS = "flux-node-manager:"
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health")
+_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get")
 _ENDED_JOBS_MAX = 1000
 
 
 class RealFluxPort:
     """``FluxPort`` by RPC. An object belongs to one thread, its ``close`` too."""
 
-    def __init__(self, uri: str, cluster_uuid: str, claim: Claim, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        uri: str,
+        cluster_uuid: str,
+        claim: Claim,
+        *,
+        folder: Path | None = None,
+        node_types: Sequence[NodeType] = (),
+        timeout_s: float = 5.0,
+    ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._claim = claim
         self._timeout_s = timeout_s
         self._opened: Handle | None = None
+        self._folder = folder
+        self._node_types = tuple(node_types)
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
         self._ended_known_until_at = 0.0
@@ -58,9 +72,11 @@ class RealFluxPort:
                 self.close()
             raise
 
-    def _ask(self, topic: str, payload: object = None, *, rank: int = LEADER) -> Any:
+    def _ask(
+        self, topic: str, payload: object = None, *, rank: int = LEADER, timeout_s: float | None = None
+    ) -> Any:
         with self._handle() as handle:
-            return ask(handle, topic, payload, rank=rank, timeout_s=self._timeout_s)
+            return ask(handle, topic, payload, rank=rank, timeout_s=timeout_s or self._timeout_s)
 
     # --- who acts ---
 
@@ -192,9 +208,10 @@ class RealFluxPort:
                 ) from failure
         try:
             self._take_in_ended_jobs()
-            resources, scheduler, overlay = (seen[topic] for topic in _LOOK)
-            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at)
-        except ValueError as fault:
+            resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
+            division = division_in(config)
+            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+        except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
 
     def _take_in_ended_jobs(self) -> None:
@@ -244,13 +261,40 @@ class RealFluxPort:
         drains = self._ask("resource.status")["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
 
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        self._must_act()
+        return self._retyping().repair()
+
+    def slots_wish(self) -> SlotsWish | None:
+        return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        self._must_act()
+        self._retyping().change(wish, moves)
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        self._must_act()
+        if self.slots_wish() == wish:
+            answer = retyping.encoded_answer(retyping.Answer(wish.id, {}, why))
+            self._commit({retyping.WISH: None, retyping.ANSWER: answer})
+
+    def _retyping(self) -> retyping.Retyping:
+        return retyping.Retyping(_RetypingCalls(self), self._config_file, self._node_types)
+
+    def _config_file(self) -> ConfigFile:
+        if self._folder is None:
+            raise FluxConfigError("the folder of the instance's configuration is not known")
+        return ConfigFile.of(self._folder)
+
     # --- brokers ---
 
     def stop_broker(self, rank: Rank) -> None:
         self._must_act()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
-            self._ask("rexec.exec", _terminate(pid), rank=rank)
+            self._ask("rexec.exec", terminate(pid), rank=rank)
         except CallFailed as failure:
             if failure.timed_out:
                 self._disconnect(rank)
@@ -268,7 +312,26 @@ class RealFluxPort:
                 raise
 
 
-def _terminate(pid: int) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class _RetypingCalls:
+    """What a change of the slots needs of the port, in its words."""
+
+    port: RealFluxPort
+
+    def ask(self, topic: str, payload: object = None, *, timeout_s: float | None = None) -> Any:
+        return self.port._ask(topic, payload, timeout_s=timeout_s)  # noqa: SLF001 - a part of the port
+
+    def read(self, keys: Sequence[str]) -> Mapping[str, str]:
+        return self.port._read(keys)  # noqa: SLF001
+
+    def commit(self, changes: Mapping[str, str | None]) -> None:
+        self.port._commit(changes)  # noqa: SLF001
+
+    def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
+        return tuple(self.port._read_records(slots))  # noqa: SLF001
+
+
+def terminate(pid: int) -> dict[str, object]:
     """The payload (RFC 42) that has a broker's own exec service send it SIGTERM, in its own environment."""
     command = ["sh", "-c", f"kill -TERM {pid}"]
     return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName
+from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName, TypeName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
@@ -25,14 +25,16 @@ def read_ranks(
     sched_resource_status: object,
     overlay_health: object,
     last_job_ended_at: Mapping[Rank, float],
+    division: Mapping[SlotName, TypeName] | None = None,
 ) -> tuple[FluxRank, ...]:
     """Every rank but the leader, in order, from the replies of three RPCs.
 
     ``resource_status`` answers ``resource.status``, ``sched_resource_status`` answers ``sched.resource-status``
     and ``overlay_health`` answers ``overlay.health``, sent to rank 0. The last lists the leader's children in
     the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
-    ``OFFLINE`` by what the resource module says.
+    ``OFFLINE`` by what the resource module says. ``division``: the node type of each slot, where it is known.
     """
+    division = division or {}
     seen = _read_resource_status(resource_status)
     sched = _read_sched_status(sched_resource_status)
     overlay = _read_overlay(overlay_health)
@@ -57,6 +59,7 @@ def read_ranks(
                 torpid=rank in seen.torpid,
                 excluded=rank in seen.excluded,
                 overlay=overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
+                type_name=division.get(seen.hosts[rank]),
                 last_job_ended_at=last_job_ended_at.get(rank),
             )
         )
@@ -70,6 +73,15 @@ def read_holdings(r: object) -> tuple[tuple[Holding, ...], float | None]:
     expires_at = seconds_at(execution.get("expiration", 0.0), "R.execution.expiration")
     holdings = tuple(Holding(rank, len(units.cores), len(units.gpus)) for rank, units in sorted(held.items()))
     return holdings, expires_at or None
+
+
+def held_units(
+    resource_status: object, sched_resource_status: object
+) -> dict[SlotName, tuple[frozenset[int], frozenset[int]]]:
+    """The ids of the cores and GPUs that jobs and housekeeping hold, by host."""
+    hosts = _read_resource_status(resource_status).hosts
+    allocated = _read_sched_status(sched_resource_status).allocated
+    return {hosts[rank]: (units.cores, units.gpus) for rank, units in allocated.items()}
 
 
 def slots_of(resource_status: object) -> Mapping[SlotName, Rank]:

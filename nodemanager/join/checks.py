@@ -12,6 +12,7 @@ from nodemanager.join.material import MaterialError, multi_user
 END_OF_COST: Mapping[str, str] = MappingProxyType(
     {
         "local": "a node that ends itself is gone: its processes are all there is of it",
+        "flux": "a node that ends itself is gone: the job that it is ends with its broker",
         "simulated": "nodes are values, and cost nothing",
         "ec2": "a node that powers itself off ends its cost: it is created to terminate on shutdown",
         "openstack": "a node that powers itself off may go on costing (SHUTOFF), until a manager destroys it",

@@ -9,8 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from nodemanager.model import CloudNode, JobId, JobState, Launch, NodeType, Rank, Shape, Slot, SlotName
-from nodemanager.ports import FluxError
+from nodemanager.model import (
+    CloudNode,
+    JobId,
+    JobState,
+    Launch,
+    NodeType,
+    Rank,
+    Shape,
+    Slot,
+    SlotName,
+    SlotsWish,
+    TypeName,
+)
+from nodemanager.ports import FluxError, SlotsUnchanged
 from nodemanager.simulation.flux_port import FluxFaults, SimulatedFluxPort
 from nodemanager.simulation.flux_watch import Follower, SimulatedFluxWatch
 from nodemanager.simulation.housekeeping import Housekeeping
@@ -41,6 +53,11 @@ class SimulatedFlux:
         self.records: dict[SlotName, Launch] = {}
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
+        self.wish: SlotsWish | None = None
+        self.answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
+        self.half_changed: str | None = None  # the wish whose change was begun and not ended: no scheduler is there
+        self._types = {node_type.name: node_type for node_type in node_types}
+        self._type_of = {slot.name: slot.type_name for slot in slots}
         self._world = world
         self._draws = world.draws_for("flux")
         self._followers: list[Follower] = []
@@ -151,6 +168,41 @@ class SimulatedFlux:
         with self._world.lock:
             self._jobs.clock_skew_s = self._ranks.clock_skew_s = skew_s
 
+    def wish_slots(self, wish: SlotsWish) -> None:
+        """As ``flux-node-manager slots`` does."""
+        with self._world.lock:
+            self.wish = wish
+
+    def answer(self, wish_id: str, why: str) -> None:
+        """A wish is answered once."""
+        self.answers.setdefault(wish_id, why)
+        if self.wish is not None and self.wish.id == wish_id:
+            self.wish = None
+
+    @property
+    def division(self) -> Mapping[SlotName, TypeName]:
+        """The type of each slot, as the instance's configuration has it."""
+        return dict(self._type_of)
+
+    def begin_change(self, moves: Mapping[SlotName, TypeName], wish_id: str) -> None:
+        """Give slots other types. Until ``end_change`` there is no scheduler; running jobs keep what they have."""
+        held = {grant.rank for _, grant in self._jobs.holders()}
+        for slot in moves:
+            rank = self._rank_of[slot]
+            if self._ranks.connected(rank) or rank in held:
+                raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
+        for slot, type_name in moves.items():
+            self._type_of[slot] = type_name
+            of_type = self._types[type_name]
+            self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
+        self.half_changed, self._pool.closed = wish_id, True
+        self._lose_followers("the resource module is loaded anew")
+
+    def end_change(self) -> None:
+        self.half_changed, self._pool.closed = None, False
+        self._ranks.declare()
+        self._jobs.resources_changed()
+
     # --- machines ---
 
     def broker_up(self, slot: SlotName, machine: str = "") -> None:
@@ -243,6 +295,23 @@ class SimulatedFlux:
             self._lose_followers("rank 0 has stopped")
             self._world.after(down_s, lambda: self._come_back(rejoin_s))
 
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
+        """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
+        with self._world.lock:
+            if self._down:
+                return
+            self.restart(down_s, rejoin_s)
+            for slot, type_name in added.items():
+                rank = Rank(max(self._rank_of.values()) + 1)
+                of_type = self._types[type_name]
+                self._rank_of[slot], self._type_of[slot] = rank, type_name
+                self._pool.add(Room(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
+                self._ranks.add(rank, slot)
+
+    @property
+    def rank_of(self) -> Mapping[SlotName, Rank]:
+        return dict(self._rank_of)
+
     def _come_back(self, rejoin_s: float) -> None:
         self._down = False
         self._ranks.start()
@@ -331,6 +400,8 @@ class SimulatedFlux:
 
     def sched_resource_status(self) -> Mapping[str, object]:
         with self._world.lock:
+            if self.half_changed is not None:
+                raise FluxError("the instance has no scheduler")
             return self._ranks.sched_resource_status()
 
     def overlay_health(self) -> Mapping[str, object]:

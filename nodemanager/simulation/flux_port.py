@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, Launch, Rank
-from nodemanager.ports import FluxError, NotTheActor
+from nodemanager.model import FluxRank, Launch, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class FluxFaults:
 
     p_fail: float = 0.0  # not carried out, and raises FluxError
     p_lost_reply: float = 0.0  # carried out, and raises FluxError all the same
+    p_half_changed: float = 0.0  # a change of the slots is cut short: there is no scheduler until it is repaired
 
 
 class SimulatedFluxPort:
@@ -94,7 +95,11 @@ class SimulatedFluxPort:
     def _read_ranks(self) -> tuple[FluxRank, ...]:
         flux = self._flux
         return read_ranks(
-            flux.resource_status(), flux.sched_resource_status(), flux.overlay_health(), flux.last_job_ended_at()
+            flux.resource_status(),
+            flux.sched_resource_status(),
+            flux.overlay_health(),
+            flux.last_job_ended_at(),
+            flux.division,
         )
 
     def drain(self, rank: Rank, reason: str) -> None:
@@ -106,14 +111,47 @@ class SimulatedFluxPort:
     def stop_broker(self, rank: Rank) -> None:
         self._change(lambda: self._flux.stop_broker(rank))
 
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        return self._change(self._repair)
+
+    def _repair(self) -> bool:
+        if self._flux.half_changed is None:
+            return False
+        self._end_change()
+        return True
+
+    def slots_wish(self) -> SlotsWish | None:
+        return self._call(lambda: self._flux.wish)
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        self._change(lambda: self._change_slots(moves, wish.id))
+
+    def _change_slots(self, moves: Mapping[SlotName, TypeName], wish_id: str) -> None:
+        leased = [slot for slot in moves if slot in self._flux.records]
+        if leased:
+            raise SlotsUnchanged(f"slot {leased[0]} has been taken meanwhile")
+        self._flux.begin_change(moves, wish_id)
+        if self._happens(self._flux.faults.p_half_changed):
+            raise FluxError("the change of the slots was cut short")
+        self._end_change()
+
+    def _end_change(self) -> None:
+        self._flux.answer(self._flux.half_changed or "", "")
+        self._flux.end_change()
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        self._change(lambda: self._flux.answer(wish.id, why))
+
     # --- every call ---
 
-    def _change(self, action: Callable[[], None]) -> None:
-        def act() -> None:
+    def _change(self, action: Callable[[], T]) -> T:
+        def act() -> T:
             self._must_act()
-            action()
+            return action()
 
-        self._call(act)
+        return self._call(act)
 
     def _call(self, action: Callable[[], T]) -> T:
         with self._world.lock:

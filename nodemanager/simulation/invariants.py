@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import CloudNode, Launch, Leftover, NodeType, ProviderId, Rank, SlotName
+from nodemanager.model import CloudNode, Launch, Leftover, NodeType, ProviderId, Rank
 from nodemanager.ports import CloudPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
@@ -27,7 +26,6 @@ class Rules:
     flux: SimulatedFlux
     provider: SimulatedProvider
     policy: Policy
-    rank_of: Mapping[SlotName, Rank]
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
@@ -54,6 +52,8 @@ class Rules:
         self.creates += 1
         recorded = self.flux.records.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
+        of_type = self.flux.division[launch.slot]
+        self._require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self._require(held, f"create of {launch.id} without its lease on record")
 
     def at_destroy(self, provider_id: ProviderId) -> None:
@@ -64,7 +64,7 @@ class Rules:
             return
         self._require(self._is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
         if node.identity is not None:
-            self.at_stop(self.rank_of[node.identity.slot])
+            self.at_stop(self.flux.rank_of[node.identity.slot])
 
     def at_stop(self, rank: Rank) -> None:
         """Just before a broker or its machine is stopped: its rank is idle, or away."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,7 @@ class JobManager:
         self._pool = pool
         self._connected = connected
         self._active: dict[JobId, _Job] = {}
-        self._by_rank: dict[int, dict[JobId, _Job]] = {rank: {} for rank in pool.rooms}
+        self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
         self._awaited_by: dict[JobId, dict[JobId, None]] = {}
         self._in_line: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None

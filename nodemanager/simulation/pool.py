@@ -29,6 +29,7 @@ class Pool:
         self.rooms = {room.rank: room for room in rooms}
         # Grows whenever something that was not to be had may be now.
         self.generation = 0
+        self.closed = False  # there is no scheduler: nothing is given out
         self._eligible: dict[str, tuple[Room, ...]] = {"": tuple(rooms)}
 
     def set_up(self, rank: int, *, up: bool) -> None:
@@ -36,8 +37,21 @@ class Pool:
             self.generation += 1
         self.rooms[rank].up = up
 
+    def add(self, room: Room) -> None:
+        self.rooms[room.rank] = room
+        self._eligible = {"": tuple(self.rooms.values())}
+        self.generation += 1
+
+    def retype(self, rank: int, cores: int, gpus: int, properties: frozenset[str]) -> None:
+        """Declare anew what a rank has. Nobody may hold anything of it."""
+        self.rooms[rank].declare(cores, gpus, properties)
+        self._eligible = {"": self._eligible[""]}
+        self.generation += 1
+
     def allocate(self, request: Request) -> tuple[Grant, ...]:
         """Take what the request asks for; raise NotNow or Never, with nothing taken, if that cannot be."""
+        if self.closed:
+            raise NotNow
         rooms = self._candidates(request)
         nodes = request.nodes
         grants = _by_slot(rooms, request) if nodes is None else _by_node(rooms, request, nodes)

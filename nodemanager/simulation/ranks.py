@@ -95,8 +95,16 @@ class Ranks:
         ranks = format_idset([0, *self._brokers])
         hosts = [self._head.host, *(broker.host for broker in self._brokers.values())]
         self._post("restart", {"ranks": ranks, "online": "", "nodelist": compress_hostlist(hosts)})
-        self._post("resource-define", {"method": "configuration"}, self._declared_R())
+        self.declare()
         self._post("online", {"idset": "0"})
+
+    def declare(self) -> None:
+        """Say what R is, as the resource module does when it is loaded."""
+        self._post("resource-define", {"method": "configuration"}, self._declared_R())
+
+    def add(self, rank: int, host: str) -> None:
+        """A placeholder more, from the next start on."""
+        self._brokers[rank] = _Broker(rank, host)
 
     def _move(self, broker: _Broker, overlay: Overlay) -> None:
         broker.overlay = overlay

@@ -32,6 +32,11 @@ class Room:
     gpus_left: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.declare(self.cores, self.gpus, self.properties)
+
+    def declare(self, cores: int, gpus: int, properties: frozenset[str]) -> None:
+        """Begin anew with these, all of them free."""
+        self.cores, self.gpus, self.properties = cores, gpus, properties
         self.cores_free, self.cores_left = (1 << self.cores) - 1, self.cores
         self.gpus_free, self.gpus_left = (1 << self.gpus) - 1, self.gpus
 

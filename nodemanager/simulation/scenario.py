@@ -28,6 +28,7 @@ from nodemanager.model import (
     Shape,
     Slot,
     SlotName,
+    SlotsWish,
     TypeName,
 )
 from nodemanager.ports import FluxError, JoinPort
@@ -123,6 +124,7 @@ class Scenario:
     faults_s: float = FAULTS_S
     jobs: list[JobId] = field(default_factory=list)
     kills: int = 0
+    wishes: int = 0
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
@@ -148,7 +150,7 @@ class Scenario:
         self.provider = SimulatedProvider(
             self.world, CloudFaults(), on_boot=self.flux.node_booted, on_end=self.flux.node_ended
         )
-        self.rules = Rules(self.flux, self.provider, self.policy, {slot.name: slot.rank for slot in SLOTS})
+        self.rules = Rules(self.flux, self.provider, self.policy)
         self.published: Published | None = None
         self._process: _Process | None = None
 
@@ -244,6 +246,9 @@ class Scenario:
         self._now_and_then(900.0, self._cut_off)
         self._now_and_then(900.0, self._kill_a_node)
         self._now_and_then(1200.0, self._jump)
+        self.flux.faults.p_half_changed = 0.3 * draw()
+        self._now_and_then(400.0, self._wish_slots)
+        self._now_and_then(2400.0, self._resize)
 
     def _now_and_then(self, every_s: float, happen: Callable[[], None]) -> None:
         at_s = self._draws.expovariate(1 / every_s)
@@ -267,6 +272,23 @@ class Scenario:
         ]
         if standing:
             self.provider.kill(self._draws.choice(standing))
+
+    def _resize(self) -> None:
+        """Somebody gives a type two slots more, for which rank 0 restarts."""
+        type_name = self._draws.choice([node_type.name for node_type in NODE_TYPES])
+        size = len(self.flux.rank_of)
+        added = {SlotName(f"more{size + number}"): type_name for number in (1, 2)}
+        self.flux.resize(added, down_s=self._draws.uniform(1.0, 30.0))
+
+    def _wish_slots(self) -> None:
+        """Somebody wants two types to share their slots otherwise."""
+        one, other = self._draws.sample([node_type.name for node_type in NODE_TYPES], 2)
+        have = list(self.flux.division.values())
+        both = have.count(one) + have.count(other)
+        # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
+        share = self._draws.randint(1, both - 1)
+        self.wishes += 1
+        self.flux.wish_slots(SlotsWish(f"wish-{self.wishes}", {one: share, other: both - share}))
 
     def _jump(self) -> None:
         """The manager's wall clock jumps by up to an hour, forth or back."""

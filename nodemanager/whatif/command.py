@@ -36,9 +36,6 @@ EXIT_CONFIG = 78
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What ``simulate`` takes beside ``--config``."""
     group = parser.add_argument_group("for simulate")
-    group.add_argument(
-        "workload", nargs="?", metavar="WORKLOAD", help="a trace, a history, or a model: doc/what-if.md"
-    )
     group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="the same under other sites")
     group.add_argument("--sweep", metavar="KEY=FROM..TO", help="the same with other values of one key of the site")
     group.add_argument(
@@ -56,14 +53,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under this site's policy, and see cost and wait."""
-    if chosen.workload is None:
+    if chosen.subject is None:
         print("simulate needs a WORKLOAD: see doc/what-if.md", file=sys.stderr)
         return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
         if chosen.seed is not None:
             site = _seeded(site, chosen.seed)
-        workload = open_workload(chosen.workload, site, Processors(chosen.processors))
+        workload = open_workload(chosen.subject, site, Processors(chosen.processors))
         study = _study(site, workload, chosen)
         if chosen.report is not None:
             Path(chosen.report).write_text(written_report(study), encoding="utf-8")

@@ -51,11 +51,13 @@ from nodemanager.model import (
 )
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -301,6 +303,8 @@ class Production:
                     self._stage.undrain(launch.rank)
                     waits = bool(self._stage.scheduler.line)
                     self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
+                case ChangeSlots() | RefuseSlots():
+                    raise ValueError(f"nobody wishes for other slots here: {action}")
                 case _:
                     assert_never(action)
         if leases:

@@ -1,6 +1,6 @@
 """The workers turn orders into calls and what came of them into facts; nothing foreseen escapes as an exception."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -24,6 +24,8 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeDrained,
     RanksSeen,
+    SlotsChanged,
+    SlotsRefused,
 )
 from nodemanager.model import (
     Billing,
@@ -38,10 +40,12 @@ from nodemanager.model import (
     ProviderId,
     Rank,
     SlotName,
+    SlotsWish,
     TypeName,
     because,
 )
 from nodemanager.orders import (
+    ChangeSlots,
     ClaimInstance,
     CreateNode,
     DestroyNode,
@@ -52,13 +56,15 @@ from nodemanager.orders import (
     RecordLaunches,
     SweepCloud,
 )
-from nodemanager.ports import CloudError, FluxError, NotTheActor
+from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
 LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
+
+WISH = SlotsWish("wish-1", {TypeName("small"): 1})
 
 
 @dataclass
@@ -142,10 +148,56 @@ class Flux:
     def stop_broker(self, rank: Rank) -> None:
         self._call("stop_broker")
 
+    def repair(self) -> bool:
+        self._call("repair")
+        return False
+
+    def slots_wish(self) -> SlotsWish | None:
+        self._call("slots_wish")
+        return WISH
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        self._call("change_slots")
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        self._call(f"refuse_slots {why}")
+
 
 def flux_worker(port: Flux, *, acts: bool = True) -> tuple[FluxWorker, list[Any]]:
     post = Post()
     return FluxWorker(port, FrozenClock(), post, acts, Fate()), post.told
+
+
+MOVES = {SlotName("cloud1"): TypeName("large")}
+
+
+def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    assert port.calls == ["change_slots", "ranks"]
+    assert told == [SlotsChanged("wish-1", 7.0, (RANK,))]
+
+
+def test_a_change_that_left_nothing_behind_is_answered_with_why() -> None:
+    port = Flux("change_slots", SlotsUnchanged("slot cloud1 has been taken meanwhile"))
+    worker, told = flux_worker(port)
+    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    assert port.calls == ["change_slots", "refuse_slots slot cloud1 has been taken meanwhile"]
+    assert told == [SlotsRefused("wish-1")]
+
+
+def test_a_change_that_may_be_half_done_is_no_answer() -> None:
+    worker, told = flux_worker(Flux("change_slots"))
+    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    assert told == [FluxCallFailed((), "ChangeSlots", "no answer")]
+
+
+def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
+    for acts in (True, False):
+        worker, told = flux_worker(Flux(), acts=acts)
+        worker.on_receive(LookAtRanks())
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None)]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
@@ -197,7 +249,7 @@ def test_a_claim_brings_the_launches_on_record() -> None:
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["claim", "launches"], [ClaimHeld(7.0, (LAUNCH,))])
+    assert (port.calls, told) == (["claim", "repair", "launches"], [ClaimHeld(7.0, (LAUNCH,))])
 
 
 def test_one_that_only_observes_does_not_take_the_name() -> None:
@@ -250,7 +302,7 @@ def test_who_lost_the_name_says_so_beside_the_failure() -> None:
 def test_a_look_brings_all_ranks() -> None:
     worker, told = flux_worker(Flux())
     worker.on_receive(LookAtRanks())
-    assert told == [RanksSeen(7.0, (RANK,))]
+    assert told == [RanksSeen(7.0, (RANK,), WISH)]
 
 
 @pytest.mark.parametrize(

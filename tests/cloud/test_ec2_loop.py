@@ -22,7 +22,7 @@ from nodemanager.cloud.libcloud_port import identity_in
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.cloud_test import USER_DATA, CloudTest, site_of_the_test
 from nodemanager.config import Site, load_site
-from nodemanager.model import CloudNode, CloudState, HasProperty, ProviderId, Rank, Shape, Slot
+from nodemanager.model import CloudNode, CloudState, HasProperty, NodeState, ProviderId, Rank, Shape, Slot
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.world import World
@@ -142,6 +142,10 @@ class Loop:
     def all_went(self) -> bool:
         return not (self.flux.active_jobs() or self.flux.records or self.front.standing())
 
+    def none_is_busy(self) -> bool:
+        nodes = self.published.snapshot.nodes.values() if self.published is not None else ()
+        return all(node.state is not NodeState.BUSY for node in nodes)
+
     def _move(self, step: Callable[[], None]) -> None:
         while not self.stopped.wait(0.01):
             step()
@@ -198,6 +202,7 @@ def test_an_instance_that_is_taken_away_under_its_job_is_replaced_and_swept_up_a
     (instance,) = loop.front.standing()
     loop.front.end(instance.id, "Server.SpotInstanceTermination", "Spot instance termination")
     loop.until(lambda: not loop.flux.active_jobs(), "the job to die with its node")
+    loop.until(loop.none_is_busy, "the rank to be seen offline: until then Flux may give it to the next job")
     loop.flux.submit(Shape(nodes=1, slots=1, cores_per_slot=1, exclusive=True), run_s=5.0)
     loop.until(lambda: not loop.flux.active_jobs(), "another job to run")
     loop.until(loop.all_went, "every instance to go")

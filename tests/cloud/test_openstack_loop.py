@@ -27,12 +27,14 @@ from nodemanager.fleet.snapshot import Scope
 from nodemanager.model import Market, NodeState, TypeName
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
     ListCloud,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -147,6 +149,8 @@ class Loop:
                 self.tell(NodeUndrained(launch_id))
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
+            case ChangeSlots() | RefuseSlots():
+                raise AssertionError(action)
             case _:
                 assert_never(action)
 

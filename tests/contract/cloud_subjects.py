@@ -6,6 +6,7 @@ needs it, with the reason.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from libcloud.compute.base import NodeImage, NodeSize
 from nodemanager.cloud.local import LocalCloud
 from nodemanager.cloud.local_process import end_nodes, marked
 from nodemanager.cloud.local_store import Store
+from nodemanager.flux.outer import OuterFlux, job_name
 from nodemanager.model import (
     Billing,
     CloudNode,
@@ -35,6 +37,7 @@ from nodemanager.model import (
 )
 from nodemanager.ports import CloudPort
 from tests.cloud.nova.process import openstack_cloud, shared_nova
+from tests.live.instance import LiveInstance, why_no_flux
 
 if TYPE_CHECKING:
     from nodemanager.simulation.cloud import SimulatedProvider
@@ -329,6 +332,48 @@ def a_simulated_subject(_: Path) -> CloudSubject:
     return SimulatedSubject(world, cloud.SimulatedProvider(world))
 
 
+class OuterFluxSubject(CloudSubject):
+    """Jobs of a real instance of three nodes."""
+
+    port: OuterFlux
+
+    def __init__(self, directory: Path) -> None:
+        del directory  # too long for sockets
+        self._folder = tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True)
+        self._outer = LiveInstance(Path(self._folder.name))
+        self._outer.start_head()
+        for rank in (1, 2, 3):
+            self._outer.start_slot(rank)
+        self.port = self.another_port()
+
+    def another_port(self) -> OuterFlux:
+        return OuterFlux(self._outer.uri, CLUSTER, CLUSTER_UUID, a_script, SystemClock())
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        until(reached, what)
+
+    def close(self) -> None:
+        self._outer.reap()
+        self._folder.cleanup()
+
+    def kill(self, provider_id: ProviderId) -> None:
+        self._outer.run("job", "kill", "--signal=KILL", provider_id)
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        if identity is None:
+            name = f"--job-name={job_name(CLUSTER)}"
+            return ProviderId(self._outer.run("job", "id", self._outer.run("submit", name, "sleep", "600")))
+        theirs = OuterFlux(self._outer.uri, identity.cluster, identity.cluster_uuid, a_script, SystemClock())
+        launch = a_launch("theirs", identity.slot, identity.type_name)
+        return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+
+def an_outer_flux(directory: Path) -> CloudSubject:
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    return OuterFluxSubject(directory)
+
+
 def an_ec2_subject(_: Path) -> CloudSubject:
     pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
     from tests.contract.ec2_subject import Ec2Subject  # noqa: PLC0415 - moto takes its time to import
@@ -341,4 +386,5 @@ SUBJECTS: dict[str, Built] = {
     "simulated": a_simulated_subject,
     "ec2": an_ec2_subject,
     "openstack": OpenStackSubject,
+    "flux": an_outer_flux,
 }

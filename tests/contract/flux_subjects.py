@@ -10,19 +10,32 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from nodemanager.flux import bindings, kvs, retyping
 from nodemanager.flux.instance import RealFlux
-from nodemanager.model import Rank
+from nodemanager.model import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.ports import FluxPort
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
 CLUSTER_UUID = "0b6f6a0e-7d0c-4b7e-9c8e-3d9a4e1f2a55"
 RANKS = (Rank(1), Rank(2), Rank(3))
+SMALL = NodeType(
+    name=TypeName("small"),
+    size="small",
+    cores=2,
+    gpus=0,
+    memory_bytes=2**32,
+    price_per_hour=Decimal("0.1"),
+    billing=Billing(3600),
+    slots=tuple(SlotName(f"slot{rank}") for rank in RANKS),
+)
+LARGE = replace(SMALL, name=TypeName("large"), cores=4, gpus=1, properties=frozenset({"large"}), slots=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,10 @@ class FluxSubject(Protocol):
         """As an administrator does; None gives no reason."""
         ...
 
+    def wish(self, wish: SlotsWish) -> None:
+        """Wish for another division of the slots, as the verb does."""
+        ...
+
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Let time pass until it holds; fail when it never does."""
         ...
@@ -79,7 +96,14 @@ class RealSubject:
         self._managers: list[OneManager] = []
 
     def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
-        flux = RealFlux(self._instance.uri, cluster_uuid, MonotonicClock(), timeout_s=2.0)
+        flux = RealFlux(
+            self._instance.uri,
+            cluster_uuid,
+            MonotonicClock(),
+            folder=self._instance.directory,
+            node_types=(SMALL, LARGE),
+            timeout_s=2.0,
+        )
         port = flux.port()
 
         def end() -> None:
@@ -94,6 +118,16 @@ class RealSubject:
         self.end_managers()
         self._instance.clear()
         self._instance.run("kvs", "unlink", "-Rf", "node-manager")
+        port = self.manager().port
+        if any(rank.cores != SMALL.cores for rank in port.ranks()):
+            port.claim()
+            port.change_slots(SlotsWish("tidy", {}), dict.fromkeys(SMALL.slots, SMALL.name))
+        self.end_managers()
+        self._instance.run("kvs", "unlink", "-Rf", "node-manager")
+
+    def wish(self, wish: SlotsWish) -> None:
+        with bindings.connection(self._instance.uri) as handle:
+            kvs.commit(handle, {retyping.WISH: retyping.encoded_wish(wish)}, timeout_s=10.0)
 
     def end_managers(self) -> None:
         for manager in self._managers:

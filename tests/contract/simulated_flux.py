@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 
 import pytest
 
-from nodemanager.model import Billing, JobId, NodeType, OnRanks, Rank, Shape, Slot, SlotName, TypeName
+from nodemanager.model import JobId, OnRanks, Rank, Shape, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.world import World
-from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, OneManager
+from tests.contract.flux_subjects import CLUSTER_UUID, LARGE, RANKS, SMALL, FluxSubject, OneManager
 
 _SLOTS = tuple(Slot(SlotName(f"slot{rank}"), rank, TypeName("small")) for rank in RANKS)
-_SMALL = NodeType(
-    name=TypeName("small"),
-    size="small",
-    cores=2,
-    gpus=0,
-    memory_bytes=2**32,
-    price_per_hour=Decimal("0.1"),
-    billing=Billing(3600),
-    slots=tuple(slot.name for slot in _SLOTS),
-)
 
 
 class SimulatedSubject:
@@ -32,7 +21,7 @@ class SimulatedSubject:
 
     def start_anew(self) -> None:
         self.world = World(seed=1)
-        self.flux = SimulatedFlux(self.world, [_SMALL], _SLOTS)
+        self.flux = SimulatedFlux(self.world, [SMALL, LARGE], _SLOTS)
         self._managers = 0
 
     def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
@@ -61,6 +50,9 @@ class SimulatedSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self.flux.drain(rank, reason)
+
+    def wish(self, wish: SlotsWish) -> None:
+        self.flux.wish_slots(wish)
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         deadline_s = self.world.now_s + 60

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, TypeName
-from nodemanager.ports import FluxError, FluxPort, NotTheActor
+from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
 
@@ -215,6 +215,75 @@ def test_a_broker_that_hangs_is_put_out(subject: FluxSubject, actor: FluxPort) -
     subject.until("it is offline", lambda: not look(actor, 1).online)
 
 
+# --- the division of the slots ----------------------------------------------------------------------------
+
+WISH = SlotsWish("wish-1", {TypeName("small"): 2, TypeName("large"): 1})
+MOVES = {SlotName("slot3"): TypeName("large")}
+
+
+def test_a_slot_changes_its_type_while_a_job_runs(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("its cores are free", lambda: look(actor, 1).cores_free == 2)
+    end = subject.occupy(Rank(1))
+    subject.wish(WISH)
+    assert actor.slots_wish() == WISH
+
+    actor.change_slots(WISH, MOVES)
+
+    seen = look(actor, 3)
+    assert (seen.cores, seen.gpus, seen.type_name, seen.drain_reason) == (4, 1, "large", None)
+    assert [look(actor, rank).type_name for rank in (1, 2)] == ["small", "small"]
+    assert (look(actor, 1).allocated, look(actor, 1).cores_free) == (True, 1)
+    assert actor.slots_wish() is None
+    assert actor.repair() is False
+    end()
+    subject.until("the job's rank is idle", lambda: look(actor, 1).idle)
+    # It comes, goes and comes again as what it is now.
+    for _ in range(2):
+        subject.bring_online(Rank(3))
+        subject.until("it takes jobs", lambda: look(actor, 3).cores_free == 4)
+        actor.stop_broker(Rank(3))
+        subject.until("it is offline", lambda: not look(actor, 3).online)
+
+
+def test_a_slot_that_somebody_stands_on_keeps_its_type(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(3))
+    subject.until("it is online", lambda: look(actor, 3).online)
+    subject.wish(WISH)
+    with pytest.raises(SlotsUnchanged, match="slot3"):
+        actor.change_slots(WISH, MOVES)
+    assert (look(actor, 3).cores, look(actor, 3).drain_reason) == (2, None)
+    assert actor.slots_wish() == WISH
+
+
+def test_a_slot_that_is_leased_keeps_its_type(subject: FluxSubject, actor: FluxPort) -> None:
+    actor.record([a_launch(1, 3)])
+    subject.wish(WISH)
+    with pytest.raises(SlotsUnchanged, match="slot3"):
+        actor.change_slots(WISH, MOVES)
+    assert (look(actor, 3).cores, look(actor, 3).drain_reason) == (2, None)
+
+
+def test_a_wish_that_is_so_already_is_answered(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.wish(WISH)
+    actor.change_slots(WISH, {})
+    assert actor.slots_wish() is None
+
+
+def test_a_wish_is_refused_once_and_the_next_one_stands(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.wish(WISH)
+    actor.refuse_slots(WISH, "not now")
+    assert actor.slots_wish() is None
+    later = SlotsWish("wish-2", WISH.counts)
+    subject.wish(later)
+    actor.refuse_slots(WISH, "not now")
+    assert actor.slots_wish() == later
+
+
+def test_there_is_nothing_to_repair(actor: FluxPort) -> None:
+    assert actor.repair() is False
+
+
 # --- who acts ---------------------------------------------------------------------------------------------
 
 
@@ -233,6 +302,10 @@ def test_a_second_manager_waits_until_the_first_has_ended(subject: FluxSubject) 
     second.port.record([a_launch(1, 1)])
 
 
+def _ignored(_answer: object) -> None:
+    return
+
+
 CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "record": lambda port: port.record([a_launch(1, 1)]),
     "record nothing": lambda port: port.record([]),
@@ -240,6 +313,9 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "drain": lambda port: port.drain(Rank(1), OURS),
     "undrain": lambda port: port.undrain(Rank(1)),
     "stop_broker": lambda port: port.stop_broker(Rank(1)),
+    "repair": lambda port: _ignored(port.repair()),
+    "change_slots": lambda port: port.change_slots(WISH, MOVES),
+    "refuse_slots": lambda port: port.refuse_slots(WISH, "not now"),
 }
 
 

@@ -58,11 +58,13 @@ from nodemanager.model import (
 )
 from nodemanager.orders import (
     BootNode,
+    ChangeSlots,
     CreateNode,
     DestroyNode,
     DrainNode,
     EndLease,
     RecordLaunches,
+    RefuseSlots,
     StopBroker,
     UndrainNode,
 )
@@ -368,6 +370,10 @@ def _subjects(action: Action) -> list[str]:
             return [launch.slot]
         case DestroyNode(launch=None, provider_id=provider_id):
             return [provider_id]
+        case ChangeSlots(moves=moves):
+            return list(moves)
+        case RefuseSlots(wish=wish):
+            return [wish.id]
         case _:
             return [str(action.launch)]
 

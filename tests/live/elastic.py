@@ -40,6 +40,7 @@ from tests.live.witness import Witness, launch_of, slot_of
 ROOT = Path(__file__).parents[2]
 RPC_WITHIN_S = 10.0
 END_WITHIN_S = 20.0
+VERB_WITHIN_S = 90.0
 EVERY_JOB = 0  # job-list.list: no limit
 RESULTS = {1: "COMPLETED", 2: "FAILED", 4: "CANCELED", 8: "TIMEOUT"}  # flux-core's job.h
 
@@ -184,6 +185,34 @@ class Elastic:
         service.until_said("join_service_started")
         return service
 
+    def start_verb(self, *arguments: str) -> psutil.Popen:
+        """Start another verb; what it prints is read from its output."""
+        command = [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))]
+        return psutil.Popen(
+            command, cwd=ROOT, env=without_flux(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def restart_head_when_it_ends(self) -> None:
+        """As a supervisor does."""
+        assert self._head is not None
+        self._head.wait(VERB_WITHIN_S)
+        self.start_head()
+
+    def verb(self, *arguments: str, status: int = 0) -> str:
+        """Run another verb to its end; what it printed."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=VERB_WITHIN_S,
+            cwd=ROOT,
+            env=without_flux(),
+        )
+        if ran.returncode != status:
+            raise AssertionError(f"{arguments}: status {ran.returncode}: {ran.stderr}\n{self.said()}")
+        return ran.stdout + ran.stderr
+
     def owner(self) -> Owner | None:
         """Who holds the name that lets one manager act."""
         with bindings.connection(self.site.flux.uri) as handle:
@@ -241,7 +270,7 @@ class Elastic:
             capture_output=True,
             text=True,
             timeout=END_WITHIN_S,
-            env=_environment() | {"FLUX_URI": self.site.flux.uri},
+            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
         )
         if check and ran.returncode != 0:
             raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
@@ -318,7 +347,7 @@ class Elastic:
 
     def clear(self) -> None:
         """Take away what a test left, so that the next one finds rank 0 alone."""
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         self.flux("cancel", "--all", check=False)
         eventually("no job is active", lambda: self._ask("job-manager.stats-get")["active_jobs"] == 0)
@@ -332,14 +361,14 @@ class Elastic:
     def reap(self) -> None:
         """Leave no process behind, whatever happened."""
         self.witness.stop()
-        self._end_managers()
+        self.end_managers()
         self._destroy_nodes()
         if self._head is not None:
             kill_all([*self._head.children(recursive=True), self._head])
             self._head = None
         kill_all(self.processes_of_nodes())
 
-    def _end_managers(self) -> None:
+    def end_managers(self) -> None:
         for manager in self._managers:
             manager.kill()
 
@@ -377,11 +406,11 @@ class Elastic:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env=_environment(),
+                env=without_flux(),
             )
 
 
-def _environment() -> dict[str, str]:
+def without_flux() -> dict[str, str]:
     """Ours, without what would lead into an instance that encloses us."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
 

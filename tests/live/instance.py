@@ -51,6 +51,7 @@ class LiveInstance:
     """Rank 0 and ``slots`` placeholders "slot1".. of ranks 1.., in a directory with a short path (sockets)."""
 
     def __init__(self, directory: Path, slots: int = 3) -> None:
+        self.directory = directory
         self.uri = f"local://{directory}/head.sock"
         self._directory = directory
         self._slots = slots
@@ -62,7 +63,8 @@ class LiveInstance:
         subprocess.run(["flux", "keygen", certificate], check=True, capture_output=True)
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         (self._directory / "state").mkdir()
-        (self._directory / "conf.toml").write_text(
+        (self._directory / "conf.d").mkdir()
+        (self._directory / "conf.d" / "flux.toml").write_text(
             f"""
             [bootstrap]
             curve_cert = "{certificate}"
@@ -104,7 +106,7 @@ class LiveInstance:
         rundir = self._directory / f"run-{name}"
         shutil.rmtree(rundir, ignore_errors=True)
         settings |= {"hostname": name, "rundir": str(rundir)}
-        command = ["flux", "broker", "-c", str(self._directory / "conf.toml")]
+        command = ["flux", "broker", "-c", str(self._directory / "conf.d")]
         command += [f"-S{key}={value}" for key, value in settings.items()]
         if shutil.which("setpriv"):  # should the tests be killed, no broker outlives them
             command = ["setpriv", "--pdeathsig", "KILL", *command]

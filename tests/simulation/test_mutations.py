@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
+from nodemanager.actors import manager
 from nodemanager.facts import CloudCallFailed, FailureKind, NodeDestroyed, NodeDrained
 from nodemanager.fleet import observe, pairing, retirement, sightings, supply
 from nodemanager.fleet.policy import Policy
@@ -96,6 +97,10 @@ def taking_strangers_for_ours(patch: Patch) -> None:
     patch.setattr(sightings, "pair", greedy)
 
 
+def taking_no_notice_of_a_new_division(patch: Patch) -> None:
+    patch.setattr(manager, "divided", lambda policy, _division: policy)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -106,6 +111,7 @@ def taking_strangers_for_ours(patch: Patch) -> None:
         buying_two_too_many,
         taking_accepted_for_gone,
         taking_strangers_for_ours,
+        taking_no_notice_of_a_new_division,
     ],
 )
 def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:

@@ -1,0 +1,158 @@
+"""An instance that is a job of another: it grows by jobs of that one, by hand and by itself."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nodemanager.config import load_site
+from nodemanager.flux import bindings
+from nodemanager.notation import parse_idset
+from tests.live.elastic import ROOT, without_flux
+from tests.live.instance import LiveInstance, eventually, free_port, why_no_flux
+from tests.live.manager_process import ManagerProcess
+
+WITHIN_S = 60.0
+SITE = """
+[Site]
+cluster = inner
+state_dir = state
+mode = act
+[Flux]
+uri = local://{folder}/i/run/local-0
+head_address = 127.0.0.1
+bootstrap_dir = i
+port = {port}
+[Cloud]
+provider = flux
+outer_uri = {outer}
+[Limits]
+nodes_max = 2
+price_per_hour_max = 1
+[Timing]
+settle = 500ms
+probe = 1s
+relist = 3s
+create_grace = 3s
+absences = 2
+stale_after = 30s
+[Policy]
+idle_timeout = 1s
+[Node outer]
+cores = 2
+memory = 1GiB
+price_per_hour = 0
+billing = free
+slots = n[1-2]
+"""
+
+
+class Nested:
+    """An outer instance of three nodes, and rank 0 of an inner one as a job on one core of it."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "o").mkdir()
+        self.outer = LiveInstance(folder / "o")
+        self._file = folder / "site.ini"
+        self._file.write_text(SITE.format(folder=folder, port=free_port(), outer=self.outer.uri))
+        self._folder = folder
+
+    def start(self) -> None:
+        self.outer.start_head()
+        for rank in (1, 2, 3):
+            self.outer.start_slot(rank)
+        said = self.verb("init", "--nested", "--output", str(self._folder / "i"))
+        command = shlex.split(next(line for line in said.splitlines() if line.startswith("  ")))
+        self.job = self.outer.run(*command[1:])
+        self.site = load_site(self._file)
+        eventually("the inner rank 0 runs", lambda: " run " in self.inner("uptime", check=False), WITHIN_S)
+
+    def verb(self, *arguments: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._file)],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=without_flux() | {"FLUX_URI": self.outer.uri},
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    def inner(self, *command: str, check: bool = True) -> str:
+        ran = subprocess.run(
+            ["flux", *command],
+            check=check,
+            capture_output=True,
+            text=True,
+            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
+        )
+        return ran.stdout.strip()
+
+    def online(self) -> list[int]:
+        with bindings.connection(self.site.flux.uri) as handle:
+            return sorted(parse_idset(bindings.ask(handle, "resource.status", timeout_s=10.0)["online"]))
+
+    def outer_jobs(self) -> list[str]:
+        return self.outer.run("jobs", "-no", "{name}").split()
+
+    def start_manager(self) -> ManagerProcess:
+        log = self._folder / "manager.log"
+        command = [sys.executable, "-m", "nodemanager.cli", "--config", str(self._file)]
+        with log.open("ab") as file:
+            process = psutil.Popen(command, cwd=ROOT, env=without_flux(), stdout=file, stderr=file)
+        return ManagerProcess(process, log)
+
+    def reap(self) -> None:
+        self.outer.run("cancel", "--all")
+        eventually("no job is active", lambda: not self.outer_jobs(), WITHIN_S)
+        self.outer.reap()
+
+
+@pytest.fixture
+def nested() -> Iterator[Nested]:
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
+        nested = Nested(Path(folder))
+        try:
+            nested.start()
+            yield nested
+        finally:
+            nested.reap()
+
+
+def test_the_outer_instance_knows_where_the_inner_one_listens(nested: Nested) -> None:
+    assert nested.outer.run("uri", "--local", nested.job) == nested.site.flux.uri
+
+
+def test_expand_brings_nodes_and_its_cancel_takes_them_away(nested: Nested) -> None:
+    said = nested.verb("expand", nested.job, "-N", "2")
+    assert "brings n1, n2" in said
+    eventually("both have joined", lambda: nested.online() == [0, 1, 2], WITHIN_S)
+    assert sorted(nested.inner("run", "-N2", "-n2", "-c2", "flux", "getattr", "hostname").split()) == ["n1", "n2"]
+
+    nested.outer.run("cancel", said.split()[0])
+    eventually("both have left", lambda: nested.online() == [0], WITHIN_S)
+    eventually("only the inner instance runs there", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
+
+
+def test_with_provider_flux_it_grows_and_shrinks_by_itself(nested: Nested) -> None:
+    manager = nested.start_manager()
+    try:
+        job = nested.inner("submit", "-N2", "-n2", "-c2", "true")
+        eventually("the job has run", lambda: _result(nested, job) == "COMPLETED", WITHIN_S)
+        eventually("its nodes have gone", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
+    finally:
+        manager.kill()
+
+
+def _result(nested: Nested, job: str) -> str:
+    return nested.inner("jobs", "-ano", "{result}", job)

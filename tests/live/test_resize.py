@@ -1,0 +1,80 @@
+"""A longer table: rank 0 restarts, and with it come more slots, on a real Flux."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live.elastic import VERB_WITHIN_S, Elastic, Offer, an_elastic_site
+
+OFFERS = (Offer("small", "0.10", "s[1-2]"), Offer("gpu", "1.00", "g1", gpus=1))
+
+
+@pytest.fixture
+def site() -> Iterator[Elastic]:
+    with an_elastic_site(OFFERS) as elastic:
+        yield elastic
+
+
+def test_twenty_pending_jobs_outlive_a_resize_and_run_on_the_new_slots(site: Elastic) -> None:
+    jobs = [site.submit("true", requires={"properties": ["small"]}) for _ in range(20)]
+
+    said = resized(site, "small=5", "gpu=2")
+
+    assert "s[3-5] of type small, g2 of type gpu" in said
+    assert "0 running jobs end, 20 waiting jobs stay" in said
+    assert {job: seen.result for job, seen in site.jobs().items()} == dict.fromkeys(jobs, "")
+    # New slots have the last ranks: those that there were keep theirs.
+    assert {slot: (rank.rank, rank.type_name) for slot, rank in site.ranks().items()} == {
+        "s1": (1, "small"),
+        "s2": (2, "small"),
+        "g1": (3, "gpu"),
+        "s3": (4, "small"),
+        "s4": (5, "small"),
+        "s5": (6, "small"),
+        "g2": (7, "gpu"),
+    }
+    site.start_manager()
+    site.eventually("all have run", lambda: {site.result(job) for job in jobs} == {"COMPLETED"}, within_s=80.0)
+
+
+def test_nodes_come_back_to_the_longer_table_and_the_manager_uses_it(site: Elastic) -> None:
+    site.start_manager()
+    job = site.submit("sleep", "600", requires={"properties": ["small"]})
+    site.eventually("the job runs", lambda: site.jobs()[job].began_at is not None)
+    before = site.launches()
+
+    resized(site, "--force", "small=5", "gpu=2")
+
+    site.eventually("its job has ended with rank 0", lambda: site.result(job))
+    wide = site.submit("true", nodes=5, requires={"properties": ["small"]})
+    site.eventually("the node has come back", lambda: site.ranks()["s1"].online)
+    assert set(before) <= set(site.launches())
+    site.eventually("a job on all five has run", lambda: site.result(wide) == "COMPLETED", within_s=80.0)
+    pair = site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]})
+    site.eventually("a job on both GPU nodes has run", lambda: site.result(pair) == "COMPLETED", within_s=80.0)
+
+
+def resized(site: Elastic, *options: str) -> str:
+    """Run the verb, while rank 0 has a supervisor; what it said."""
+    counts = [option for option in options if option != "--force"]
+    flags = [option for option in options if option == "--force"]
+    verb = site.start_verb("resize", *flags, "--slots", *counts)
+    site.restart_head_when_it_ends()
+    said, _ = verb.communicate(timeout=VERB_WITHIN_S)
+    assert verb.returncode == 0, f"{said}\n{site.said()}"
+    return str(said)
+
+
+def test_while_a_job_runs_nothing_is_changed(site: Elastic) -> None:
+    site.start_manager()
+    job = site.submit("sleep", "600")
+    site.eventually("the job runs", lambda: site.jobs()[job].began_at is not None)
+
+    assert "1 jobs run, and would end with rank 0" in site.verb("resize", "--slots", "small=5", status=1)
+
+    assert site.result(job) == ""
+    assert set(site.ranks()) == {"s1", "s2", "g1"}
+    ended = site.submit("true")
+    site.eventually("jobs are started as before", lambda: site.result(ended) == "COMPLETED")
