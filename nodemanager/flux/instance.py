@@ -18,8 +18,9 @@ class RealFlux:
     """One instance, one manager.
 
     ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``, whose
-    conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be changed.
+    ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``,
+    whose conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be
+    changed.
     """
 
     def __init__(
