@@ -22,8 +22,6 @@ exclude_patterns = ["_build", "man", "__pycache__"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]  # as they are drawn where the pages are read without Sphinx
-# Pages that a branch does not have yet fall into their place when they come.
-suppress_warnings = ["toc.empty_glob"]
 
 html_theme = "furo"
 html_title = "flux-node-manager"

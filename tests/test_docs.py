@@ -119,6 +119,16 @@ def test_every_alert_is_answered() -> None:
     assert alerts == re.findall(r"^\| `(NodeManager\w+)` \|", page, re.MULTILINE)
 
 
+# --- the table of contents --------------------------------------------------------------------------------
+
+
+def test_every_page_has_its_place() -> None:
+    listed = set(re.findall(r"^([\w/*-]+)$", (DOC / "index.md").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(page.relative_to(DOC).with_suffix("")) for page in DOC.rglob("*.md") if "_build" not in page.parts}
+    missing = {page for page in pages if page not in listed and f"{page.rpartition('/')[0]}/*" not in listed}
+    assert missing == {"index"}, "say in doc/index.md where these pages stand"
+
+
 # --- the rest ---------------------------------------------------------------------------------------------
 
 

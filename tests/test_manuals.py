@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from doc import manuals
+from doc import generate, manuals
 from nodemanager import cli
 from nodemanager.settings import keys_of
-from tests.test_docs import generate
 
 ROOT = Path(__file__).parent.parent
 COMPLETION = ROOT / "config" / "bash-completion" / "flux-node-manager"

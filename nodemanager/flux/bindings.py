@@ -119,7 +119,7 @@ def _how_to_get_them(fault: ImportError, folders: Sequence[str]) -> str:
         f"flux-core's Python bindings cannot be imported by {sys.executable} (Python {version}): {fault}{tried}.\n"
         "flux-core brings its own bindings, built for one version of Python. One of these helps:\n"
         "  - put the folder of flux on PATH, and install what its bindings import (cffi, PyYAML):"
-        " pip install 'flux-node-manager[flux]'\n"
+        " pip install cffi PyYAML\n"
         "  - put the site-packages of flux-core on PYTHONPATH (flux env printenv PYTHONPATH shows it)\n"
         "  - run this program by flux's own Python: flux python -m nodemanager.cli\n"
         "With flux-core 0.86 or later, flux-node-manager on PATH also runs as: flux node-manager"
