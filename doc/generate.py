@@ -2,7 +2,8 @@
 """Write the pages of this folder that are made from the code: ``python -m doc.generate``, from the project's root.
 
 ``settings.md`` comes from ``nodemanager/settings.py`` and the meanings below; ``lifecycle.md`` from the table in
-``nodemanager/fleet/lifecycle.py`` and the comments beside it. ``tests/test_docs.py`` compares them.
+``nodemanager/fleet/lifecycle.py`` and the comments beside it; the man pages and the bash completion from those
+settings and the parser of ``nodemanager/cli.py``, by ``manuals.py``. ``tests/test_docs.py`` compares them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from nodemanager import model
+from doc import manuals
+from nodemanager import cli, model
 from nodemanager.fleet import lifecycle
 from nodemanager.notation import format_fsd
 from nodemanager.settings import (
@@ -273,7 +275,21 @@ it is compared with the table first, and changes nothing where there is no row; 
 
 def pages() -> Mapping[str, str]:
     """Each page's name and text."""
-    return {"settings.md": settings_page(), "lifecycle.md": lifecycle_page()}
+    parser, verbs = cli._parser(), {name: verb.__doc__ or "" for name, verb in cli.VERBS.items()}  # noqa: SLF001
+    settings = {section: [*_settings(section, of)] for section, of in SECTIONS.items()}
+    return {
+        "settings.md": settings_page(),
+        "lifecycle.md": lifecycle_page(),
+        "man/flux-node-manager.1": manuals.command_page(parser, verbs),
+        "man/site.ini.5": manuals.site_page(settings, CREDENTIALS.partition("\n\n")[2]),
+        "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser, verbs),
+    }
+
+
+def _settings(section: str, settings: type[Settings]) -> Iterator[manuals.Setting]:
+    for key in keys_of(settings):
+        _, meaning, written_as, default = _setting(section, settings, key)
+        yield manuals.Setting(key, meaning, written_as, default)
 
 
 # --- settings ---------------------------------------------------------------------------------------------

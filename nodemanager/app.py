@@ -37,6 +37,7 @@ from nodemanager.model import Launch
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
 from nodemanager.reload import needs_restart
 from nodemanager.simulation.embedded import embedded
+from nodemanager.systemd import Notifier
 from nodemanager.web.control import ReloadRefused
 
 EXIT_OK = 0
@@ -274,7 +275,13 @@ class Service:
 def serve(site: Site, outside: Outside, front: Front) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
     log: Any = structlog.get_logger()
-    service = Service(site, outside, front.publish)
+    systemd = Notifier()
+
+    def publish_and_notify(published: Published) -> None:
+        front.publish(published)
+        systemd.decided(_status(site, published))
+
+    service = Service(site, outside, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     signal.signal(signal.SIGHUP, lambda *_: _reload(service))
@@ -284,6 +291,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     front.start(service)
     service.start()
     service.fate.ended.wait()
+    systemd.stopping()
     service.stop()
     front.stop(STOP_S)
     if service.fate.crashed is not None:
@@ -298,3 +306,12 @@ def _reload(service: Service) -> None:
         service.reload()
     except ReloadRefused as error:
         structlog.get_logger().error("reload_refused", why=str(error))
+
+
+def _status(site: Site, published: Published) -> str:
+    """One line for ``systemctl status``; it changes only when there is news."""
+    stands_still = published.plan.stands_still
+    if stands_still is not None:
+        return f"decides nothing: {stands_still.code}"
+    nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
+    return f"mode {site.mode}; nodes: {nodes}; jobs that wait: {jobs}"

@@ -341,8 +341,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings, or no service; 70 a bug; "
-        "77 the token is needed; 78 a fault in the site; 130 interrupted",
+        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings that fit, or no service; "
+        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""Structured lines: readable on a terminal, JSON elsewhere. They go to standard error."""
+"""Structured lines: readable on a terminal, JSON elsewhere. They go to standard error.
+
+In systemd's journal, which stamps each line, a line has no time of its own; its level stands first (sd-daemon(3)).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ import sys
 
 import structlog
 
+from nodemanager.systemd import to_journal
+
+LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # syslog's
+
 
 def configure(level: int = logging.INFO) -> None:
     """Set the process's logging up. Called once, by the command line."""
     on_terminal = sys.stderr.isatty()
-    shared: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=not on_terminal),
-    ]
+    in_journal = to_journal(sys.stderr)
+    shared: list[structlog.typing.Processor] = [structlog.processors.add_log_level]
+    if not in_journal:
+        shared.append(structlog.processors.TimeStamper(fmt="iso", utc=not on_terminal))
     rendering: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer()]
         if on_terminal
         else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
     )
+    if in_journal:
+        rendering.append(_with_level)
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -28,3 +37,7 @@ def configure(level: int = logging.INFO) -> None:
     )
     # Pykka tells of an actor's death through the standard library.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _with_level(_logger: object, level: str, line: object) -> str:
+    return f"<{LEVELS.get(level, LEVELS['error'])}>{line}"

@@ -90,6 +90,45 @@ because(f"made_of_{x}")
         list(codes_in("because(somewhere_else)"))
 
 
+# --- troubleshooting --------------------------------------------------------------------------------------
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_that_the_code_prints() -> None:
+    page = (DOC / "troubleshooting.md").read_text(encoding="utf-8")
+    printed = "\n".join(text for path in PACKAGE.rglob("*.py") for text in literals_in(path.read_text("utf-8")))
+    shown = re.findall(r"^```text\n(.*)\n```$", page, re.MULTILINE)
+    parts = {part.strip(" .") for line in shown for part in line.split("...")} - {"", "(", ")", "),", ":", ","}
+    assert len(shown) > 20
+    assert {part for part in parts if part not in printed} == set(), "no code prints these"
+
+
+def literals_in(source: str) -> Iterator[str]:
+    """The texts of a module; where an f-string puts a value in, a gap."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.JoinedStr(parts):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in parts)
+            case ast.Constant(str(text)):
+                yield text
+
+
+def test_every_alert_is_answered() -> None:
+    rules = (ROOT / "config" / "prometheus" / "flux-node-manager.rules.yaml").read_text(encoding="utf-8")
+    page = (DOC / "troubleshooting.md").read_text(encoding="utf-8")
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert alerts == re.findall(r"^\| `(NodeManager\w+)` \|", page, re.MULTILINE)
+
+
+# --- the table of contents --------------------------------------------------------------------------------
+
+
+def test_every_page_has_its_place() -> None:
+    listed = set(re.findall(r"^([\w/*-]+)$", (DOC / "index.md").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(page.relative_to(DOC).with_suffix("")) for page in DOC.rglob("*.md") if "_build" not in page.parts}
+    missing = {page for page in pages if page not in listed and f"{page.rpartition('/')[0]}/*" not in listed}
+    assert missing == {"index"}, "say in doc/index.md where these pages stand"
+
+
 # --- the rest ---------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ Future = Any  # flux.future.Future
 
 LEADER = 0
 _DISCOVERY_TIMEOUT_S = 20.0
+_VERSION_TIMEOUT_S = 5.0
 # Answers of a broker that is well: the connection they came by is kept.
 _ANSWERS = frozenset(
     {
@@ -44,6 +45,10 @@ _ANSWERS = frozenset(
 
 class BindingsMissing(Exception):
     """flux-core's Python bindings cannot be imported; the text says how to get them."""
+
+
+class VersionsDiffer(BindingsMissing):
+    """The bindings that can be imported are of another flux-core than the instance runs. Only a new start helps."""
 
 
 class CallFailed(FluxError):
@@ -114,7 +119,7 @@ def _how_to_get_them(fault: ImportError, folders: Sequence[str]) -> str:
         f"flux-core's Python bindings cannot be imported by {sys.executable} (Python {version}): {fault}{tried}.\n"
         "flux-core brings its own bindings, built for one version of Python. One of these helps:\n"
         "  - put the folder of flux on PATH, and install what its bindings import (cffi, PyYAML):"
-        " pip install 'flux-node-manager[flux]'\n"
+        " pip install cffi PyYAML\n"
         "  - put the site-packages of flux-core on PYTHONPATH (flux env printenv PYTHONPATH shows it)\n"
         "  - run this program by flux's own Python: flux python -m nodemanager.cli\n"
         "With flux-core 0.86 or later, flux-node-manager on PATH also runs as: flux node-manager"
@@ -132,14 +137,39 @@ def part(name: str) -> Any:
 def connect(uri: str) -> Handle:
     """Open a handle in this thread; ``""`` is the instance that encloses us. Close it with ``close``.
 
-    Raises ``BindingsMissing`` or ``FluxError``.
+    Raises ``BindingsMissing`` (``VersionsDiffer`` among them) or ``FluxError``.
     """
     load()
+    where = uri or "the enclosing instance (FLUX_URI)"
     try:
-        return part("flux").Flux(uri) if uri else part("flux").Flux()
+        handle = part("flux").Flux(uri) if uri else part("flux").Flux()
     except OSError as error:
-        where = uri or "the enclosing instance (FLUX_URI)"
         raise CallFailed(f"cannot reach Flux at {where}", error) from error
+    try:
+        _require_its_version(handle, where)
+    except Exception:
+        close(handle)
+        raise
+    return handle
+
+
+def _require_its_version(handle: Handle, where: str) -> None:
+    """Brokers and bindings are made for each other: what another version answers may mean other things."""
+    ours = version()
+    theirs = str(ask(handle, "attr.get", {"name": "version"}, timeout_s=_VERSION_TIMEOUT_S)["value"])
+    if ours != theirs:
+        raise VersionsDiffer(
+            f"flux-core's Python bindings are of version {ours} ({part('flux').__file__}), and {where}"
+            f" runs flux-core {theirs}. Run flux-node-manager with the bindings of flux-core {theirs}: put the"
+            f" flux of that version first on PATH, or its site-packages on PYTHONPATH; a container image is to be"
+            f" built from flux-core {theirs} (build argument FLUX_VERSION)"
+        )
+
+
+def version() -> str:
+    """Which flux-core the bindings were built with and for, as ``flux version`` has it."""
+    core = part("_flux._core")
+    return str(core.ffi.string(core.lib.flux_core_version_string()).decode())
 
 
 def close(handle: Handle) -> None:

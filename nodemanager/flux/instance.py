@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nodemanager.flux import bindings
@@ -10,16 +11,16 @@ from nodemanager.flux.claim import Claim, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 from nodemanager.model import NodeType
-from nodemanager.ports import Clock
+from nodemanager.ports import Clock, FluxError
 
 
 class RealFlux:
     """One instance, one manager.
 
     ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``; it does not connect yet. ``folder``, whose conf.d is rank 0's configuration, and
-    ``node_types`` are needed where the division of the slots is to be changed. ``status`` is what
-    ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
+    ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``,
+    whose conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be
+    changed. ``status`` is what ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class RealFlux:
         status: Status = dict,
     ) -> None:
         bindings.load()
+        with suppress(FluxError), bindings.connection(uri):
+            pass  # every connection looks at the version; a wrong one is best said before anything is started
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._clock = clock

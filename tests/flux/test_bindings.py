@@ -1,4 +1,4 @@
-"""Without flux-core's bindings the error says how to get them."""
+"""Without flux-core's bindings, or with those of another version, the error says how to get the right ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+CONNECT = "from nodemanager.flux import bindings\nbindings.connect('local:///nowhere')\nprint('connected')"
 LOAD = "from nodemanager.flux import bindings\nbindings.load()"
 
 
@@ -30,9 +31,77 @@ def test_bindings_of_another_python_are_named_with_their_folder(tmp_path: Path) 
     assert f"also looked in {site}" in shown
 
 
-def _load(environment: dict[str, str]) -> str:
+# As much of flux-core's bindings as a connection needs.
+FLUX = """
+class Answer:
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def wait_for(self, timeout_s): return self
+    def get(self): return {"value": "0.88.0", "flags": 0}
+
+class Flux:
+    def __init__(self, uri): pass
+    def __exit__(self, *_): print("closed")
+    def rpc(self, topic, payload, rank): return Answer()
+"""
+CORE = """
+class ffi:
+    string = staticmethod(lambda text: text)
+
+class lib:
+    flux_core_version_string = staticmethod(lambda: b"VERSION")
+"""
+
+
+def _bindings_of(version: str, folder: Path) -> None:
+    (folder / "flux").mkdir()
+    (folder / "_flux").mkdir()
+    (folder / "flux" / "__init__.py").write_text(FLUX)
+    for name in ("constants", "future", "kvs"):
+        (folder / "flux" / f"{name}.py").touch()
+    (folder / "_flux" / "_core.py").write_text(CORE.replace("VERSION", version))
+
+
+def test_an_instance_of_the_same_version_is_connected_to(tmp_path: Path) -> None:
+    _bindings_of("0.88.0", tmp_path)
+    ran = _run(CONNECT, {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert (ran.returncode, ran.stdout) == (0, "connected\n"), ran.stderr
+
+
+def test_an_instance_of_another_version_is_refused_by_name_and_its_handle_closed(tmp_path: Path) -> None:
+    _bindings_of("0.87.0", tmp_path)
+    ran = _run(CONNECT, {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert ran.stdout == "closed\n"
+    assert f"VersionsDiffer: flux-core's Python bindings are of version 0.87.0 ({tmp_path}" in ran.stderr
+    assert "and local:///nowhere runs flux-core 0.88.0" in ran.stderr
+
+
+def test_the_service_does_not_start_with_bindings_of_another_version(tmp_path: Path) -> None:
+    _bindings_of("0.87.0", tmp_path)
+    site = tmp_path / "site.ini"
+    uuid = "cluster_uuid = 00000000-0000-0000-0000-000000000001"
+    text = (ROOT / "config" / "local.ini").read_text().replace("../state", str(tmp_path))
+    site.write_text(text.replace("[Flux]", f"{uuid}\n[Flux]"))
     ran = subprocess.run(
-        [sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "nodemanager.cli", "--config", str(site)],
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
+    assert ran.returncode == 69, ran.stderr
+    assert "runs flux-core 0.88.0. Run flux-node-manager with the bindings of flux-core 0.88.0" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def _load(environment: dict[str, str]) -> str:
+    ran = _run(LOAD, environment)
     assert ran.returncode != 0
     return ran.stderr
+
+
+def _run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )

@@ -1,0 +1,70 @@
+"""What systemd is told of the service, and how the log suits its journal.
+
+Sources: sd_notify(3), systemd.exec(5) on ``JOURNAL_STREAM``. Without systemd all of it does nothing. A socket that
+is away is no reason to stop: the service is not there for systemd.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TextIO
+
+BEATS_IN_A_WATCHDOG = 3  # two may be lost
+
+
+class Notifier:
+    """Tells systemd ``READY=1`` by the first decision, and ``WATCHDOG=1`` by later ones, so never without one."""
+
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._beat_s = _watchdog_s(environment) / BEATS_IN_A_WATCHDOG
+        self._now_s = now_s
+        self._ready = False
+        self._status = ""
+        self._beat_at_s = now_s()
+
+    def decided(self, status: str) -> None:
+        """A decision has been finished. ``status`` is a line for ``systemctl status``."""
+        states: list[str] = []
+        if not self._ready:
+            states.append("READY=1")
+        if self._beat_s and (not self._ready or self._now_s() - self._beat_at_s >= self._beat_s):
+            states.append("WATCHDOG=1")
+            self._beat_at_s = self._now_s()
+        if status != self._status:
+            states.append(f"STATUS={status}")
+        self._ready, self._status = True, status
+        self._tell(*states)
+
+    def stopping(self) -> None:
+        self._tell("STOPPING=1")
+
+    def _tell(self, *states: str) -> None:
+        if not (self._address and states):
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(states).encode(), socket.MSG_DONTWAIT, address)
+
+
+def _watchdog_s(environment: Mapping[str, str]) -> float:
+    """How long systemd waits for a sign of life; 0 where it does not, or not for ours."""
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    text = environment.get("WATCHDOG_USEC", "")
+    return int(text) / 1e6 if text.isdecimal() else 0.0
+
+
+def to_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether what is written to the stream goes to systemd's journal, which keeps the time of each line itself."""
+    try:
+        written = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM", "") == f"{written.st_dev}:{written.st_ino}"
