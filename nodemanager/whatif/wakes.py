@@ -12,9 +12,10 @@ from nodemanager.fleet import billing
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import NodeState, Reason
+from nodemanager.model import Figure, NodeState, Reason
 
 POLL_S = 60.0
+PLAN_EVERY_S = 1.0  # as the live service: no sooner, whatever is reckoned here
 
 # What ends by something that is seen, never by time alone.
 BY_EVENTS = frozenset(
@@ -22,7 +23,7 @@ BY_EVENTS = frozenset(
         "busy", "wanted", "nodes_min", "held_by_drain", "call_in_flight", "calls_in_flight_max", "looked_for",
         "gone_yet_online", "job_slipped_in", "still_schedulable", "not_drained", "lease_to_record", "creating",
         "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained", "window_closes",
-        "makes_room", "above_nodes_max", "never_joined", "broker_lost", "failed_at_provider", "unknown_type",
+        "makes_room", "above_nodes_max", "spare", "never_joined", "broker_lost", "failed_at_provider", "unknown_type",
     }
 )  # fmt: skip
 # An order was given: its answer says how it goes on.
@@ -49,8 +50,11 @@ def _of_node(node: Node, reason: Reason, now_s: float, policy: Policy) -> float:
     if node.call is not None or reason.code in BY_EVENTS:
         return inf
     match reason.code:
-        case "idle_not_long" | "paid_time_left" | "idle_unconfirmed":
-            return max(_may_go_s(node, policy, now_s), now_s)
+        case "paid_time_left":
+            left_s, lead_s = reason.figures["window_left_s"], reason.figures["stop_lead_s"]
+            return now_s + max(PLAN_EVERY_S, _seconds(left_s) - _seconds(lead_s))
+        case "idle_not_long" | "idle_unconfirmed":
+            return max(_may_go_s(node, policy, now_s), now_s + PLAN_EVERY_S)
         case "retry_later":
             # Nothing but to be told that it is gone: the list says so.
             return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
@@ -66,6 +70,10 @@ def _of_node(node: Node, reason: Reason, now_s: float, policy: Policy) -> float:
             return inf  # the block's own end is looked at
         case _:
             return now_s + POLL_S
+
+
+def _seconds(figure: Figure) -> float:
+    return figure if isinstance(figure, float) else 0.0
 
 
 def _may_go_s(node: Node, policy: Policy, now_s: float) -> float:
