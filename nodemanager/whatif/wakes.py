@@ -23,7 +23,8 @@ BY_EVENTS = frozenset(
         "busy", "wanted", "nodes_min", "held_by_drain", "call_in_flight", "calls_in_flight_max", "looked_for",
         "gone_yet_online", "job_slipped_in", "still_schedulable", "not_drained", "lease_to_record", "creating",
         "spare", "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained",
-        "window_closes", "makes_room", "above_nodes_max", "never_joined", "broker_lost", "failed_at_provider", "unknown_type",
+        "window_closes", "makes_room", "above_nodes_max", "never_joined", "broker_lost", "failed_at_provider",
+        "unknown_type",
     }
 )  # fmt: skip
 # An order was given: its answer says how it goes on.
