@@ -12,9 +12,10 @@ from nodemanager.fleet import billing, measured
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import NodeState, Reason
+from nodemanager.model import Figure, NodeState, Reason
 
 POLL_S = 60.0
+PLAN_EVERY_S = 1.0  # as the live service: no sooner, whatever is reckoned here
 
 # What ends by something that is seen, never by time alone.
 BY_EVENTS = frozenset(
@@ -52,8 +53,11 @@ def _of_node(node: Node, reason: Reason, snapshot: Snapshot, policy: Policy) -> 
     if node.call is not None or reason.code in BY_EVENTS:
         return inf
     match reason.code:
-        case "idle_not_long" | "paid_time_left" | "idle_unconfirmed":
-            return max(_may_go_s(node, policy, snapshot), now_s)
+        case "paid_time_left":
+            left_s, lead_s = reason.figures["window_left_s"], reason.figures["stop_lead_s"]
+            return now_s + max(PLAN_EVERY_S, _seconds(left_s) - _seconds(lead_s))
+        case "idle_not_long" | "idle_unconfirmed":
+            return max(_may_go_s(node, policy, snapshot), now_s + PLAN_EVERY_S)
         case "retry_later":
             # Nothing but to be told that it is gone: the list says so.
             return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
@@ -69,6 +73,10 @@ def _of_node(node: Node, reason: Reason, snapshot: Snapshot, policy: Policy) -> 
             return inf  # the block's own end is looked at
         case _:
             return now_s + POLL_S
+
+
+def _seconds(figure: Figure) -> float:
+    return figure if isinstance(figure, float) else 0.0
 
 
 def _may_go_s(node: Node, policy: Policy, snapshot: Snapshot) -> float:
