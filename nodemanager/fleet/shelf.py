@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 
 from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, fit
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.seating import on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.fleet.supply import Offer, Place
 from nodemanager.model import JobId, Shape
