@@ -141,6 +141,15 @@ class Shape:
     constraint: Constraint = ANYWHERE
     # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
     memory_bytes_per_slot: int = 0
+    # Jobs are counted by it again and again, so it is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = self.slots, self.cores_per_slot, self.gpus_per_slot, self.nodes, self.memory_bytes_per_slot
+        object.__setattr__(self, "_hash", hash((*counts, self.exclusive, self.constraint)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class JobState(StrEnum):

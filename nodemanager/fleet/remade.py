@@ -1,8 +1,7 @@
 """A value with some fields otherwise: ``dataclasses.replace``, in a fifth of the time.
 
 The fleet's values are frozen, and each fact makes a few of them anew. ``dataclasses.replace`` looks up every field
-of a class each time; here its fields are looked up once and read at once. It is for classes all of whose fields are
-arguments of their ``__init__``, as those of the fleet's values are.
+of a class each time; here its fields are looked up once and read at once.
 """
 
 from __future__ import annotations
@@ -30,5 +29,5 @@ else:
 
 @cache
 def _fields_of(of: type[Any]) -> tuple[attrgetter[Any], dict[str, int]]:
-    names = [it.name for it in fields(of)]
+    names = [it.name for it in fields(of) if it.init]
     return attrgetter(*names), {name: place for place, name in enumerate(names)}
