@@ -84,7 +84,8 @@ const counted = (counts) => Object.entries(counts).sort((one, other) => other[1]
 function showStatus(status) {
   document.title = `${status.cluster} · flux-node-manager`;
   the("cluster").textContent = status.cluster;
-  pill("mode", status.mode === "act" ? "acts" : "observes", status.mode === "act" ? "" : "warn");
+  const only = status.observed.length ? `, ${status.observed.join(", ")} only observed` : "";
+  pill("mode", (status.mode === "act" ? "acts" : "observes") + only, status.mode === "act" && !only ? "" : "warn");
   if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "stands still", status.paused ? "warn" : "bad");
   else pill("decides", status.safe_mode.on ? "careful" : "decides", status.safe_mode.on ? "warn" : "good");
   the("clock").textContent = new Date(status.at * 1000).toLocaleString();
