@@ -34,7 +34,11 @@ async function ask(path) {
 
 // --- words ----------------------------------------------------------------------------------------------
 
-const money = (amount) => (amount === null || amount === undefined ? "–" : amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+function money(amount) {
+  if (amount === null || amount === undefined) return "–";
+  const digits = Math.abs(amount) < 1000 ? 2 : 0;
+  return amount.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
 
 function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
