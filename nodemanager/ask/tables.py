@@ -80,7 +80,7 @@ def _head(document: Mapping[str, Any]) -> Table:
             ("cluster", f"{document['cluster']}  ({_mode(document)})"),
             ("decides", _decides(document)),
             ("queue", ", ".join(f"{jobs.get(state, 0)} {state}" for state in JOB_STATES if jobs.get(state))),
-            ("waiting", _counts(document["jobs_waiting"]) or "none"),
+            ("waiting", "not weighed" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
             ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
             (
                 "cost",
