@@ -128,6 +128,7 @@ SENTENCES: Mapping[str, str] = {
     "queue_stopped": "queue {queue} is stopped",
     "unreadable": "its jobspec cannot be read: {why}",
     "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
+    "only_observed": "{node_type} is only observed: [Node {node_type}] mode",
     "no_node_type": "the site has no node type",
     "no_free_slot": "all slots of {node_type} that fit are taken, {short} short",
     "nodes_max": "the fleet is at nodes_max, {short} short",

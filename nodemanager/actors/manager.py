@@ -259,7 +259,10 @@ class Manager(CrashOnlyActor):
         for action in made.actions:
             if self._acts or _line(action) not in self._said:
                 self._log.info(verb, order=_line(action), because=str(_why(action)))
-        said = {_line(action) for action in made.actions}
+        for action in made.would:
+            if _line(action) not in self._said:
+                self._log.info("would", order=_line(action), because=str(_why(action)))
+        said = {_line(action) for action in (*made.actions, *made.would)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}

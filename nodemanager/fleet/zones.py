@@ -33,8 +33,10 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 
 
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that are to be had in no zone; each with the block that ends first."""
-    return {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
+    observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    return {**blocked, **observed}
 
 
 def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
