@@ -115,7 +115,9 @@ class _Maker:
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
-        if not fifo:
+        if not self.batches:
+            self.seating = Seating()
+        elif not fifo:
             self.seating = self._usher().seat_all()
         elif (held_up := self._held_up_at_once()) is not None:
             return held_up
