@@ -20,7 +20,7 @@ from nodemanager.flux import kvs, record, retyping, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
-from nodemanager.flux.resources import read_job_ends, read_ranks
+from nodemanager.flux.resources import Look, read_job_ends
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
     FluxRank,
@@ -64,6 +64,7 @@ class RealFluxPort:
         self._node_types = tuple(node_types)
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
+        self._look = Look()
         self._ended_known_until_at = 0.0
 
     def close(self) -> None:
@@ -240,9 +241,10 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+        return tuple(self._look.ranks.values())
 
     def jobs_ended(self) -> int:
         stats = self._ask("job-list.job-stats")
