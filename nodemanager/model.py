@@ -139,8 +139,9 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
-    # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
+    # Heeded when a node is chosen to be bought. No scheduler we know heeds them on nodes that are up.
     memory_bytes_per_slot: int = 0
+    one_zone: bool = False  # all its nodes are to be made in one zone of the provider
 
 
 class JobState(StrEnum):

@@ -270,7 +270,7 @@ class Manager(CrashOnlyActor):
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
-            line = f"{warning.code} {warning.figures['node_type']}"
+            line = f"{warning.code} {warning.figures.get('node_type', warning.figures.get('job'))}"
             said.add(line)
             if line not in self._said:
                 self._log.warning(warning.code, **warning.figures)

@@ -241,16 +241,15 @@ def _steps(
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, layout, found)
     return tuple(
-        _boot(purchase, why, snapshot, policy, layout)
+        _boot(purchase, why, snapshot, policy)
         for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
     )
 
 
-def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy, layout: Layout) -> BootNode:
+def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    zone = layout.market.zones[purchase.node_type.name]
-    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, zone)
+    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
     return BootNode(
         launch, purchase.serves, because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.jobs)
     )
