@@ -138,6 +138,7 @@ def policy_of(site: Site) -> Policy:
         queue_policy=site.policy.queue_policy,
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
+        misfit=site.policy.misfit,
         budgets=site.budget.limits,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,

@@ -13,6 +13,7 @@ from nodemanager.model import (
     UNSTEERED,
     CloudNode,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -268,6 +269,16 @@ class NodeReported:
     reported_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMeasured:
+    """What a node found of its own machine when it joined."""
+
+    launch: LaunchId
+    hardware: Hardware
+    measured_at: float
+
+
+JoinFact = NodeReported | NodeMeasured
 FluxFact = (
     QueueSeen
     | QueueProbed
@@ -290,4 +301,4 @@ FluxFact = (
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | OperatorFact | NodeReported
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -135,8 +135,8 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank):
-                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case DrainNode(launch=launch, rank=rank, note=note):
+                return NodeDrained(launch, *self._drained(rank, f"{drain_text(launch)} {note}".rstrip()))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):

@@ -20,7 +20,7 @@ from nodemanager.flux import kvs, record, retyping, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
-from nodemanager.flux.resources import read_job_ends, read_ranks
+from nodemanager.flux.resources import OUR_DRAINS, read_job_ends, read_ranks
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
     FluxRank,
@@ -37,7 +37,6 @@ from nodemanager.notation import parse_idset
 from nodemanager.ports import FluxError, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
-OUR_DRAINS = "flux-node-manager:"
 _LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get")
 _ENDED_JOBS_MAX = 1000
 

@@ -17,6 +17,7 @@ from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName, TypeNa
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
+OUR_DRAINS = "flux-node-manager:"
 _OVERLAY: Mapping[str, Overlay] = {state.value: state for state in Overlay}
 
 
@@ -164,12 +165,14 @@ def _read_resource_status(reply: object) -> _ResourceStatus:
 
 
 def _read_drains(value: object, where: str) -> dict[Rank, str]:
-    """The reason by rank; "" where none was given."""
+    """The reason by rank; "" where none was given. Of a drain of ours, the mark."""
     drains: dict[Rank, str] = {}
     for ranks, entry in object_at(value, where).items():
         reason = object_at(entry, f"{where}.{ranks}").get("reason")
         said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
-        drains.update(dict.fromkeys(_ranks(ranks, where), said))
+        # Behind a mark of ours stands a note for people.
+        mark = said.partition(" ")[0] if said.startswith(OUR_DRAINS) else said
+        drains.update(dict.fromkeys(_ranks(ranks, where), mark))
     return drains
 
 
