@@ -68,9 +68,7 @@ class NodeType:
 
     def promising(self, promise: Promise) -> NodeType:
         """The type as the instance declares it, where that is not what the site says."""
-        return replace(
-            self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes
-        )
+        return replace(self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)

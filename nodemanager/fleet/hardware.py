@@ -74,7 +74,9 @@ def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot
     if node is None or node.hardware == fact.hardware:
         return snapshot
     node_type = policy.types.get(node.launch.type_name)
-    found = misfit(fact.hardware, node_type, snapshot.ranks.get(node.launch.rank)) if node_type is not None else None
+    found = (
+        misfit(fact.hardware, node_type, snapshot.ranks.get(node.launch.rank)) if node_type is not None else None
+    )
     if policy.misfit is Misfit.ACCEPT or node.state in _LEAVING:
         found = None
     node = replace(node, hardware=fact.hardware, misfit=found)
@@ -85,7 +87,9 @@ def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot
     snapshot = sightings.blocked(snapshot, node, FailureKind.CONFIG, str(found), policy)
     if policy.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
-    return replace(snapshot, to_promise={**snapshot.to_promise, node_type.name: _what_it_can(node_type, fact.hardware)})
+    return replace(
+        snapshot, to_promise={**snapshot.to_promise, node_type.name: _what_it_can(node_type, fact.hardware)}
+    )
 
 
 def _what_it_can(node_type: NodeType, had: Hardware) -> Promise:
