@@ -6,6 +6,7 @@ happened after it may be missing from the answer, so newer local knowledge wins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodemanager import model
@@ -22,6 +23,7 @@ from nodemanager.model import (
     Leftover,
     Mark,
     ProviderId,
+    Rank,
     SlotsWish,
     Steering,
     UnreadableJob,
@@ -77,6 +79,13 @@ class RanksSeen:
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMeasured:
+    """What the machines really have whose ranks came online, as Flux found them."""
+
+    hardware: Mapping[Rank, Hardware]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +293,7 @@ FluxFact = (
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | RanksMeasured
     | SlotsChanged
     | SlotsRefused
     | FluxUnreachable

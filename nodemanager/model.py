@@ -82,12 +82,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a machine really has. ``threads``: the processors that it shows, of which a core has one or more."""
+    """What a machine really has. ``threads``: the processors that it shows, of which a core has one or more.
+
+    None: nobody looked.
+    """
 
     cores: int
     threads: int
-    gpus: int
-    memory_bytes: int
+    gpus: int | None = None
+    memory_bytes: int | None = None
 
 
 class Misfit(StrEnum):

@@ -14,6 +14,7 @@ from nodemanager.facts import FailureKind, JoinFact, QueueProbed, QueueSeen, Ran
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     Leftover,
@@ -134,6 +135,13 @@ class FluxPort(Protocol):
 
     def ranks(self) -> tuple[FluxRank, ...]:
         """One look at every rank but the leader."""
+        ...
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        """What the machines really have whose ranks came online as the last look showed; each is told once.
+
+        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        """
         ...
 
     def jobs_ended(self) -> int:

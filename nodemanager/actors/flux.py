@@ -19,6 +19,7 @@ from nodemanager.facts import (
     NodeCordoned,
     NodeDrained,
     NodeUndrained,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
@@ -100,10 +101,13 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
+            hardware = self._port.measured()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            if hardware:
+                self._manager.tell(RanksMeasured(hardware))
 
     def _keep(self, order: KeepSteering) -> None:
         started_s = self._clock.monotonic_s()

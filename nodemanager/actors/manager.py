@@ -27,6 +27,7 @@ from nodemanager.facts import (
     NodeMeasured,
     NodeReported,
     QueueSeen,
+    RanksMeasured,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
@@ -35,6 +36,7 @@ from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
@@ -149,10 +151,21 @@ class Manager(CrashOnlyActor):
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._tell_of_report(fact)
-            case NodeMeasured(launch=launch, hardware=had) if launch in self._snapshot.nodes:
-                self._log.info("node_measured", node=launch, **asdict(had))
+            case NodeMeasured() | RanksMeasured():
+                self._tell_of_hardware(fact)
             case _:
                 pass
+
+    def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
+        of_rank = roll_of(self._snapshot).of_rank
+        found = (
+            {fact.launch: fact.hardware}
+            if isinstance(fact, NodeMeasured)
+            else {of_rank[rank]: had for rank, had in fact.hardware.items() if rank in of_rank}
+        )
+        for launch, had in found.items():
+            if launch in self._snapshot.nodes:
+                self._log.info("node_measured", node=launch, **asdict(had))
 
     def _tell_of_report(self, fact: NodeReported) -> None:
         """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""

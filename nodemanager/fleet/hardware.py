@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nodemanager.facts import FailureKind, NodeMeasured
+from nodemanager.facts import FailureKind, NodeMeasured, RanksMeasured
 from nodemanager.fleet import sightings
 from nodemanager.fleet.division import movable
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.roll import with_nodes
-from nodemanager.fleet.snapshot import Node, Scope, Snapshot
+from nodemanager.fleet.roll import roll_of, with_nodes
+from nodemanager.fleet.snapshot import Scope, Snapshot
 from nodemanager.model import (
     FluxRank,
     Hardware,
@@ -44,24 +44,20 @@ def misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason 
     """
     cores, gpus = (rank.cores, rank.gpus) if rank is not None else (node_type.cores, node_type.gpus)
     declares = {"cores": cores, "gpus": gpus, "memory_bytes": node_type.memory_bytes}
-    has = {"cores": had.threads, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
+    looked_at = {"cores": had.threads, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
     enough = {**declares, "memory_bytes": _enough(node_type)}
-    short = [name for name in declares if has[name] < enough[name]]
+    short = {name: has for name, has in looked_at.items() if has is not None and has < enough[name]}
     if not short:
         return None
-    figures = {figure: value for name in short for figure, value in _of(name, has[name], declares[name])}
+    figures = {f"has_{name}": has for name, has in short.items()}
+    figures |= {f"declared_{name}": declares[name] for name in short}
     return because("less_than_declared", node_type=node_type.name, lacks=tuple(short), **figures)
-
-
-def _of(name: str, has: int, declares: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    return (f"has_{name}", has), (f"declared_{name}", declares)
 
 
 def note(misfit: Reason) -> str:
     """What Flux shows of it, to whoever asks why the node is drained: "has 2 of 4 cores"."""
     figures = misfit.figures
-    lacks = figures["lacks"]
-    assert isinstance(lacks, tuple)
+    lacks = (name.removeprefix("has_") for name in figures if name.startswith("has_"))
     return "has " + ", ".join(f"{figures[f'has_{name}']} of {figures[f'declared_{name}']} {name}" for name in lacks)
 
 
@@ -94,11 +90,23 @@ def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot
 
 def _what_it_can(node_type: NodeType, had: Hardware) -> Promise:
     """No more than a machine of the type has; what it has more is left out of account, as it was."""
+    memory_bytes = had.memory_bytes
+    if memory_bytes is None or memory_bytes >= _enough(node_type):
+        memory_bytes = node_type.memory_bytes
     return Promise(
         cores=node_type.cores if had.threads >= node_type.cores else had.cores,
-        gpus=min(node_type.gpus, had.gpus),
-        memory_bytes=node_type.memory_bytes if had.memory_bytes >= _enough(node_type) else had.memory_bytes,
+        gpus=node_type.gpus if had.gpus is None else min(node_type.gpus, had.gpus),
+        memory_bytes=memory_bytes,
     )
+
+
+def ranks_measured(snapshot: Snapshot, fact: RanksMeasured, policy: Policy) -> Snapshot:
+    """As :func:`measured`, for nodes that Flux was asked about. What a node says itself goes before it."""
+    for rank, had in fact.hardware.items():
+        id_ = roll_of(snapshot).of_rank.get(rank)
+        if id_ is not None and snapshot.nodes[id_].hardware is None:
+            snapshot = measured(snapshot, NodeMeasured(id_, had, snapshot.wall_at), policy)
+    return snapshot
 
 
 # --- promised as it is ------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from nodemanager.facts import (
     NodeUndrained,
     QueueProbed,
     QueueSeen,
+    RanksMeasured,
     RanksSeen,
     RanksStirred,
     RetirementAsked,
@@ -69,6 +70,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _stirred(snapshot)
         case RanksSeen():
             return sightings.ranks_seen(snapshot, fact, policy)
+        case RanksMeasured():
+            return hardware.ranks_measured(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case SlotsChanged():

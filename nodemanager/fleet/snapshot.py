@@ -175,8 +175,8 @@ class Snapshot:
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
-    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have come
-    # to promise since this process began.
+    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
+    # come to promise since this process began.
     to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
     promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
     wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile

@@ -79,8 +79,8 @@ def _free(
     if owner is not None:
         # It would know nothing of what is promised here, and might lease the same slots.
         raise ExpandError(
-            f"a manager runs there ({owner}) and may lease the same slots, and of two brokers on a slot the second puts"
-            " out the first. With provider = flux it grows the instance by itself; else stop it first"
+            f"a manager runs there ({owner}) and may lease the same slots, and of two brokers on a slot the second"
+            " puts out the first. With provider = flux it grows the instance by itself; else stop it first"
         )
     flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, timeout_s=TIMEOUT_S)
     port = flux.port()

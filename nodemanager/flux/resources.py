@@ -11,9 +11,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
+from xml.etree import ElementTree as ET
 
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, Hardware, Holding, Overlay, Rank, SlotName, TypeName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
@@ -116,6 +117,23 @@ def read_job_ends(job_list: object) -> dict[Rank, float]:
         for rank in _ranks(job["ranks"], f"{where}.ranks"):
             ends[rank] = max(ended_at, ends.get(rank, ended_at))
     return ends
+
+
+def read_topology(xml: str) -> Hardware:
+    """A machine by the answer to ``resource.topo-get``, which is hwloc's XML: cores and hardware threads.
+
+    Its GPUs it shows only where hwloc was built to find them, and its memory by NUMA node, where what was added to
+    a running machine is missing: neither is taken from here.
+    """
+    try:
+        topology = ET.fromstring(xml)  # noqa: S314 - who owns a broker of ours owns the instance
+    except ET.ParseError as fault:
+        raise ValueError(f"resource.topo-get: hwloc's XML is needed: {fault}") from fault
+    objects = [element.get("type") for element in topology.iter("object")]
+    threads = objects.count("PU")
+    if not threads:
+        raise ValueError("resource.topo-get: no PU in it")
+    return Hardware(cores=objects.count("Core") or threads, threads=threads)
 
 
 # --- the replies ------------------------------------------------------------------------------------------

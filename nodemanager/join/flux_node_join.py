@@ -623,8 +623,8 @@ def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dic
 
 # --- what the machine has ---------------------------------------------------------------------------------
 
-# PCI: 3D and display controllers and accelerators are GPUs, whoever made them; what is called a VGA controller is one
-# where NVIDIA or AMD made it, and else shows a console.
+# PCI: 3D and display controllers and accelerators are GPUs, whoever made them; what is called a VGA controller is
+# one where NVIDIA or AMD made it, and else shows a console.
 GPU_CLASSES = ("0x0302", "0x0380", "0x1200")
 VGA_CLASS = "0x0300"
 GPU_VENDORS = ("0x10de", "0x1002")

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, JobId, Launch, Rank, SlotName, SlotsWish, Steering, TypeName
+from nodemanager.model import FluxRank, Hardware, JobId, Launch, Rank, SlotName, SlotsWish, Steering, TypeName
 from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
@@ -99,6 +99,9 @@ class SimulatedFluxPort:
         self._change(keep)
 
     # --- jobs ---
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        return {}
 
     def jobs_ended(self) -> int:
         return self._call(lambda: self._flux.jobs_ended)

@@ -20,7 +20,7 @@ from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreac
 from nodemanager.join.ledger import Ledger
 from nodemanager.join.material import Material
 from nodemanager.join.tickets import SiteKey
-from nodemanager.model import CloudNode, JoinPhase, LaunchId, Misfit, ProviderId, Roster, SlotName
+from nodemanager.model import CloudNode, Identity, JoinPhase, LaunchId, Misfit, ProviderId, Roster, SlotName
 from nodemanager.ports import JoinError, JoinPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
@@ -165,14 +165,15 @@ class SimulatedJoins:
         if self.happens(self.faults.p_twin):
             names.append(f"twin of {node.provider_id}")
         for name in names:
-            machine = SimulatedMachine(self, name, node.identity.launch, node.identity.slot, self.hardware_of(node))
+            machine = SimulatedMachine(
+                self, name, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
+            )
             self.machines.append(machine)
             self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
 
-    def hardware_of(self, node: CloudNode) -> dict[str, int]:
+    def hardware_of(self, identity: Identity) -> dict[str, int]:
         """What a machine finds of itself."""
-        assert node.identity is not None
-        had = self.types[node.identity.type_name]
+        had = self.types[identity.type_name]
         cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
         self.short += cores < had.cores
         return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.facts import NodeCordoned, NodeMeasured, SlotsChanged, SlotsRefused
+from nodemanager.facts import NodeCordoned, NodeMeasured, RanksMeasured, SlotsChanged, SlotsRefused
 from nodemanager.fleet.hardware import as_promised, misfit, redeclaration
 from nodemanager.model import (
     Hardware,
@@ -18,6 +18,7 @@ from nodemanager.model import (
     NodeState,
     NodeType,
     Promise,
+    Rank,
     SlotName,
     TypeName,
 )
@@ -224,3 +225,22 @@ def test_a_wish_of_somebody_elses_that_is_refused_changes_nothing_of_it() -> Non
     before = world.snapshot.to_promise
     world.see(SlotsRefused("hardware-cloud"))
     assert world.snapshot.to_promise == before
+
+
+# --- as Flux found it -------------------------------------------------------------------------------------
+
+
+def test_what_flux_finds_of_a_rank_is_of_the_node_that_stands_there() -> None:
+    world = a_world().idle_node()
+    world.see(RanksMeasured({world["cloud1"].launch.rank: Hardware(2, 2), Rank(99): Hardware(1, 1)}))
+    assert world.why("cloud1") == "less_than_declared"
+
+
+def test_of_gpus_and_memory_it_says_nothing() -> None:
+    assert misfit(Hardware(8, 8), GPU, None) is None
+
+
+def test_what_a_node_said_itself_goes_before_it() -> None:
+    world = measured(a_world().idle_node(), had=WHOLE)
+    world.see(RanksMeasured({world["cloud1"].launch.rank: Hardware(2, 2)}))
+    assert world["cloud1"].hardware == WHOLE

@@ -18,8 +18,10 @@ OFFERS = (Offer("small", "0.10", "s[1-2]", cores=1), Offer("huge", "1.00", "h[1-
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest) -> Iterator[Elastic]:
-    with an_elastic_site(OFFERS, by_tickets=True, policy=f"misfit = {request.param}") as elastic:
-        elastic.start_join_service()
+    misfit, _, join = request.param.partition(", ")
+    with an_elastic_site(OFFERS, by_tickets=join == "service", policy=f"misfit = {misfit}") as elastic:
+        if join == "service":
+            elastic.start_join_service()
         yield elastic
 
 
@@ -28,10 +30,10 @@ def measured(site: Elastic, manager: ManagerProcess) -> int:
     return int(manager.said("node_measured")[0]["threads"])
 
 
-@pytest.mark.parametrize("site", ["drain"], indirect=True)
+@pytest.mark.parametrize("site", ["drain, service", "drain, directory"], indirect=True)
 def test_one_that_has_less_is_drained_with_the_reason_goes_and_is_not_bought_again(site: Elastic) -> None:
     manager = site.start_manager()
-    job = site.submit("sleep", "1", requires={"properties": ["huge"]})
+    job = site.submit("sleep", "5", requires={"properties": ["huge"]})
     threads = measured(site, manager)
     assert threads == len(os.sched_getaffinity(0))
 
@@ -39,10 +41,11 @@ def test_one_that_has_less_is_drained_with_the_reason_goes_and_is_not_bought_aga
     site.eventually("it is gone", lambda: not site.launches(), within_s=60.0)
     site.eventually("nobody is living", lambda: not site.witness.living())
     assert len(manager.said("node_measured")) == 1
-    assert site.result(job) == ""
+    # By ticket it says so before its broker begins. Asked by Flux, it is online already: what began runs to its end.
+    assert site.result(job) in ("", "COMPLETED")
     # In queue order nothing starts behind a job that cannot; once that is gone, what is in order is served.
     small = site.submit("true", requires={"properties": ["small"]})
-    site.flux("cancel", str(job))
+    site.flux("cancel", str(job), check=False)
     site.eventually("the other type's job has run", lambda: site.result(small) == "COMPLETED", within_s=60.0)
     assert len(manager.said("node_measured")) == 2
 
@@ -56,7 +59,7 @@ def promises(site: Elastic) -> Mapping[TypeName, Promise]:
     return promises_in(ConfigFile.of(site.site.flux.bootstrap_dir).read())
 
 
-@pytest.mark.parametrize("site", ["retype"], indirect=True)
+@pytest.mark.parametrize("site", ["retype, service"], indirect=True)
 def test_a_type_is_declared_as_its_nodes_are_and_bought_as_such(site: Elastic) -> None:
     manager = site.start_manager()
     first = site.submit("true", requires={"properties": ["huge"]})
@@ -76,7 +79,7 @@ def test_a_type_is_declared_as_its_nodes_are_and_bought_as_such(site: Elastic) -
     assert site.ranks()["h1"].cores == promise.cores
 
 
-@pytest.mark.parametrize("site", ["accept"], indirect=True)
+@pytest.mark.parametrize("site", ["accept, service"], indirect=True)
 def test_where_it_is_accepted_it_works(site: Elastic) -> None:
     manager = site.start_manager()
     job = site.submit("true", requires={"properties": ["huge"]})
