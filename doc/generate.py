@@ -150,6 +150,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+        "misfit": "What becomes of a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
+        "gets no work and goes, and its type is not bought for a while. `accept`: nothing. `retype`: as `drain`, "
+        "and the instance declares the type as it is. For `local`, unless given, `accept`.",
     },
     "Web": {
         "listen": "Where status, control and the dashboard are served. `unix`: on the socket `web.sock` in "

@@ -6,6 +6,7 @@ happened after it may be missing from the answer, so newer local knowledge wins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodemanager import model
@@ -13,6 +14,7 @@ from nodemanager.model import (
     UNSTEERED,
     CloudNode,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -21,6 +23,7 @@ from nodemanager.model import (
     Leftover,
     Mark,
     ProviderId,
+    Rank,
     SlotsWish,
     Steering,
     UnreadableJob,
@@ -76,6 +79,13 @@ class RanksSeen:
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMeasured:
+    """What the machines really have whose ranks came online, as Flux found them."""
+
+    hardware: Mapping[Rank, Hardware]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +278,22 @@ class NodeReported:
     reported_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMeasured:
+    """What a node found of its own machine when it joined."""
+
+    launch: LaunchId
+    hardware: Hardware
+    measured_at: float
+
+
+JoinFact = NodeReported | NodeMeasured
 FluxFact = (
     QueueSeen
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | RanksMeasured
     | SlotsChanged
     | SlotsRefused
     | FluxUnreachable
@@ -290,4 +311,4 @@ FluxFact = (
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | OperatorFact | NodeReported
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -45,11 +45,12 @@ class RecordLaunches:
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Let the rank take no more jobs, then look at it once more."""
+    """Let the rank take no more jobs, then look at it once more. ``note`` stands in Flux behind our mark."""
 
     launch: LaunchId
     rank: Rank
     reason: Reason
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

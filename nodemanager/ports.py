@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.facts import FailureKind, JoinFact, QueueProbed, QueueSeen, RanksStirred
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     Leftover,
@@ -136,6 +137,13 @@ class FluxPort(Protocol):
         """One look at every rank but the leader."""
         ...
 
+    def measured(self) -> Mapping[Rank, Hardware]:
+        """What the machines really have whose ranks came online as the last look showed; each is told once.
+
+        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        """
+        ...
+
     def jobs_ended(self) -> int:
         """How many jobs that have ended the instance remembers, of all users."""
         ...
@@ -148,7 +156,10 @@ class FluxPort(Protocol):
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:
-        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason."""
+        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason.
+
+        Of a reason that begins with our mark, looks show the first word.
+        """
         ...
 
     def undrain(self, rank: Rank) -> None:
@@ -177,7 +188,8 @@ class FluxPort(Protocol):
 
         On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
         raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
-        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        another ``FluxError`` the change may be half done: ``repair`` ends it. What the wish ``promises`` of a type
+        holds for its slots from then on, whatever the site says of it.
         """
         ...
 
@@ -211,6 +223,6 @@ class JoinPort(Protocol):
         """
         ...
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
         ...

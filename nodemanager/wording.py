@@ -174,6 +174,7 @@ SENTENCES: Mapping[str, str] = {
     "retired_by_operator": "retired by {by}",
     "never_joined": "did not join within {boot_timeout_s}",
     "failed_at_provider": "failed at the provider: {detail}",
+    "less_than_declared": "it has less than its slot declares as {node_type}: {lacks}",
     "broker_lost": "its broker went away {away_s} ago",
     "found_drained": "its retirement was begun by an earlier run",
     "drain_unanswered": "its drain was not answered: again",

@@ -19,6 +19,7 @@ from nodemanager.facts import (
     NodeCordoned,
     NodeDrained,
     NodeUndrained,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
@@ -100,10 +101,13 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
+            hardware = self._port.measured()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            if hardware:
+                self._manager.tell(RanksMeasured(hardware))
 
     def _keep(self, order: KeepSteering) -> None:
         started_s = self._clock.monotonic_s()
@@ -135,8 +139,8 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank):
-                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case DrainNode(launch=launch, rank=rank, note=note):
+                return NodeDrained(launch, *self._drained(rank, f"{drain_text(launch)} {note}".rstrip()))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):

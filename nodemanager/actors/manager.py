@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 
 import structlog
@@ -24,15 +24,19 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    NodeMeasured,
     NodeReported,
     QueueSeen,
+    RanksMeasured,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.division import divided
+from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
@@ -127,8 +131,9 @@ class Manager(CrashOnlyActor):
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
-        if self._snapshot.division is not before.division:
-            self._policy = divided(self._policy, self._snapshot.division)
+        after = self._snapshot
+        if after.division is not before.division or after.promised is not before.promised:
+            self._policy = divided(as_promised(self._policy, after.promised), after.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -146,8 +151,21 @@ class Manager(CrashOnlyActor):
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._tell_of_report(fact)
+            case NodeMeasured() | RanksMeasured():
+                self._tell_of_hardware(fact)
             case _:
                 pass
+
+    def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
+        of_rank = roll_of(self._snapshot).of_rank
+        found = (
+            {fact.launch: fact.hardware}
+            if isinstance(fact, NodeMeasured)
+            else {of_rank[rank]: had for rank, had in fact.hardware.items() if rank in of_rank}
+        )
+        for launch, had in found.items():
+            if launch in self._snapshot.nodes:
+                self._log.info("node_measured", node=launch, **asdict(had))
 
     def _tell_of_report(self, fact: NodeReported) -> None:
         """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""

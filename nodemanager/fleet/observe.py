@@ -28,11 +28,13 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeMeasured,
     NodeReleased,
     NodeReported,
     NodeUndrained,
     QueueProbed,
     QueueSeen,
+    RanksMeasured,
     RanksSeen,
     RanksStirred,
     RetirementAsked,
@@ -42,7 +44,7 @@ from nodemanager.facts import (
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import measured, sightings, steering
+from nodemanager.fleet import hardware, measured, sightings, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -68,12 +70,14 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _stirred(snapshot)
         case RanksSeen():
             return sightings.ranks_seen(snapshot, fact, policy)
+        case RanksMeasured():
+            return hardware.ranks_measured(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case SlotsChanged():
             return _slots_changed(snapshot, fact, policy)
         case SlotsRefused():
-            return replace(snapshot, wish=None, wish_due_s=None)
+            return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case ClaimRefused():
@@ -99,6 +103,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _flux_call_failed(snapshot, fact)
         case NodeReported():
             return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
+        case NodeMeasured():
+            return hardware.measured(snapshot, fact, policy)
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
@@ -310,7 +316,8 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 
 def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
-    changed = replace(snapshot, wish_due_s=None, flux=replace(snapshot.flux, seen_s=None))
+    changed = hardware.kept(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return sightings.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 

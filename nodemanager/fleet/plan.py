@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.fleet import division, supply
+from nodemanager.fleet import division, hardware, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import calls_in_flight, roll_of
@@ -102,8 +102,11 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     stands_still = _standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
-    if snapshot.wish is not None and not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+    if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
+        if snapshot.wish is not None:
+            return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+        if (redeclared := hardware.redeclaration(snapshot, policy)) is not None:
+            return Plan(asks, actions=(redeclared,), price_per_hour=price)
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)

@@ -184,7 +184,7 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
         return because("retired_by_operator", by=mark.by, since_at=mark.at)
-    return because("found_drained")
+    return node.misfit if node.misfit is not None else because("found_drained")
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -283,7 +283,7 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     for id_, cloud in pairing.paired.items():
         if cloud.died_of is not None and snapshot.nodes[id_].state in _NOT_UP_YET:
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
-            snapshot = _blocked(snapshot, nodes[id_], cloud.died_of, cloud.died_because, policy)
+            snapshot = blocked(snapshot, nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
         with_nodes(snapshot, nodes),
         strays={
@@ -376,10 +376,10 @@ def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy
         return with_nodes(snapshot, {node.id: node})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
-    return _blocked(with_nodes(snapshot, {node.id: node}), node, fact.kind, fact.detail, policy, fact.retry_after_s)
+    return blocked(with_nodes(snapshot, {node.id: node}), node, fact.kind, fact.detail, policy, fact.retry_after_s)
 
 
-def _blocked(
+def blocked(
     snapshot: Snapshot, node: Node, kind: FailureKind, detail: str, policy: Policy, retry_after_s: float = 0.0
 ) -> Snapshot:
     """The snapshot with what a refused create says something about not bought for a while."""

@@ -19,6 +19,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -26,6 +27,7 @@ from nodemanager.model import (
     LaunchId,
     Market,
     NodeState,
+    Promise,
     ProviderId,
     Rank,
     Reason,
@@ -71,6 +73,8 @@ class Node:
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
     replayed: bool = False  # its ticket was shown again, by another
+    hardware: Hardware | None = None  # as it was measured when it joined
+    misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before
@@ -173,6 +177,10 @@ class Snapshot:
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
+    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
+    # come to promise since this process began.
+    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
+    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
     wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nodemanager.fleet import measured, retirement, steering
+from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
@@ -162,6 +162,11 @@ def _held(node: Node) -> bool:
 
 def _busy(node: Node, outlook: Outlook) -> Step:
     del outlook
+    if node.misfit is not None:
+        # No more work; what runs there runs to its end.
+        text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
+        free = node.rank is not None and node.rank.drain_reason is None
+        return Step(node.misfit, CordonNode(node.id, node.launch.rank, text, node.misfit) if free else None)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -170,14 +175,14 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None and not (outlook.policy.destroy_on_replay and node.replayed):
+    if wanted is not None and node.misfit is None and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, outlook)
-    if obstacle.code == "job_slipped_in" and node.rank.online:
+    if obstacle.code == "job_slipped_in" and node.rank.online and node.misfit is None:
         return _reprieve(node, outlook, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained"):
         return _drain(node, node.retiring or obstacle)
@@ -222,7 +227,8 @@ def _gone(node: Node, outlook: Outlook) -> Step:
 
 
 def _drain(node: Node, reason: Reason) -> Step:
-    return Step(reason, DrainNode(node.id, node.launch.rank, reason))
+    note = hardware.note(reason) if reason == node.misfit else ""
+    return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
 
 
 def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:

@@ -24,6 +24,7 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
@@ -35,6 +36,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     LaunchId,
@@ -74,6 +76,7 @@ LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
 
+HARDWARE = {Rank(1): Hardware(cores=2, threads=4)}
 WISH = SlotsWish("wish-1", {TypeName("small"): 1})
 
 
@@ -162,6 +165,10 @@ class Flux:
     def keep_steering(self, steering: Steering) -> None:
         self._call("keep_steering")
 
+    def measured(self) -> Mapping[Rank, Hardware]:
+        self._call("measured")
+        return HARDWARE
+
     def jobs_ended(self) -> int:
         self._call("jobs_ended")
         return 3
@@ -221,7 +228,7 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
     for acts in (True, False):
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3)]
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
@@ -327,7 +334,7 @@ def test_who_lost_the_name_says_so_beside_the_failure() -> None:
 def test_a_look_brings_all_ranks() -> None:
     worker, told = flux_worker(Flux())
     worker.on_receive(LookAtRanks())
-    assert told == [RanksSeen(7.0, (RANK,), WISH, 3)]
+    assert told == [RanksSeen(7.0, (RANK,), WISH, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
