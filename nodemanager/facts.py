@@ -24,6 +24,7 @@ from nodemanager.model import (
     Mark,
     ProviderId,
     Rank,
+    Reach,
     SlotsWish,
     Steering,
     UnreadableJob,
@@ -263,6 +264,24 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
+    reach: Reach | None = None  # of a refusal for want of quota; None: not said
+    provider_id: ProviderId | None = None  # of a destroy
+
+
+# --- from whoever carries orders out ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLapsed:
+    """An order was surely not carried out: it came too late, or it is not known that we still act.
+
+    ``provider_id`` is that of a destroy.
+    """
+
+    order: str
+    launches: tuple[LaunchId, ...]
+    provider_id: ProviderId | None
+    why: str
 
 
 # --- from the join service --------------------------------------------------------------------------------
@@ -308,7 +327,8 @@ FluxFact = (
     | SteeringKept
     | SteeringNotKept
     | FluxCallFailed
+    | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

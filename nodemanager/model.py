@@ -261,6 +261,14 @@ class FailureKind(StrEnum):
     AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
 
 
+class Reach(StrEnum):
+    """How far a refusal for want of quota reaches."""
+
+    TYPE = "type"  # this node type: another one may be counted otherwise
+    MARKET = "market"  # every type on its market
+    ACCOUNT = "account"
+
+
 class CloudState(StrEnum):
     """How the provider sees a node. It costs until ``TERMINATED`` (or ``FAILED``, once destroyed)."""
 

@@ -21,6 +21,7 @@ from nodemanager.model import (
     NodeType,
     ProviderId,
     Rank,
+    Reach,
     Roster,
     SlotName,
     SlotsWish,
@@ -32,11 +33,14 @@ from nodemanager.model import (
 class CloudError(Exception):
     """A cloud call that failed in a way that was foreseen."""
 
-    def __init__(self, kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: Reach | None = None
+    ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.reach = reach
 
 
 class FluxError(Exception):
@@ -62,6 +66,17 @@ class Clock(Protocol):
 
     def wall_at(self) -> float:
         """Seconds since the epoch: for bills and records."""
+        ...
+
+
+class Mandate(Protocol):
+    """Whether we are still the one that acts. An object belongs to one thread."""
+
+    def must_act(self) -> None:
+        """Return if the name is surely still held by us, by a look at the instance.
+
+        Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
+        """
         ...
 
 
@@ -108,6 +123,10 @@ class FluxPort(Protocol):
 
         Raises ``NotTheActor`` when another one holds it.
         """
+        ...
+
+    def must_act(self) -> None:
+        """As in :class:`Mandate`."""
         ...
 
     def launches(self) -> tuple[Launch, ...]:

@@ -26,6 +26,7 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeMeasured,
     NodeReported,
+    OrderLapsed,
     QueueSeen,
     RanksMeasured,
     Tick,
@@ -60,6 +61,7 @@ from nodemanager.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
+    Timely,
     UndrainNode,
 )
 
@@ -124,9 +126,8 @@ class Manager(CrashOnlyActor):
 
     def _take_in(self, fact: Fact) -> None:
         self._tell_of_trouble(fact)
-        if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
-            provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
-            self._crew.done(str(fact.launch or provider_id))
+        if (subject := _subject(fact)) is not None:
+            self._crew.done(subject)
         self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
@@ -143,8 +144,12 @@ class Manager(CrashOnlyActor):
             case LeftoversRemoved(leftovers=leftovers):
                 for left in leftovers:
                     self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
-            case FluxCallFailed(order=order, launches=launches, why=why):
-                self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
+            case (
+                FluxCallFailed(order=order, launches=launches, why=why)
+                | OrderLapsed(order=order, launches=launches, why=why)
+            ):
+                what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
+                self._log.warning(what, order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
@@ -248,6 +253,7 @@ class Manager(CrashOnlyActor):
         return min(now_s + PLAN_EVERY_S, settles_at_s(self._snapshot, self._policy))
 
     def _give(self, made: Plan, addresses: Begin) -> None:
+        good_until_s = self._snapshot.now_s + self._policy.order_good_s
         leases: list[Launch] = []
         for action in made.actions:
             match action:
@@ -256,18 +262,18 @@ class Manager(CrashOnlyActor):
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode(launch=launch):
-                    self._crew.give(launch.id, action)
+                    self._crew.give(launch.id, Timely(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._crew.give(launch_id or provider_id, action)
+                    self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
                 case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case _:
                     assert_never(action)
         if leases:
             # One commit for all of them: a burst of jobs costs one flush, not one a node.
-            addresses.flux.tell(RecordLaunches(tuple(leases)))
+            addresses.flux.tell(Timely(RecordLaunches(tuple(leases)), good_until_s))
 
     # -- saying
 
@@ -301,6 +307,22 @@ class Manager(CrashOnlyActor):
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)
         return {line}
+
+
+def _subject(fact: Fact) -> str | None:
+    """What the cloud order was about that the fact answers, as it was given to the crew; None for other facts."""
+    match fact:
+        case OrderLapsed(order="CreateNode" | "DestroyNode", launches=launches, provider_id=provider_id):
+            return launches[0] if launches else provider_id
+        case (
+            NodeDestroyed(launch=launch, provider_id=provider_id)
+            | CloudCallFailed(launch=launch, provider_id=provider_id)
+        ):
+            return launch or provider_id
+        case NodeCreated(launch=launch):
+            return launch
+        case _:
+            return None
 
 
 def _line(action: Action) -> str:

@@ -116,10 +116,31 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something is not bought for a while."""
+    """Something is not bought for a while. ``rounds``: how often it was tried and refused in a row."""
 
     until_s: float
     reason: Reason
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many nodes we may have of a scope, as a refusal taught. From ``probe_s`` on one more is tried."""
+
+    cap: int
+    probe_s: float
+    pause_s: float  # between the refusal and that
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Boots of one node type from one image that failed in a row; from ``retry_s`` on one more is tried."""
+
+    failures: int
+    retry_s: float
+    pause_s: float
+    why: str  # the code of the latest failure's reason
 
 
 ALL_TYPES = TypeName("*")
@@ -127,7 +148,7 @@ ALL_TYPES = TypeName("*")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a block concerns: one type everywhere, or on one market in one zone."""
+    """What a block concerns: one type everywhere, or on one market in one zone; or all types of a market."""
 
     type_name: TypeName
     market: Market | None = None
@@ -188,9 +209,12 @@ class Snapshot:
     intruders: tuple[CloudNode, ...] = ()  # our cluster's name, another cluster's UUID: never touched
     strangers: int = 0  # not ours, never touched
     swept_s: float | None = None  # when a sweep for leftovers was last asked for
+    unready_since_s: float | None = None  # since when too large a part of the nodes that were up is not
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
+    quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
+    streaks: Mapping[tuple[TypeName, str], Streak] = field(default_factory=_empty)  # by node type and image
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
 

@@ -133,8 +133,8 @@ class RealFluxPort:
         with self._handle() as handle:
             return owner_of(handle, timeout_s=self._timeout_s)
 
-    def _must_act(self) -> None:
-        """Every changing call comes here first."""
+    def must_act(self) -> None:
+        """Every changing call comes here first, those to a provider too."""
         owner = self._owner()
         if owner is None:
             raise NotTheActor(f"the name {SERVICE} is not held by us any more: claim it again")
@@ -160,7 +160,7 @@ class RealFluxPort:
         return tuple(self._read_records([record.slot_of(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
-        self._must_act()
+        self.must_act()
         new = self._not_yet_on_record(launches)
         if not new:
             return
@@ -183,7 +183,7 @@ class RealFluxPort:
         return tuple(new.values())
 
     def forget(self, launch: Launch) -> None:
-        self._must_act()
+        self.must_act()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({record.key_of(launch.slot): None})
@@ -217,7 +217,7 @@ class RealFluxPort:
             ) from fault
 
     def keep_steering(self, steering: Steering) -> None:
-        self._must_act()
+        self.must_act()
         self._commit({steering_record.KEY: steering_record.encoded(steering)})
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
@@ -274,7 +274,7 @@ class RealFluxPort:
             raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
-        self._must_act()
+        self.must_act()
         for job, text in texts.items():
             # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
             memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
@@ -300,7 +300,7 @@ class RealFluxPort:
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
 
     def drain(self, rank: Rank, reason: str) -> None:
-        self._must_act()
+        self.must_act()
         # Asked first, for Flux would write our reason to one that was drained without giving any.
         if rank in self._drain_reasons():
             return
@@ -311,7 +311,7 @@ class RealFluxPort:
                 raise
 
     def undrain(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         self._undrain(rank)
 
     def _undrain(self, rank: Rank) -> None:
@@ -334,18 +334,18 @@ class RealFluxPort:
     # --- the division of the slots ---
 
     def repair(self) -> bool:
-        self._must_act()
+        self.must_act()
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
         return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        self._must_act()
+        self.must_act()
         self._retyping().change(wish, moves)
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        self._must_act()
+        self.must_act()
         if self.slots_wish() == wish:
             answer = retyping.encoded_answer(retyping.Answer(wish.id, {}, why))
             self._commit({retyping.WISH: None, retyping.ANSWER: answer})
@@ -361,7 +361,7 @@ class RealFluxPort:
     # --- brokers ---
 
     def stop_broker(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
             self._ask("rexec.exec", terminate(pid), rank=rank)

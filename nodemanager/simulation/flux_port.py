@@ -59,6 +59,9 @@ class SimulatedFluxPort:
         if holder != self._token:
             raise NotTheActor(f"the name node-manager is held by {holder or 'nobody'}, not by {self._token}")
 
+    def must_act(self) -> None:
+        self._call(self._must_act)
+
     # --- the record of launches ---
 
     def launches(self) -> tuple[Launch, ...]:
