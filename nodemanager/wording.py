@@ -112,6 +112,7 @@ SENTENCES: Mapping[str, str] = {
     "not_seen_yet": "nothing is decided: {source} has not answered yet",
     "stale": "nothing is decided: {source} last answered {age_s} ago, more than {stale_after_s}",
     "paused": "nothing is decided: paused by {by} since {since_at}",
+    "safe_mode": "nothing is done: {why}; until {ends}",
     # a job waits
     "settling": "nodes are bought for it once the queue is quiet",
     "fits_on_a_node_that_is_up": "fits on {nodes}: about to start",
@@ -133,6 +134,9 @@ SENTENCES: Mapping[str, str] = {
     "no_free_slot": "all slots of {node_type} that fit are taken, {short} short",
     "nodes_max": "the fleet is at nodes_max, {short} short",
     "price_per_hour_max": "a {node_type} node would cost more an hour than the {left} that the cap leaves",
+    "at_quota": "the provider lets us have {nodes} ({scope}), tried again at {until_at}: {detail}",
+    "breaker_open": "{failures} boots of {node_type} failed in a row ({why}), tried again at {retry_at}",
+    "breaker_trying": "after {failures} boots of {node_type} that failed, one is on trial",
     # a type is bought, or not
     "bought": "{nodes} bought now",
     "nothing_is_short": "no waiting job needs a node beyond those that are there or come",
@@ -174,6 +178,7 @@ SENTENCES: Mapping[str, str] = {
     "retired_by_operator": "retired by {by}",
     "never_joined": "did not join within {boot_timeout_s}",
     "failed_at_provider": "failed at the provider: {detail}",
+    "less_than_declared": "it has less than its slot declares as {node_type}: {lacks}",
     "broker_lost": "its broker went away {away_s} ago",
     "found_drained": "its retirement was begun by an earlier run",
     "drain_unanswered": "its drain was not answered: again",

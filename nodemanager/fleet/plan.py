@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.fleet import division, supply
+from nodemanager.fleet import division, hardware, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.roll import calls_in_flight, roll_of
+from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
@@ -102,8 +104,11 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     stands_still = _standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
-    if snapshot.wish is not None and not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+    if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
+        if snapshot.wish is not None:
+            return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+        if (redeclared := hardware.redeclaration(snapshot, policy)) is not None:
+            return Plan(asks, actions=(redeclared,), price_per_hour=price)
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
@@ -160,7 +165,7 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     on_the_way = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
     restless = roll_of(snapshot).restless.values()
     moving = any(node.state in on_the_way or node.absences for node in restless)
-    return policy.probe_s if moving or snapshot.strays else policy.relist_s
+    return policy.probe_s if moving or snapshot.strays or snapshot.doubted_lists else policy.relist_s
 
 
 def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
@@ -175,6 +180,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    if (safe := safe_mode(snapshot, policy)) is not None:
+        return safe
     paused = snapshot.steering.paused
     return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
 
@@ -222,6 +229,7 @@ def _steps(
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
         ready=idle_or_coming(snapshot, found.needed),
         overspent=layout.overspent,
+        allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
@@ -240,9 +248,12 @@ def _steps(
 
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, layout, found)
+    # What quotas and breakers leave is less than the layout asks for: what is beyond it is had no more at the next.
+    allowance = Allowance(snapshot, policy)
     return tuple(
         _boot(purchase, why, snapshot, policy)
         for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
+        if allowance.take(purchase.node_type)
     )
 
 
