@@ -198,6 +198,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = Running(tmp_path_factory.mktemp("r"))
     try:
         eventually("a node stands", lambda: '"now": "idle"' in running.log.read_text(encoding="utf-8"))
+        eventually("its cost is on record", lambda: "by type" in running.verb("report")[1])
         yield running
     finally:
         running.end()
