@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from nodemanager import model
 from nodemanager.model import (
+    NOTHING_SPENT,
     UNSTEERED,
     CloudNode,
     FluxRank,
@@ -22,6 +23,7 @@ from nodemanager.model import (
     Mark,
     ProviderId,
     SlotsWish,
+    Spend,
     Steering,
     UnreadableJob,
 )
@@ -104,11 +106,12 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and this is on record: launches, and what operators have set."""
+    """We are the one that acts, and this is on record: launches, what operators have set, and what was spent."""
 
     started_s: float
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
+    spend: Spend = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,18 @@ class SteeringKept:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpendKept:
+    """What was spent is on record."""
+
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
+class SpendNotKept:
     why: str
 
 
@@ -286,6 +301,8 @@ FluxFact = (
     | NodeCordoned
     | SteeringKept
     | SteeringNotKept
+    | SpendKept
+    | SpendNotKept
     | FluxCallFailed
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed

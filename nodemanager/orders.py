@@ -19,6 +19,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -90,6 +91,13 @@ class KeepSteering:
     """Put what operators have set on record."""
 
     steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSpend:
+    """Put what was spent on record."""
+
+    spend: Spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,7 @@ FluxOrder = (
     | StopBroker
     | EndLease
     | KeepSteering
+    | KeepSpend
     | ShowOnJobs
     | ChangeSlots
     | RefuseSlots

@@ -122,6 +122,8 @@ SENTENCES: Mapping[str, str] = {
     "behind_a_stuck_job": "behind job {job}, which cannot be given its nodes",
     "beyond_limits": "beyond the site's limits: it needs {nodes} nodes at {price_per_hour} an hour",
     "too_few_slots": "too few slots: the site has {slots} that fit, {short} short",
+    "budget_spent": "the {period}'s budget of {budget} is spent ({spent}): nothing new begins",
+    "spend_to_record": "gone: what it cost goes on record first",
     "held": "held: its urgency or priority is 0",
     "dependency": "waits for its dependency",
     "not_yet_scheduled": "not yet given to the scheduler",

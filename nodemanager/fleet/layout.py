@@ -51,7 +51,7 @@ class Layout:
     stuck: tuple[JobId, Shape, Reason] | None
     zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
-    overspent: Reason | None  # the budget is spent: idle nodes go
+    overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
 
     @property
     def room_short(self) -> int:
@@ -101,7 +101,8 @@ class _Maker:
         prices = [self.market.price_left, *(it.price_per_hour for it in self.policy.node_types)]
         self.places = max(-int(price.as_tuple().exponent) for price in prices)
         on_sale = sorted(self.market.offers(told_apart), key=lambda it: obstacles.cheapest(it.node_type))
-        self.offers = [*supply.coming(self.snapshot, self.policy, told_apart), *on_sale]
+        coming = [] if self.budget.drains else supply.coming(self.snapshot, self.policy, told_apart)
+        self.offers = [*coming, *on_sale]
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
         self.gathered = gathering.gatherings(one_zone, self._room(), self.offers, self.market) if one_zone else {}
         self.zones = {shape: found.zone for shape, found in self.gathered.items()}
@@ -145,9 +146,9 @@ class _Maker:
 
     def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
-        return supply.room(self.snapshot, self.policy, idle_go=self.budget.drains) + supply.room_soon(
-            self.snapshot, self.policy, line
-        )
+        if self.budget.drains:
+            return supply.room(self.snapshot, self.policy, all_go=True)
+        return supply.room(self.snapshot, self.policy) + supply.room_soon(self.snapshot, self.policy, line)
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.fleet import division, supply
+from nodemanager.fleet import division, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import calls_in_flight, roll_of
@@ -33,6 +33,7 @@ from nodemanager.orders import (
     ChangeSlots,
     ClaimInstance,
     DestroyNode,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -43,7 +44,7 @@ from nodemanager.orders import (
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
 
 
@@ -109,6 +110,9 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     unkept = snapshot.steering != snapshot.steering_on_record
     if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
         asks.append(KeepSteering(snapshot.steering))
+    spend = spending.to_keep(snapshot, policy)
+    if spend is not None and _may_ask(snapshot.bookkeeper, now_s):
+        asks.append(KeepSpend(spend))
     return tuple(asks)
 
 
@@ -200,7 +204,8 @@ def _steps(
     reasons: dict[LaunchId, Reason] = dict.fromkeys(
         snapshot.nodes, BUSY
     )  # and nothing to decide, unless it is below
-    to_decide = {**roll.restless, **steered_nodes(snapshot)}
+    # With the budget spent, something is to be decided about those at work, too.
+    to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from nodemanager.fleet.snapshot import Block, Scope
+from nodemanager.fleet.spending import periods
 from nodemanager.model import Holding, JobId, JobState, Market, NodeState, Rank, TypeName, because
 from nodemanager.orders import BootNode
 from tests.builders import (
@@ -84,12 +86,20 @@ def one_zone() -> World:
     return world.job(replace(whole_nodes(3), one_zone=True), tasks(2))
 
 
+def spent() -> World:
+    day, _ = periods(WALL_AT)
+    world = a_world(SMALL, nodes_max=10, budgets={("", "day"): Decimal(100)})
+    world.idle_node("small1").busy_node("small2").booting_node("small3").job(tasks(4))
+    return world.but(spend={("day", day.begins_at, ""): Decimal("99.40")})
+
+
 def window() -> World:
     return a_world(SMALL).idle_node("small1", hour_ends_in_s=50).idle_node("small2", hour_ends_in_s=1700)
 
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
-    made.__name__: made for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, one_zone, window)
+    made.__name__: made
+    for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, one_zone, spent, window)
 }
 
 
