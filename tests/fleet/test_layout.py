@@ -139,6 +139,14 @@ def test_a_whole_node_is_bought_with_the_memory_that_the_job_asks_for() -> None:
     assert boots(a_world(CLOUD, large).job(replace(shape, memory_bytes_per_slot=2**33)).plan()) == ["cloud1"]
 
 
+def test_memory_that_too_few_slots_have_keeps_nobody_waiting() -> None:
+    """A gang of three, and two slots with so much: Flux, which does not look at memory, would start it."""
+    large = replace(a_type("large", slots=2, price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=1, cores_per_slot=1, nodes=3, memory_bytes_per_slot=2**35)
+    assert boots(a_world(CLOUD, large).job(shape).plan()) == ["cloud1", "cloud2", "cloud3"]
+    assert boots(a_world(CLOUD, large).job(replace(shape, nodes=2)).plan()) == ["large1", "large2"]
+
+
 def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
     """The scheduler will start the job wherever its cores fit."""
     assert boots(a_world().job(Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**50)).plan()) == ["cloud1"]

@@ -309,10 +309,11 @@ def _leaving(case: Case) -> set[LaunchId]:
 
 
 def _has_memory(case: Case, node_type: NodeType, shape: Shape) -> bool:
-    """Whether it has what the job asks for, or none has."""
+    """Whether it has what the job asks for, or the site has too little of what has."""
     slots = shape.slots if shape.nodes is not None else 1
     able = [it for it in case.policy.node_types if it.memory_bytes >= slots * shape.memory_bytes_per_slot]
-    return node_type in able or not any(_places(case, it, shape) for it in able)
+    most = sum(len(_places(case, it, shape)) * (1 if shape.nodes else it.cores) for it in able)
+    return node_type in able or most < (shape.nodes or shape.slots)
 
 
 JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {

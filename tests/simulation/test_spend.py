@@ -1,7 +1,7 @@
-"""What was spent is known after any restart: the production service killed again and again, against the provider's bill.
+"""What was spent is known after any restart: the service killed again and again, against the provider's bill.
 
-Every node costs the same however long it lives (a minimum that none outlives), so that what is counted can be compared
-to the last cent: once too often, or not at all, is seen.
+Every node costs the same however long it lives (a minimum that none outlives), so that what is counted can be
+compared to the last cent: once too often, or not at all, is seen.
 """
 
 from __future__ import annotations
