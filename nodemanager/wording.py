@@ -141,6 +141,7 @@ SENTENCES: Mapping[str, str] = {
     "fits_no_job_that_is_short": "no job that is short of nodes fits on it",
     "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and nothing is cheaper",
     "one_zone_short": "no zone has all the nodes that it wants in one: {zone} has {have} of them, {short} short",
+    "gpu_node_taken": "job {job} waits for a {node_type} node: jobs that use no GPU fill {nodes}",
     "job_across_zones": "job {job}, which wants one zone, will start across {zones}",
     "gpu_node_unguarded": "job {job}, which wants no GPU, may start on {node_type}",
     # a node is bought, recorded, made

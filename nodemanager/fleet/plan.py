@@ -25,7 +25,7 @@ from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
 from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
-from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
+from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
@@ -86,7 +86,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
-        nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        nodes=NodeReasons(
+            snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
+        ),
         types=type_reasons(policy, layout, found),
         warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
@@ -201,9 +203,7 @@ def _steps(
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
-    reasons: dict[LaunchId, Reason] = dict.fromkeys(
-        snapshot.nodes, BUSY
-    )  # and nothing to decide, unless it is below
+    reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
@@ -233,7 +233,7 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
     """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
-    ownerless = supply.strays(snapshot)
+    ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | DestroyNode] = []
     for stray in ownerless:

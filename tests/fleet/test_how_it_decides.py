@@ -23,8 +23,10 @@ from tests.builders import (
     World,
     a_job,
     a_launch,
+    a_rank,
     a_type,
     a_world,
+    busy,
     nodes,
     orders,
     tasks,
@@ -50,6 +52,12 @@ def few() -> World:
 def worst_fit() -> World:
     world = a_world(SMALL, LARGE, GPU, nodes_max=10).idle_node("gpu1").idle_node("small1")
     return world.job(tasks(1), nodes(1, cores=8))
+
+
+def gpu_taken() -> World:
+    world = a_world(LARGE, GPU, nodes_max=10).idle_node("large1").job(tasks(1, cores=4, gpus=1), id=JobId(2))
+    taken = replace(busy(a_rank("gpu1", world.policy)), gpus_free=2)
+    return world.node("gpu1", NodeState.BUSY, rank=taken)
 
 
 def gang() -> World:
@@ -99,7 +107,7 @@ def window() -> World:
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
     made.__name__: made
-    for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, one_zone, spent, window)
+    for made in (mix, few, worst_fit, gpu_taken, gang, stuck, soon, short_job, zone, one_zone, spent, window)
 }
 
 
