@@ -6,6 +6,7 @@ happened after it may be missing from the answer, so newer local knowledge wins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodemanager import model
@@ -14,6 +15,7 @@ from nodemanager.model import (
     UNSTEERED,
     CloudNode,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -22,6 +24,8 @@ from nodemanager.model import (
     Leftover,
     Mark,
     ProviderId,
+    Rank,
+    Reach,
     SlotsWish,
     Spend,
     Steering,
@@ -78,6 +82,13 @@ class RanksSeen:
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksMeasured:
+    """What the machines really have whose ranks came online, as Flux found them."""
+
+    hardware: Mapping[Rank, Hardware]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +279,24 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
+    reach: Reach | None = None  # of a refusal for want of quota; None: not said
+    provider_id: ProviderId | None = None  # of a destroy
+
+
+# --- from whoever carries orders out ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLapsed:
+    """An order was surely not carried out: it came too late, or it is not known that we still act.
+
+    ``provider_id`` is that of a destroy.
+    """
+
+    order: str
+    launches: tuple[LaunchId, ...]
+    provider_id: ProviderId | None
+    why: str
 
 
 # --- from the join service --------------------------------------------------------------------------------
@@ -283,11 +312,22 @@ class NodeReported:
     reported_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMeasured:
+    """What a node found of its own machine when it joined."""
+
+    launch: LaunchId
+    hardware: Hardware
+    measured_at: float
+
+
+JoinFact = NodeReported | NodeMeasured
 FluxFact = (
     QueueSeen
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | RanksMeasured
     | SlotsChanged
     | SlotsRefused
     | FluxUnreachable
@@ -304,7 +344,8 @@ FluxFact = (
     | SpendKept
     | SpendNotKept
     | FluxCallFailed
+    | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | OperatorFact | NodeReported
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact

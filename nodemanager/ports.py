@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.facts import FailureKind, JoinFact, QueueProbed, QueueSeen, RanksStirred
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     Leftover,
     NodeType,
     ProviderId,
     Rank,
+    Reach,
     Roster,
     SlotName,
     SlotsWish,
@@ -32,11 +34,14 @@ from nodemanager.model import (
 class CloudError(Exception):
     """A cloud call that failed in a way that was foreseen."""
 
-    def __init__(self, kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: Reach | None = None
+    ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.reach = reach
 
 
 class FluxError(Exception):
@@ -62,6 +67,17 @@ class Clock(Protocol):
 
     def wall_at(self) -> float:
         """Seconds since the epoch: for bills and records."""
+        ...
+
+
+class Mandate(Protocol):
+    """Whether we are still the one that acts. An object belongs to one thread."""
+
+    def must_act(self) -> None:
+        """Return if the name is surely still held by us, by a look at the instance.
+
+        Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
+        """
         ...
 
 
@@ -111,6 +127,10 @@ class FluxPort(Protocol):
         """
         ...
 
+    def must_act(self) -> None:
+        """As in :class:`Mandate`."""
+        ...
+
     def launches(self) -> tuple[Launch, ...]:
         """The launches on record."""
         ...
@@ -146,6 +166,13 @@ class FluxPort(Protocol):
         """One look at every rank but the leader."""
         ...
 
+    def measured(self) -> Mapping[Rank, Hardware]:
+        """What the machines really have whose ranks came online as the last look showed; each is told once.
+
+        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        """
+        ...
+
     def jobs_ended(self) -> int:
         """How many jobs that have ended the instance remembers, of all users."""
         ...
@@ -158,7 +185,10 @@ class FluxPort(Protocol):
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:
-        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason."""
+        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason.
+
+        Of a reason that begins with our mark, looks show the first word.
+        """
         ...
 
     def undrain(self, rank: Rank) -> None:
@@ -187,7 +217,8 @@ class FluxPort(Protocol):
 
         On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
         raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
-        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        another ``FluxError`` the change may be half done: ``repair`` ends it. What the wish ``promises`` of a type
+        holds for its slots from then on, whatever the site says of it.
         """
         ...
 
@@ -221,6 +252,6 @@ class JoinPort(Protocol):
         """
         ...
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
         ...

@@ -109,7 +109,10 @@ class _Maker:
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
-        self._seat()
+        if not fifo:
+            self._seat()
+        elif (held_up := self._held_up_at_once()) is not None:
+            return held_up
         refused = self._first_refused() if fifo else None
         end = refused[0] if refused is not None else END
         shelf, stuck_at = self._served(end, fifo=fifo)
@@ -121,6 +124,25 @@ class _Maker:
         elif refused is not None:
             stuck = JobId(refused[0][1]), refused[1], refused[2]
         return self._layout(shelf, end, stuck)
+
+    def _held_up_at_once(self) -> Layout | None:
+        """Where the first job that lacks nodes is plainly out of reach: then nobody behind it needs a look.
+
+        What comes out is what would if all were laid out. None, and all are seated, where it is not so plain.
+        """
+        self._seat(to_first_short=True)
+        first = self.seating.first_short
+        if first is None:
+            return None  # there is room for all
+        key, job, short = first
+        place = (-key.priority, int(job))
+        refused = self._first_refused()
+        shelf = self._empty_shelf()
+        if (refused is not None and refused[0] <= place) or shelf.takes_at_most(self._work_of(key, job)) >= short:
+            self._seat()
+            return None
+        why = self.reasons[_want(key)] = self._why((key, place), shelf)
+        return self._layout(shelf, place, (job, key.shape, why))
 
     # -- who is served
 
@@ -141,8 +163,8 @@ class _Maker:
             self._seat()
         raise AssertionError("the last time nobody is seated anew")
 
-    def _seat(self) -> None:
-        self.seating = seat(self.batches, self._room(), self.failed, self.zones)
+    def _seat(self, *, to_first_short: bool = False) -> None:
+        self.seating = seat(self.batches, self._room(), self.failed, self.zones, to_first_short=to_first_short)
 
     def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
@@ -228,6 +250,8 @@ class _Maker:
     def _end(self, key: BatchKey, end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""
         ids = self.batches[key]
+        if not self.failed:
+            return _before(key, ids, end)
         return min(_before(key, ids, end), _before(key, ids, self.failed.get(_want(key), END)))
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:

@@ -95,6 +95,7 @@ class Seating:
     seats: dict[JobId, tuple[tuple[Bin, int], ...]] = field(default_factory=dict)
     short: dict[JobId, tuple[BatchKey, int]] = field(default_factory=dict)
     seated: dict[BatchKey, int] = field(default_factory=dict)  # how many of each batch, from its first on, got any
+    first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
 
 
 def seat(
@@ -102,12 +103,15 @@ def seat(
     bins: Iterable[Bin],
     first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
     zones: Mapping[Shape, str],
+    *,
+    to_first_short: bool = False,
 ) -> Seating:
     """Seat the jobs one after the other, as long as there is room.
 
     The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
     room only shrinks. ``first_failed``: from which place in the queue on jobs of a shape and span get nothing.
     ``zones``: where those that want one zone are to have what they do not start on at once.
+    ``to_first_short``: only up to the first one that does not get all of its nodes.
     """
     floor = _Floor(list(bins), zones)
     made = Seating()
@@ -123,6 +127,8 @@ def seat(
         ids = batches[key]
         while True:
             chosen, short = floor.choose(key.shape)
+            if short and made.first_short is None:
+                made.first_short = key, ids[index], short
             if not chosen:
                 break
             made.seats[ids[index]] = chosen
@@ -130,12 +136,14 @@ def seat(
                 made.short[ids[index]] = key, short
             index += 1
             made.seated[key] = index
-            if index == len(ids):
+            if index == len(ids) or (to_first_short and short):
                 break
             following = (-key.priority, ids[index], turn[2], index)
             if (turns and turns[0] < following) or (failed is not None and following[:2] >= failed):
                 heappush(turns, following)
                 break
+        if to_first_short and made.first_short is not None:
+            break
     return made
 
 

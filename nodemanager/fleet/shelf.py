@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 
 from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, fit
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.seating import on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.fleet.supply import Offer, Place
 from nodemanager.model import JobId, Shape
@@ -104,13 +105,48 @@ class Shelf:
 
         ``share``: whether what is free on nodes with other work may be used.
         """
+        items = [work.item(self.memory_bytes(work.shape)) for work in works]
+        if sum(item.pieces * item.cores for item in items) > self._cores_left(share=share):
+            return None  # as would come out, after every way to pack it has been tried
         made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
-        return made if made._add(works, share=share) else None  # noqa: SLF001 - its own kind
+        return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
 
-    def _add(self, works: Sequence[Work], *, share: bool) -> bool:
+    def takes_at_most(self, work: Work) -> int:
+        """No more pieces of this than so many find a place on what is left of the offers, however it is done."""
+        item = work.item(self.memory_bytes(work.shape))
+        pieces, nodes_left = 0, self.nodes_left
+        on_sale: list[tuple[int, int]] = []
+        for offer, left in zip(self.offers, self.left, strict=True):
+            if not left or not offer.suits(work.shape.constraint):
+                continue
+            of = offer.node_type
+            each = fit(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
+            if offer.paid:
+                pieces += left * each
+            else:
+                price = self.price(offer)
+                on_sale.append((each, min(left, self.price_left // price) if price > 0 else left))
+        for each, count in sorted(on_sale, reverse=True):
+            bought = max(0, min(count, nodes_left))
+            nodes_left -= bought
+            pieces += bought * each
+        return pieces
+
+    def _cores_left(self, *, share: bool) -> int:
+        """No more cores than these can be had for what is yet to be laid."""
+        cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
+        nodes_left = self.nodes_left
+        for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
+            offer, left = self.offers[number], self.left[number]
+            if not offer.paid:
+                left = max(0, min(left, nodes_left))
+                nodes_left -= left
+            cores += left * offer.node_type.cores
+        return cores
+
+    def _add(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
         first = len(self.works)
         self.works += works
-        items = [work.item(self.memory_bytes(work.shape)) for work in works]
         span_s = max((work.span_s for work in works), default=0.0)
         if sum(item.pieces for item in items) <= PIECES_EXACT:
             return self._lay(items, first, span_s, None, stacks=share, paid=True, on_sale=True)

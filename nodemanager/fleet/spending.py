@@ -11,13 +11,14 @@ the sum with it is on record, which names it until then: so each is counted once
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.fleet import billing
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import (

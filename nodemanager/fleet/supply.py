@@ -14,6 +14,7 @@ from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import none_to_be_had
 from nodemanager.fleet.retirement import overdue
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import Bin, Standing
@@ -322,7 +323,7 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
         of_slot=roll.of_slot,
         leased=leased,
         ending={name: sorted(places) for name, places in ending.items()},
-        blocked={**blocked_types(snapshot, policy), **closed},
+        blocked={**blocked_types(snapshot, policy), **none_to_be_had(snapshot, policy), **closed},
         open_zones={it.name: open_zones(it, snapshot) for it in policy.node_types},
         nodes_left=policy.nodes_max - costing - len(ownerless),
         price_left=price_left,

@@ -78,7 +78,7 @@ def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdic
     """
     there = roll_of(snapshot).types
     bought = {purchase.node_type.name for purchase in found.purchases}
-    told = []
+    told = [why for why in layout.market.blocked.values() if why.code == "breaker_open"]
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (there.get(node_type.name) or node_type.name in bought):
             continue

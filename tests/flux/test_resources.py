@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.flux.resources import read_job_ends, read_ranks, slots_of
-from nodemanager.model import FluxRank, Overlay, Rank, SlotName
+from nodemanager.flux.resources import read_job_ends, read_ranks, read_topology, slots_of
+from nodemanager.model import FluxRank, Hardware, Overlay, Rank, SlotName
 from tests.flux.recording import replies
 
 MOMENTS = replies()
@@ -270,3 +270,25 @@ def test_whatever_is_wrong_is_a_value_error(parts: list[tuple[str, str, object]]
         assert len(instance.ranks()) == 2
     except ValueError as error:
         assert str(error)  # noqa: PT017 - it may also be well formed
+
+
+# --- a machine --------------------------------------------------------------------------------------------
+
+TOPOLOGY = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine"><object type="Package">
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+  </object></object>
+</topology>"""
+
+
+def test_a_topology_has_cores_and_hardware_threads() -> None:
+    assert read_topology(TOPOLOGY) == Hardware(cores=2, threads=4)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '<topology version="2.0"/>'])
+def test_what_is_no_topology_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"resource\.topo-get"):
+        read_topology(text)
