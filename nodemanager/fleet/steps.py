@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nodemanager.fleet import measured, retirement, steering
+from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
@@ -45,6 +47,7 @@ class Outlook:
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
     overspent: Reason | None  # the budget is spent
+    allowance: Allowance  # by quotas and breakers
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
     leads_s: dict[TypeName, float] = field(default_factory=dict)  # of each type that was asked for
@@ -92,15 +95,20 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
+    if outlook.overspent is not None:
+        return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
     block = block_on(node_type, node.launch.zone, outlook.snapshot)
     if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
         obstacle = reason_of(block)
         return Step(obstacle, None if outlook.all_blocked else EndLease(node.launch, obstacle))
+    if (none_left := outlook.allowance.why_none(node_type)) is not None:
+        return Step(none_left, EndLease(node.launch, none_left))
     if outlook.creates_left <= 0:
         return Step(because("create_paced", creates_per_s=outlook.policy.creates_per_s))
     if outlook.cloud_calls_left <= 0:
         return Step(_too_many_calls(outlook))
+    outlook.allowance.take(node_type)
     outlook.creates_left -= 1
     outlook.cloud_calls_left -= 1
     return Step(because("creating"), CreateNode(node.launch, node_type))
@@ -110,6 +118,8 @@ def _booting(node: Node, outlook: Outlook) -> Step:
     given_up = retirement.overdue(node, outlook.policy, outlook.now_s)
     if given_up is not None:
         return _drain(node, given_up)
+    if outlook.overspent is not None:
+        return _drain(node, outlook.overspent)
     waited_s = outlook.now_s - node.requested_s
     return Step(because("booting", waited_s=waited_s, boot_timeout_s=outlook.policy.boot_timeout_s))
 
@@ -167,7 +177,16 @@ def _held(node: Node) -> bool:
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
-    del outlook
+    if node.misfit is not None:
+        # No more work; what runs there runs to its end.
+        text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
+        free = node.rank is not None and node.rank.drain_reason is None
+        return Step(node.misfit, CordonNode(node.id, node.launch.rank, text, node.misfit) if free else None)
+    if outlook.overspent is not None and node.rank is not None:
+        # What runs there ends in its own time; nothing begins there any more.
+        text = drain_text(node.id)
+        order = CordonNode(node.id, node.launch.rank, text, outlook.overspent)
+        return Step(outlook.overspent, order if node.rank.drain_reason is None else None)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -176,14 +195,14 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None and not (outlook.policy.destroy_on_replay and node.replayed):
+    if wanted is not None and node.misfit is None and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, outlook)
-    if obstacle.code == "job_slipped_in" and node.rank.online:
+    if obstacle.code == "job_slipped_in" and node.rank.online and node.misfit is None:
         return _reprieve(node, outlook, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained"):
         return _drain(node, node.retiring or obstacle)
@@ -194,6 +213,9 @@ def _stopping(node: Node, outlook: Outlook) -> Step:
     """Again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
         return Step(because("job_slipped_in"))
+    if node.drained_s is None:
+        # The claim was made anew since: another one may have kept the node meanwhile, and given it work.
+        return _drain(node, node.retiring or because("drain_unanswered"))
     return _stop(node, outlook)
 
 
@@ -223,12 +245,15 @@ def _gone(node: Node, outlook: Outlook) -> Step:
     if node.cloud is not None and rank is not None and rank.online:
         # Its slot is free only when the overlay has noticed too.
         return Step(because("gone_yet_online"))
+    if waits_for_record(node, outlook.snapshot):
+        return Step(because("spend_to_record"))
     reason = because("gone")
     return Step(reason, EndLease(node.launch, reason))
 
 
 def _drain(node: Node, reason: Reason) -> Step:
-    return Step(reason, DrainNode(node.id, node.launch.rank, reason))
+    note = hardware.note(reason) if reason == node.misfit else ""
+    return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
 
 
 def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:

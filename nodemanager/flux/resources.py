@@ -11,12 +11,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
+from xml.etree import ElementTree as ET
 
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, Hardware, Holding, Overlay, Rank, SlotName, TypeName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
+OUR_DRAINS = "flux-node-manager:"
 _OVERLAY: Mapping[str, Overlay] = {state.value: state for state in Overlay}
 
 
@@ -87,6 +89,23 @@ def read_job_ends(job_list: object) -> dict[Rank, float]:
         for rank in _ranks(job["ranks"], f"{where}.ranks"):
             ends[rank] = max(ended_at, ends.get(rank, ended_at))
     return ends
+
+
+def read_topology(xml: str) -> Hardware:
+    """A machine by the answer to ``resource.topo-get``, which is hwloc's XML: cores and hardware threads.
+
+    Its GPUs it shows only where hwloc was built to find them, and its memory by NUMA node, where what was added to
+    a running machine is missing: neither is taken from here.
+    """
+    try:
+        topology = ET.fromstring(xml)  # noqa: S314 - who owns a broker of ours owns the instance
+    except ET.ParseError as fault:
+        raise ValueError(f"resource.topo-get: hwloc's XML is needed: {fault}") from fault
+    objects = [element.get("type") for element in topology.iter("object")]
+    threads = objects.count("PU")
+    if not threads:
+        raise ValueError("resource.topo-get: no PU in it")
+    return Hardware(cores=objects.count("Core") or threads, threads=threads)
 
 
 # --- the replies ------------------------------------------------------------------------------------------
@@ -236,12 +255,14 @@ def _read_resource_status(reply: object) -> _ResourceStatus:
 
 
 def _read_drains(value: object, where: str) -> dict[Rank, str]:
-    """The reason by rank; "" where none was given."""
+    """The reason by rank; "" where none was given. Of a drain of ours, the mark."""
     drains: dict[Rank, str] = {}
     for ranks, entry in object_at(value, where).items():
         reason = object_at(entry, f"{where}.{ranks}").get("reason")
         said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
-        drains.update(dict.fromkeys(_ranks(ranks, where), said))
+        # Behind a mark of ours stands a note for people.
+        mark = said.partition(" ")[0] if said.startswith(OUR_DRAINS) else said
+        drains.update(dict.fromkeys(_ranks(ranks, where), mark))
     return drains
 
 

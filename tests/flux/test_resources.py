@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.flux.resources import Look, read_job_ends, read_ranks, slots_of
-from nodemanager.model import FluxRank, Overlay, Rank, SlotName, TypeName
+from nodemanager.flux.resources import Look, read_job_ends, read_ranks, read_topology, slots_of
+from nodemanager.model import FluxRank, Hardware, Overlay, Rank, SlotName, TypeName
 from tests.flux.recording import replies
 
 MOMENTS = replies()
@@ -312,3 +312,25 @@ def test_a_rank_that_is_as_it_was_is_the_same_object(change: Callable[[Instance]
     )
     assert retyped.ranks[Rank(2)].type_name == "gpu"
     assert retyped.ranks[Rank(1)] == ended.ranks[Rank(1)]
+
+
+# --- a machine --------------------------------------------------------------------------------------------
+
+TOPOLOGY = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine"><object type="Package">
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+  </object></object>
+</topology>"""
+
+
+def test_a_topology_has_cores_and_hardware_threads() -> None:
+    assert read_topology(TOPOLOGY) == Hardware(cores=2, threads=4)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '<topology version="2.0"/>'])
+def test_what_is_no_topology_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"resource\.topo-get"):
+        read_topology(text)
