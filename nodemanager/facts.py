@@ -147,6 +147,13 @@ class BrokerStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class HousekeepingKilled:
+    """A signal was sent to what runs on the node's rank after a job."""
+
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     launch: LaunchId
 
@@ -301,6 +308,7 @@ FluxFact = (
     | NodeDrained
     | NodeUndrained
     | BrokerStopped
+    | HousekeepingKilled
     | LeaseEnded
     | NodeCordoned
     | SteeringKept

@@ -258,6 +258,7 @@ class CloudNode:
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
     market: Market | None = None  # how it is paid for; None where the provider does not say
+    impaired: str = ""  # the provider's words for what is wrong with one that runs; "" where nothing is
     died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
 
 
@@ -312,6 +313,7 @@ class FluxRank:
     type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
     # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
     last_job_ended_at: float | None = None
+    housekeeping_since_at: float | None = None  # since when a job's housekeeping has been running there
 
     @property
     def idle(self) -> bool:
@@ -338,6 +340,7 @@ class JoinPhase(StrEnum):
     STARTED = "started"  # its broker was started
     ENDED = "ended"  # its broker ended, and is started again
     FAILED = "failed"  # it cannot join as it is, and does not try again
+    RECLAIMED = "reclaimed"  # the provider is about to take it back
     REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
 
 
@@ -381,6 +384,7 @@ class CallKind(StrEnum):
     DRAIN = "drain"
     UNDRAIN = "undrain"
     STOP_BROKER = "stop-broker"
+    KILL_HOUSEKEEPING = "kill-housekeeping"
     DESTROY = "destroy"
     END_LEASE = "end-lease"
 

@@ -79,6 +79,19 @@ class StopBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class KillHousekeeping:
+    """Have what runs on the rank after jobs end: what it holds is free then. No job is concerned.
+
+    ``hard``: it was asked to already, and did not.
+    """
+
+    launch: LaunchId
+    rank: Rank
+    hard: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """The node is proven gone: undrain the slot's rank and forget the launch."""
 
@@ -189,7 +202,15 @@ class Timely(Generic[O_co]):
 
 
 FluxEffect = (
-    RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
+    RecordLaunches
+    | DrainNode
+    | CordonNode
+    | UndrainNode
+    | StopBroker
+    | KillHousekeeping
+    | EndLease
+    | ChangeSlots
+    | RefuseSlots
 )
 FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | ShowOnJobs | Timely[FluxEffect]
 CloudEffect = CreateNode | DestroyNode

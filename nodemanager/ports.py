@@ -113,8 +113,9 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
-    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, kill_housekeeping,
+    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
+    ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -176,6 +177,10 @@ class FluxPort(Protocol):
 
     def stop_broker(self, rank: Rank) -> None:
         """Tell the rank's broker to end in good order. One that is offline is no error."""
+        ...
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        """Send a signal to what runs on the rank after jobs. Where nothing does, it is no error."""
         ...
 
     # --- the division of the slots ---

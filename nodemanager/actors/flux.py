@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import assert_never
@@ -14,6 +15,7 @@ from nodemanager.facts import (
     FluxCallFailed,
     FluxFact,
     FluxUnreachable,
+    HousekeepingKilled,
     LaunchesRecorded,
     LeaseEnded,
     NodeCordoned,
@@ -38,6 +40,7 @@ from nodemanager.orders import (
     FluxEffect,
     FluxOrder,
     KeepSteering,
+    KillHousekeeping,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
@@ -144,6 +147,9 @@ class FluxWorker(CrashOnlyActor):
             case StopBroker(launch=launch, rank=rank):
                 self._port.stop_broker(rank)
                 return BrokerStopped(launch)
+            case KillHousekeeping(launch=launch, rank=rank, hard=hard):
+                self._port.kill_housekeeping(rank, signal.SIGKILL if hard else signal.SIGTERM)
+                return HousekeepingKilled(launch)
             case EndLease(launch=launch):
                 # In this order: a crash in between leaves the lease, and the next start does both again.
                 self._port.undrain(launch.rank)

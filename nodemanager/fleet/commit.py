@@ -29,6 +29,7 @@ from nodemanager.orders import (
     DrainNode,
     EndLease,
     KeepSteering,
+    KillHousekeeping,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
@@ -38,7 +39,7 @@ from nodemanager.orders import (
     UndrainNode,
 )
 
-NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode
+NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
 # What an order to a node is while it is under way, and the move that giving it makes.
 UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
@@ -46,6 +47,7 @@ UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
     CordonNode: (CallKind.DRAIN, None),
     UndrainNode: (CallKind.UNDRAIN, None),
     StopBroker: (CallKind.STOP_BROKER, Event.CONDEMNED),
+    KillHousekeeping: (CallKind.KILL_HOUSEKEEPING, None),
     DestroyNode: (CallKind.DESTROY, Event.CONDEMNED),
 }
 
@@ -95,7 +97,7 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case EndLease(launch=launch):
                 nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
-            case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | DestroyNode():
+            case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
                 if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
                     snapshot = _boot_given_up(snapshot, nodes[action.launch], action.reason.code, policy)
                 if action.launch is not None:

@@ -70,6 +70,11 @@ class Node:
     retired_s: float | None = None  # when it was decided to let it go
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
+    reclaimed: str | None = None  # the provider is about to take it back; its words
+    torpid_s: float | None = None  # since when its broker was seen connected and not answering
+    housekeeping_s: float | None = None  # since when the housekeeping runs there that runs, or that we killed
+    housekeeping_kills: int = 0  # how often that was told to end
+    left_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
     replayed: bool = False  # its ticket was shown again, by another
     call: Call | None = None
     tries: int = 0  # of the call that failed last

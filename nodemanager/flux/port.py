@@ -38,7 +38,7 @@ from nodemanager.ports import FluxError, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
 OUR_DRAINS = "flux-node-manager:"
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get")
+_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
 
 
@@ -238,9 +238,9 @@ class RealFluxPort:
                 ) from failure
         try:
             self._take_in_ended_jobs()
-            resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
+            resources, scheduler, overlay, config, stats = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
 
@@ -350,6 +350,10 @@ class RealFluxPort:
             # Offline, or its exec service is shut already: it is leaving.
             elif failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:
                 raise
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self.must_act()
+        self._ask("job-manager.housekeeping-kill", {"signum": signal, "ranks": str(rank)})
 
     def _disconnect(self, rank: Rank) -> None:
         """Have a broker that does not answer put out of the overlay by its parent."""

@@ -26,6 +26,7 @@ def read_ranks(
     overlay_health: object,
     last_job_ended_at: Mapping[Rank, float],
     division: Mapping[SlotName, TypeName] | None = None,
+    job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
     """Every rank but the leader, in order, from the replies of three RPCs.
 
@@ -33,7 +34,9 @@ def read_ranks(
     and ``overlay_health`` answers ``overlay.health``, sent to rank 0. The last lists the leader's children in
     the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
     ``OFFLINE`` by what the resource module says. ``division``: the node type of each slot, where it is known.
+    ``job_manager_stats`` answers ``job-manager.stats-get``, for the housekeeping that runs; None: it was not asked.
     """
+    housekeeping = _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {}
     division = division or {}
     seen = _read_resource_status(resource_status)
     sched = _read_sched_status(sched_resource_status)
@@ -61,6 +64,7 @@ def read_ranks(
                 overlay=overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
                 type_name=division.get(seen.hosts[rank]),
                 last_job_ended_at=last_job_ended_at.get(rank),
+                housekeeping_since_at=housekeeping.get(rank),
             )
         )
     return tuple(ranks)
@@ -178,6 +182,20 @@ def _read_sched_status(reply: object) -> _SchedStatus:
     status = object_at(reply, where)
     known, allocated, down = (_read_r(status.get(key), f"{where}.{key}") for key in ("all", "allocated", "down"))
     return _SchedStatus(allocated, known.keys() - down.keys())
+
+
+def _read_housekeeping(reply: object) -> dict[Rank, float]:
+    """Since when the oldest housekeeping of each rank runs, by ``t_start`` and ``pending`` of its runs."""
+    where = "job-manager.stats-get.housekeeping.running"
+    housekeeping = object_at(reply, "job-manager.stats-get").get("housekeeping")
+    running = object_at(object_at(housekeeping, "job-manager.stats-get.housekeeping").get("running"), where)
+    since: dict[Rank, float] = {}
+    for job, entry in running.items():
+        fields = object_at(entry, f"{where}.{job}")
+        started_at = seconds_at(fields.get("t_start"), f"{where}.{job}.t_start")
+        for rank in _ranks(fields.get("pending"), f"{where}.{job}.pending"):
+            since[rank] = min(started_at, since.get(rank, started_at))
+    return since
 
 
 def _read_overlay(reply: object) -> dict[Rank, Overlay]:

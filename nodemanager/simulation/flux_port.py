@@ -122,6 +122,7 @@ class SimulatedFluxPort:
             flux.overlay_health(),
             flux.last_job_ended_at(),
             flux.division,
+            flux.job_manager_stats(),
         )
 
     def drain(self, rank: Rank, reason: str) -> None:
@@ -132,6 +133,9 @@ class SimulatedFluxPort:
 
     def stop_broker(self, rank: Rank) -> None:
         self._change(lambda: self._flux.stop_broker(rank))
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self._change(lambda: self._flux.kill_housekeeping(rank, signal))
 
     # --- the division of the slots ---
 

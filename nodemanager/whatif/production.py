@@ -57,6 +57,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
     StopBroker,
@@ -304,8 +305,8 @@ class Production:
                     self._stage.undrain(launch.rank)
                     waits = bool(self._stage.scheduler.line)
                     self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
-                case ChangeSlots() | RefuseSlots() | CordonNode():
-                    raise ValueError(f"nobody wishes for other slots or steers a node here: {action}")
+                case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping():
+                    raise ValueError(f"nobody wishes for slots, steers, or has housekeeping here: {action}")
                 case _:
                     assert_never(action)
         if leases:

@@ -33,6 +33,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KillHousekeeping,
     ListCloud,
     RecordLaunches,
     RefuseSlots,
@@ -154,7 +155,7 @@ class Loop:
                 self.tell(NodeUndrained(launch_id))
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
-            case ChangeSlots() | RefuseSlots() | CordonNode():
+            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

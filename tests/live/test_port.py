@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
-from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, Launch, LaunchId, Rank, SlotName, TypeName
 from nodemanager.ports import FluxError, NotTheActor
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
-from tests.live.instance import LiveInstance
+from tests.live.instance import LiveInstance, eventually
 
 LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
 
@@ -96,3 +97,33 @@ def test_an_excluded_rank_cannot_be_drained_and_flux_s_words_are_kept(port: Real
     port.claim()
     with pytest.raises(FluxError, match=r"resource\.drain: .*excluded"):
         port.drain(Rank(0), "flux-node-manager:launch-1")
+
+
+STUCK = """
+[job-manager.housekeeping]
+command = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
+release-after = "0s"
+"""
+
+
+def test_a_housekeeping_that_ignores_sigterm_is_seen_and_killed(instance: LiveInstance, port: RealFluxPort) -> None:
+    (instance.directory / "conf.d" / "housekeeping.toml").write_text(STUCK)
+    instance.run("config", "reload")
+    port.claim()
+    instance.start_slot(1)
+    eventually("it takes jobs", lambda: _rank(port, 1).cores_free > 0)
+    instance.run("cancel", str(instance.submit("-n1")))
+    eventually("its housekeeping is seen", lambda: _rank(port, 1).housekeeping_since_at is not None)
+    assert _rank(port, 1).allocated, "no job runs there, and it is not free"
+
+    port.kill_housekeeping(Rank(1), signal.SIGTERM)
+    assert _rank(port, 1).housekeeping_since_at is not None
+    port.kill_housekeeping(Rank(1), signal.SIGKILL)
+
+    eventually("its rank is free", lambda: not _rank(port, 1).allocated)
+    assert _rank(port, 1).housekeeping_since_at is None
+    port.kill_housekeeping(Rank(1), signal.SIGTERM)  # nothing runs there: no error
+
+
+def _rank(port: RealFluxPort, number: int) -> FluxRank:
+    return next(rank for rank in port.ranks() if rank.rank == number)
