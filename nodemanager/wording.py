@@ -112,6 +112,7 @@ SENTENCES: Mapping[str, str] = {
     "not_seen_yet": "nothing is decided: {source} has not answered yet",
     "stale": "nothing is decided: {source} last answered {age_s} ago, more than {stale_after_s}",
     "paused": "nothing is decided: paused by {by} since {since_at}",
+    "instance_differs": "nothing is done: the instance is not the one of the site: {why}",
     "safe_mode": "nothing is done: {why}; until {ends}",
     # a job waits
     "settling": "nodes are bought for it once the queue is quiet",

@@ -177,6 +177,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    if snapshot.differs is not None:
+        return snapshot.differs
     if (safe := safe_mode(snapshot, policy)) is not None:
         return safe
     paused = snapshot.steering.paused

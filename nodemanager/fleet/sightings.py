@@ -14,7 +14,7 @@ from nodemanager.facts import (
     OrderLapsed,
     RanksSeen,
 )
-from nodemanager.fleet import measured, refusals, safe_mode
+from nodemanager.fleet import instance, measured, refusals, safe_mode
 from nodemanager.fleet.fitness import FLAPS
 from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
@@ -100,6 +100,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
             ranks=ranks,
             rank_of_slot=snapshot.rank_of_slot if same_hosts else {rank.host: rank.rank for rank in fact.ranks},
             ground=trodden(known, ranks, changes, policy),
+            differs=snapshot.differs if _same_size(changes) else instance.difference(fact.ranks, policy),
             changed_s=snapshot.now_s,
             unsettled_s=unsettled_s(snapshot),
         )
@@ -165,6 +166,15 @@ def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
             return node.idle_looks == 0
         case _:
             return not rank.online  # it waits for its rank, which is away as before
+
+
+def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
+    """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
+
+    def size(rank: FluxRank | None) -> object:
+        return (rank.host, rank.type_name, rank.cores, rank.gpus) if rank is not None else None
+
+    return all(size(before) == size(after) for before, after in changes)
 
 
 def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:

@@ -198,6 +198,7 @@ class Snapshot:
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
+    differs: Reason | None = None  # how the instance is not the one that the site describes
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
     wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)

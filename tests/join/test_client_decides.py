@@ -33,6 +33,7 @@ class FakeMachine:
     busy: bool = False
     disk_is_full: bool = False
     notice: str = ""
+    said: list[dict[str, Any]] = field(default_factory=list)  # the reports
 
     def now_s(self) -> float:
         return self.now
@@ -57,6 +58,7 @@ class FakeMachine:
 
     def ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         self.done.append(what)
+        self.said += [body] if what == "report" else []
         return self.service(what)
 
     def reclaim_notice(self) -> str:
@@ -251,8 +253,7 @@ def test_57_a_notice_that_the_node_is_taken_back_is_reported_at_once_and_once() 
     machine = FakeMachine()
     client = a_client(machine)
     run_for(machine, client, 30.0)
-    asked = machine.ask
-    machine.ask = lambda what, body: (said.append(body) if what == "report" else None) or asked(what, body)  # type: ignore[method-assign]
+    machine.said = said
     machine.notice = "terminate at 2026-11-21T14:02:00Z"
     run_for(machine, client, 6.0)
     assert [(body["phase"], body["detail"]) for body in said] == [("reclaimed", machine.notice)]
