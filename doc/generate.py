@@ -156,6 +156,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+        "misfit": "What becomes of a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
+        "gets no work and goes, and its type is not bought for a while. `accept`: nothing. `retype`: as `drain`, "
+        "and the instance declares the type as it is. For `local`, unless given, `accept`.",
         "boot_failures_max": "So many boots in a row of a node type and image that fail stop its being bought.",
         "unready_max": "Where a larger share than this of the nodes that were up, and more than three, are away or "
         "hang at once, nothing is done: safe mode.",
@@ -199,7 +202,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Budget": {
         "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
         "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
-        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
+        "a restart knows it.",
         "per_month": "The same for a calendar month (UTC).",
         "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
         "is bought for that user.",

@@ -33,7 +33,7 @@ from nodemanager.front import Front
 from nodemanager.join import user_data as join_user_data
 from nodemanager.join.exchange import FileExchange, Folder
 from nodemanager.messages import Begin, Mailbox, ManagerMessage, UsePolicy
-from nodemanager.model import Launch
+from nodemanager.model import Launch, Misfit
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
 from nodemanager.reload import needs_restart
 from nodemanager.simulation.embedded import embedded
@@ -142,6 +142,7 @@ def policy_of(site: Site) -> Policy:
         observed=site.observed if site.acts else frozenset(),  # a manager that never acts says it of all alike
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
+        misfit=site.policy.misfit,
         budgets=site.budget.limits,
         boot_failures_max=site.policy.boot_failures_max,
         boot_retry_s=site.timing.boot_retry_s,
@@ -189,6 +190,8 @@ def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
         folder=site.flux.bootstrap_dir,
         node_types=site.node_types,
         status=status,
+        # By ticket a node says it itself, before its broker begins.
+        measures=site.flux.join is not Join.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)

@@ -16,9 +16,9 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
-from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
+from nodemanager.flux_config import ConfigFile, FluxConfigError, as_promised, division_in, promises_in
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
-from nodemanager.model import NodeType, SlotName, TypeName
+from nodemanager.model import Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     NAME,
     NAME_ALLOWED,
@@ -199,7 +199,7 @@ class _Loading:
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
-            policy=policy,
+            policy=_judging(policy, cloud),
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             web=self._web(web, state_dir),
@@ -296,7 +296,8 @@ class _Loading:
             if not ConfigFile.holders(flux.bootstrap_dir):
                 return node_types  # it declares no slots yet
             file = ConfigFile.of(flux.bootstrap_dir)
-            division = division_in(file.read())
+            config = file.read()
+            division, node_types = division_in(config), as_promised(node_types, promises_in(config))
         except FluxConfigError as error:
             self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
             return node_types
@@ -314,6 +315,13 @@ class _Loading:
 
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))
+
+
+def _judging(policy: Policy, cloud: CloudSettings) -> Policy:
+    """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
+    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+        return policy.model_copy(update={"misfit": Misfit.ACCEPT})
+    return policy
 
 
 def _absolute(path: Path) -> Path:

@@ -20,6 +20,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -46,11 +47,12 @@ class RecordLaunches:
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Let the rank take no more jobs, then look at it once more."""
+    """Let the rank take no more jobs, then look at it once more. ``note`` stands in Flux behind our mark."""
 
     launch: LaunchId
     rank: Rank
     reason: Reason
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,13 @@ class KeepSteering:
     """Put what operators have set on record."""
 
     steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSpend:
+    """Put what was spent on record."""
+
+    spend: Spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +221,6 @@ FluxEffect = (
     | ChangeSlots
     | RefuseSlots
 )
-FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | ShowOnJobs | Timely[FluxEffect]
+FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | Timely[FluxEffect]
 CloudEffect = CreateNode | DestroyNode
 CloudOrder = Timely[CloudEffect]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.facts import FailureKind, JoinFact, QueueProbed, QueueSeen, RanksStirred
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     Leftover,
@@ -24,6 +25,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -113,9 +115,9 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, kill_housekeeping,
-    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
-    ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
+    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still
+    held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -152,8 +154,23 @@ class FluxPort(Protocol):
         """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
         ...
 
+    def spend(self) -> Spend:
+        """What was spent, as it was last kept; nothing where nothing was."""
+        ...
+
+    def keep_spend(self, spend: Spend) -> None:
+        """Put what was spent on record, whole; return only when that survives a crash of the instance."""
+        ...
+
     def ranks(self) -> tuple[FluxRank, ...]:
         """One look at every rank but the leader."""
+        ...
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        """What the machines really have whose ranks came online as the last look showed; each is told once.
+
+        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        """
         ...
 
     def jobs_ended(self) -> int:
@@ -168,7 +185,10 @@ class FluxPort(Protocol):
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:
-        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason."""
+        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason.
+
+        Of a reason that begins with our mark, looks show the first word.
+        """
         ...
 
     def undrain(self, rank: Rank) -> None:
@@ -201,7 +221,8 @@ class FluxPort(Protocol):
 
         On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
         raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
-        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        another ``FluxError`` the change may be half done: ``repair`` ends it. What the wish ``promises`` of a type
+        holds for its slots from then on, whatever the site says of it.
         """
         ...
 
@@ -235,6 +256,6 @@ class JoinPort(Protocol):
         """
         ...
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
         ...

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from nodemanager.model import Billing, Market, PackingPolicy, QueuePolicy, SlotName
+from nodemanager.model import Billing, Market, Misfit, PackingPolicy, QueuePolicy, SlotName
 from nodemanager.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 
 WHOLE_MAX = 1_000_000_000
@@ -422,6 +422,7 @@ class Policy(Settings):
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
+    misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # for ``local``, unless given, accept
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # the share of the nodes that were up
 

@@ -22,9 +22,12 @@ from nodemanager.facts import (
     NodeDrained,
     NodeUndrained,
     OrderLapsed,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -39,6 +42,7 @@ from nodemanager.orders import (
     EndLease,
     FluxEffect,
     FluxOrder,
+    KeepSpend,
     KeepSteering,
     KillHousekeeping,
     LookAtRanks,
@@ -70,6 +74,8 @@ class FluxWorker(CrashOnlyActor):
                 self._look()
             case KeepSteering():
                 self._keep(message)
+            case KeepSpend():
+                self._keep_spend(message)
             case ShowOnJobs():
                 self._show(message)
             case Timely(order=order, good_until_s=good_until_s):
@@ -85,12 +91,13 @@ class FluxWorker(CrashOnlyActor):
                 self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
             steering = self._port.steering()
+            spend = self._port.spend()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches, steering))
+            self._manager.tell(ClaimHeld(started_s, launches, steering, spend))
 
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
@@ -98,10 +105,13 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
+            hardware = self._port.measured()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            if hardware:
+                self._manager.tell(RanksMeasured(hardware))
 
     def _keep(self, order: KeepSteering) -> None:
         started_s = self._clock.monotonic_s()
@@ -113,6 +123,17 @@ class FluxWorker(CrashOnlyActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
         else:
             self._manager.tell(SteeringKept(order.steering))
+
+    def _keep_spend(self, order: KeepSpend) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._port.keep_spend(order.spend)
+        except FluxError as error:
+            self._manager.tell(SpendNotKept(str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+        else:
+            self._manager.tell(SpendKept(order.spend))
 
     def _show(self, order: ShowOnJobs) -> None:
         """A courtesy: one that fails is not tried again, and changes nothing."""
@@ -137,8 +158,8 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank):
-                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case DrainNode(launch=launch, rank=rank, note=note):
+                return NodeDrained(launch, *self._drained(rank, f"{drain_text(launch)} {note}".rstrip()))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 
 import structlog
@@ -24,16 +24,20 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    NodeMeasured,
     NodeReported,
     OrderLapsed,
     QueueSeen,
+    RanksMeasured,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.division import divided
+from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
@@ -48,6 +52,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     KillHousekeeping,
     ListCloud,
@@ -63,6 +68,7 @@ from nodemanager.orders import (
 )
 
 PLAN_EVERY_S = 1.0
+BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
@@ -129,8 +135,9 @@ class Manager(CrashOnlyActor):
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
-        if self._snapshot.division is not before.division:
-            self._policy = divided(self._policy, self._snapshot.division)
+        after = self._snapshot
+        if after.division is not before.division or after.promised is not before.promised:
+            self._policy = divided(as_promised(self._policy, after.promised), after.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -140,18 +147,33 @@ class Manager(CrashOnlyActor):
             case LeftoversRemoved(leftovers=leftovers):
                 for left in leftovers:
                     self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
-            case FluxCallFailed(order=order, launches=launches, why=why):
-                self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
-            case OrderLapsed(order=order, launches=launches, why=why):
-                self._log.warning("order_lapsed", order=order, nodes=list(launches), why=why)
+            case (
+                FluxCallFailed(order=order, launches=launches, why=why)
+                | OrderLapsed(order=order, launches=launches, why=why)
+            ):
+                what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
+                self._log.warning(what, order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._tell_of_report(fact)
+            case NodeMeasured() | RanksMeasured():
+                self._tell_of_hardware(fact)
             case _:
                 pass
+
+    def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
+        of_rank = roll_of(self._snapshot).of_rank
+        found = (
+            {fact.launch: fact.hardware}
+            if isinstance(fact, NodeMeasured)
+            else {of_rank[rank]: had for rank, had in fact.hardware.items() if rank in of_rank}
+        )
+        for launch, had in found.items():
+            if launch in self._snapshot.nodes:
+                self._log.info("node_measured", node=launch, **asdict(had))
 
     def _tell_of_report(self, fact: NodeReported) -> None:
         """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
@@ -197,7 +219,7 @@ class Manager(CrashOnlyActor):
                 case SweepCloud():
                     if self._acts:
                         addresses.lister.tell(ask)
-                case KeepSteering():
+                case KeepSteering() | KeepSpend():
                     if self._acts:
                         addresses.flux.tell(ask)
                 case _:
@@ -268,6 +290,8 @@ class Manager(CrashOnlyActor):
             if _line(action) not in self._said:
                 self._log.info("would", order=_line(action), because=str(_why(action)))
         said = {_line(action) for action in (*made.actions, *made.would)}
+        if not made.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._said if line.startswith(BOOT)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}

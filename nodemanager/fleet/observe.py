@@ -30,22 +30,26 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeMeasured,
     NodeReleased,
     NodeReported,
     NodeUndrained,
     OrderLapsed,
     QueueProbed,
     QueueSeen,
+    RanksMeasured,
     RanksSeen,
     RanksStirred,
     RetirementAsked,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import measured, refusals, sightings, steering
+from nodemanager.fleet import hardware, measured, refusals, sightings, spending, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -71,12 +75,14 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _stirred(snapshot)
         case RanksSeen():
             return sightings.ranks_seen(snapshot, fact, policy)
+        case RanksMeasured():
+            return hardware.ranks_measured(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case SlotsChanged():
             return _slots_changed(snapshot, fact, policy)
         case SlotsRefused():
-            return replace(snapshot, wish=None, wish_due_s=None)
+            return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case ClaimRefused():
@@ -98,6 +104,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact, snapshot))
         case SteeringKept() | SteeringNotKept():
             return steering.kept(snapshot, fact)
+        case SpendKept() | SpendNotKept():
+            return spending.kept(snapshot, fact)
         case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
             return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
@@ -106,6 +114,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _order_lapsed(snapshot, fact)
         case NodeReported():
             return _reported(snapshot, fact, policy)
+        case NodeMeasured():
+            return hardware.measured(snapshot, fact, policy)
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
@@ -128,6 +138,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
         keeper=_waited_for(snapshot.keeper, tick.now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
@@ -306,7 +317,7 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     nodes = {id_: _doubted(node) for id_, node in nodes.items()}
     claim = _fresh(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
-    snapshot = _stirred(with_nodes(snapshot, nodes, gone))
+    snapshot = spending.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
     return steering.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
 
 
@@ -359,7 +370,8 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 
 def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
-    changed = replace(snapshot, wish_due_s=None, flux=replace(snapshot.flux, seen_s=None))
+    changed = hardware.kept(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return sightings.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 

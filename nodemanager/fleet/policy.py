@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import NodeType, PackingPolicy, QueuePolicy, SlotName, TypeName
+from nodemanager.model import Misfit, NodeType, PackingPolicy, QueuePolicy, SlotName, TypeName
 
 # How long a failed create keeps its type, or all types, from being tried again.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -60,6 +60,7 @@ class Policy:
     queue_policy: QueuePolicy = QueuePolicy.FIFO
     observed: frozenset[TypeName] = frozenset()  # of these it is only said what would be done
     destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
+    misfit: Misfit = Misfit.DRAIN
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20

@@ -17,6 +17,8 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
         return because("failed_at_provider", detail=cloud.died_because)
     if policy.destroy_on_replay and node.replayed:
         return because("ticket_replayed")
+    if node.misfit is not None:
+        return node.misfit
     if node.state is NodeState.BOOTING and node.reclaimed is not None:
         return because("reclaimed", detail=node.reclaimed)
     hangs_s = hung_s(node, now_s)

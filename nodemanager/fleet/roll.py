@@ -52,6 +52,7 @@ def at_rest(node: Node) -> bool:
         and not node.housekeeping_kills
         and not node.left_s
         and not (node.cloud is not None and node.cloud.impaired)
+        and node.misfit is None
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
     )
 

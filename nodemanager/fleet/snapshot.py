@@ -19,6 +19,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -26,11 +27,13 @@ from nodemanager.model import (
     LaunchId,
     Market,
     NodeState,
+    Promise,
     ProviderId,
     Rank,
     Reason,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     UnreadableJob,
@@ -76,6 +79,8 @@ class Node:
     housekeeping_kills: int = 0  # how often that was told to end
     left_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
     replayed: bool = False  # its ticket was shown again, by another
+    hardware: Hardware | None = None  # as it was measured when it joined
+    misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before
@@ -200,6 +205,10 @@ class Snapshot:
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
     differs: Reason | None = None  # how the instance is not the one that the site describes
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
+    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
+    # come to promise since this process began.
+    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
+    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
     wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
@@ -216,11 +225,13 @@ class Snapshot:
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # What nodes that are gone and jobs that have ended have cost, by the period ("day" or "month"), its begin
-    # (seconds since the epoch) and account: "" for the whole site, "user 1000", "queue batch". Kept by
-    # ``spending``, and only where there is a budget. It begins empty with the process: whoever keeps it beyond that
-    # puts it here.
+    # What nodes that are gone and jobs that have ended have cost, as ``Spend`` has it. Kept by ``spending``, and
+    # only where there is a budget; nothing is added to it before the record was read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
+    counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
+    spend_on_record: Spend | None = None  # None: the record was not read yet
+    spend_kept_s: float = 0.0  # when it was last kept
+    bookkeeper: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # its end's being taken by the provider. A restart begins anew.

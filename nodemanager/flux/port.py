@@ -16,20 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record, retyping, steering_record
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
+from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
-from nodemanager.flux.resources import read_job_ends, read_ranks
+from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
+    NOTHING_SPENT,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     NodeType,
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -37,9 +40,9 @@ from nodemanager.notation import parse_idset
 from nodemanager.ports import FluxError, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
-OUR_DRAINS = "flux-node-manager:"
 _LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
+_MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
 
 
 class RealFluxPort:
@@ -54,6 +57,7 @@ class RealFluxPort:
         folder: Path | None = None,
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
+        measures: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -62,8 +66,12 @@ class RealFluxPort:
         self._opened: Handle | None = None
         self._folder = folder
         self._node_types = tuple(node_types)
+        self._measures = measures
+        self._online: frozenset[Rank] = frozenset()
+        self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
+        self._look = Look()
         self._ended_known_until_at = 0.0
 
     def close(self) -> None:
@@ -215,6 +223,25 @@ class RealFluxPort:
         self.must_act()
         self._commit({steering_record.KEY: steering_record.encoded(steering)})
 
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        text = self._read([spend_record.KEY]).get(spend_record.KEY)
+        if text is None:
+            return NOTHING_SPENT
+        try:
+            return spend_record.decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
+                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
+                f" {spend_record.KEY}"
+            ) from fault
+
+    def keep_spend(self, spend: Spend) -> None:
+        self.must_act()
+        self._commit({spend_record.KEY: spend_record.encoded(spend)})
+
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:
             return kvs.read(handle, keys, timeout_s=self._timeout_s)
@@ -240,8 +267,25 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, overlay, config, stats = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
         except (ValueError, FluxConfigError) as fault:
+            raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+        ranks = tuple(self._look.ranks.values())
+        self._online = frozenset(rank.rank for rank in ranks if rank.online)
+        self._measured &= self._online
+        return ranks
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []
+        if not unknown:
+            return {}
+        with self._handle() as handle:
+            topologies = ask_texts(handle, "resource.topo-get", unknown, timeout_s=self._timeout_s)
+        # One that does not answer is leaving; should it come back, it is asked then.
+        self._measured |= frozenset(unknown)
+        try:
+            return {Rank(rank): read_topology(text) for rank, text in topologies.items()}
+        except ValueError as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
 
     def jobs_ended(self) -> int:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from nodemanager.facts import NodeReported
+from nodemanager.facts import JoinFact, NodeReported
 from nodemanager.join.desk import Answer, Granted, JoinDesk, Rules
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreachable
 from nodemanager.join.ledger import Ledger
 from nodemanager.join.material import Material
 from nodemanager.join.tickets import SiteKey
-from nodemanager.model import CloudNode, JoinPhase, LaunchId, ProviderId, Roster, SlotName
+from nodemanager.model import CloudNode, Identity, JoinPhase, LaunchId, Misfit, ProviderId, Roster, SlotName
 from nodemanager.ports import JoinError, JoinPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.invariants import Violation
-from nodemanager.simulation.scenario import Scenario
+from nodemanager.simulation.scenario import NODE_TYPES, Scenario
 from nodemanager.simulation.world import World
 
 SILENCE_MAX_S = 400.0
@@ -49,6 +49,7 @@ class JoinFaults:
     p_service_dies: float = 0.0
     p_post_fails: float = 0.0
     p_twin: float = 0.0
+    p_short: float = 0.0  # a machine has three quarters of the cores that its type is said to have
 
 
 @dataclass
@@ -100,6 +101,8 @@ class SimulatedJoins:
         self.deaths = 0
         self.refusals = 0
         self.ends = 0
+        self.short = 0
+        self.types = {node_type.name: node_type for node_type in NODE_TYPES}
         self._ledger = FragileLedger(self._service_may_die)
         self._desk: JoinDesk | None = self._new_desk()
 
@@ -149,7 +152,7 @@ class SimulatedJoins:
         """Of a manager that begins its life."""
         return SimulatedJoinPort(self)
 
-    def reports(self, after: int) -> tuple[tuple[int, NodeReported], ...]:
+    def reports(self, after: int) -> tuple[tuple[int, JoinFact], ...]:
         return self._ledger.reports(after)
 
     # --- machines ---
@@ -162,9 +165,18 @@ class SimulatedJoins:
         if self.happens(self.faults.p_twin):
             names.append(f"twin of {node.provider_id}")
         for name in names:
-            machine = SimulatedMachine(self, name, node.identity.launch, node.identity.slot)
+            machine = SimulatedMachine(
+                self, name, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
+            )
             self.machines.append(machine)
             self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
+
+    def hardware_of(self, identity: Identity) -> dict[str, int]:
+        """What a machine finds of itself."""
+        had = self.types[identity.type_name]
+        cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
+        self.short += cores < had.cores
+        return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
 
     def ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``: the machine is gone at one stroke. A twin is not the provider's."""
@@ -198,7 +210,7 @@ class SimulatedJoinPort:
         self.joins.exchange.roster = roster
         self.joins.exchange.posted_s = self.joins.world.now_s
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         rows = self.joins.reports(self.read_until)
         if rows:
             self.read_until = rows[-1][0]
@@ -213,6 +225,7 @@ class SimulatedMachine:
     name: str
     launch: LaunchId
     slot: SlotName
+    hardware: dict[str, int]
     kept: dict[str, Any] = field(default_factory=dict)
     powered: bool = True
     broker: bool = False
@@ -281,6 +294,9 @@ class SimulatedMachine:
 
     def log(self, text: str) -> None:
         del text
+
+    def measured(self) -> dict[str, int]:
+        return self.hardware
 
     def load(self) -> dict[str, Any]:
         return dict(self.kept)
@@ -361,6 +377,8 @@ class JoinScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.policy = replace(self.policy, misfit=self._draws.choice(list(Misfit)))
+        self.rules.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted
         self.provider.on_end = self.joins.ended
@@ -378,6 +396,7 @@ class JoinScenario(Scenario):
         faults.p_service_dies = 0.1 * draw()
         faults.p_post_fails = 0.2 * draw()
         faults.p_twin = 0.3 * draw()
+        faults.p_short = 0.3 * draw()
         if draw() < 0.2:
             self.world.after(self.faults_s * draw(), self._leave_for_long)
 

@@ -26,9 +26,12 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeDrained,
     OrderLapsed,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -37,6 +40,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     LaunchId,
@@ -48,6 +52,7 @@ from nodemanager.model import (
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     because,
@@ -61,6 +66,7 @@ from nodemanager.orders import (
     DrainNode,
     EndLease,
     FluxEffect,
+    KeepSpend,
     KeepSteering,
     KillHousekeeping,
     ListCloud,
@@ -76,10 +82,12 @@ from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
 STEERING = Steering(holds={LaunchId("cloud1-1"): Mark("ada", 900.0)})
+SPEND = Spend({("day", 0, ""): Decimal("1.25")}, frozenset({LaunchId("cloud1-1")}))
 LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
 
+HARDWARE = {Rank(1): Hardware(cores=2, threads=4)}
 WISH = SlotsWish("wish-1", {TypeName("small"): 1})
 
 
@@ -174,6 +182,17 @@ class Flux:
     def keep_steering(self, steering: Steering) -> None:
         self._call("keep_steering")
 
+    def spend(self) -> Spend:
+        self._call("spend")
+        return SPEND
+
+    def keep_spend(self, spend: Spend) -> None:
+        self._call("keep_spend")
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        self._call("measured")
+        return HARDWARE
+
     def jobs_ended(self) -> int:
         self._call("jobs_ended")
         return 3
@@ -240,7 +259,7 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
     for acts in (True, False):
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3)]
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
@@ -355,15 +374,18 @@ def test_a_claim_brings_what_is_on_record() -> None:
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(ClaimInstance())
-    assert port.calls == ["claim", "repair", "launches", "steering"]
-    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING)]
+    assert port.calls == ["claim", "repair", "launches", "steering", "spend"]
+    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)]
 
 
 def test_one_that_only_observes_does_not_take_the_name() -> None:
     port = Flux()
     worker, told = flux_worker(port, acts=False)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["launches", "steering"], [ClaimHeld(7.0, (LAUNCH,), STEERING)])
+    assert (port.calls, told) == (
+        ["launches", "steering", "spend"],
+        [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -417,7 +439,7 @@ def test_who_lost_the_name_says_so_beside_the_failure() -> None:
 def test_a_look_brings_all_ranks() -> None:
     worker, told = flux_worker(Flux())
     worker.on_receive(LookAtRanks())
-    assert told == [RanksSeen(7.0, (RANK,), WISH, 3)]
+    assert told == [RanksSeen(7.0, (RANK,), WISH, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
@@ -434,6 +456,12 @@ def test_what_operators_set_is_said_to_be_on_record_once_it_is() -> None:
     assert told == [SteeringKept(STEERING)]
 
 
+def test_what_was_spent_is_said_to_be_on_record_once_it_is() -> None:
+    worker, told = flux_worker(Flux())
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendKept(SPEND)]
+
+
 @pytest.mark.parametrize(
     ("error", "more"), [(FluxError("away"), []), (NotTheActor("away"), [ClaimRefused(7.0, "away")])]
 )
@@ -441,6 +469,9 @@ def test_what_could_not_be_put_on_record_is_said(error: FluxError, more: list[ob
     worker, told = flux_worker(Flux(fails_at="keep_steering", error=error))
     worker.on_receive(KeepSteering(STEERING))
     assert told == [SteeringNotKept("away"), *more]
+    worker, told = flux_worker(Flux(fails_at="keep_spend", error=error))
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendNotKept("away"), *more]
 
 
 def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:

@@ -108,7 +108,7 @@ INWARDS: dict[str, set[str]] = {
         "resize",
     },
     "slots": {*VALUES, "notation", "ports", "fleet", "config", "flux", "flux_config", "app"},
-    "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config"},
+    "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config", "join"},
 }
 
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.

@@ -34,6 +34,7 @@ class FakeMachine:
     disk_is_full: bool = False
     notice: str = ""
     said: list[dict[str, Any]] = field(default_factory=list)  # the reports
+    hardware: dict[str, int] = field(default_factory=dict)
 
     def now_s(self) -> float:
         return self.now
@@ -46,6 +47,9 @@ class FakeMachine:
 
     def log(self, text: str) -> None:
         pass
+
+    def measured(self) -> dict[str, int]:
+        return self.hardware
 
     def load(self) -> dict[str, Any]:
         return self.kept

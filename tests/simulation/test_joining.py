@@ -34,13 +34,13 @@ def test_seed(seed: int) -> None:
 
 
 def test_the_seeds_meet_what_they_are_for() -> None:
-    """Nodes join, clients die, tickets are refused, nodes end themselves."""
+    """Nodes join, clients die, tickets are refused, nodes end themselves, machines have less than is declared."""
     runs = [JoinScenario(seed) for seed in range(6)]
     for run in runs:
         run.run()
     joins = [run.joins for run in runs]
     assert all(join.starts for join in joins)
-    for count in ("deaths", "refusals", "ends"):
+    for count in ("deaths", "refusals", "ends", "short"):
         assert sum(getattr(join, count) for join in joins) > 0, count
 
 
