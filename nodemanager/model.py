@@ -235,6 +235,8 @@ class Job:
     holds: tuple[Holding, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
+    requeue: bool = False  # it asks to be submitted once more should its node be taken back
+    requeued_from: JobId | None = None  # whose successor it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,15 @@ class KillHousekeeping:
 
 
 @dataclass(frozen=True, slots=True)
+class RequeueJob:
+    """Submit the job once more, to start if it does not end well. ``launch``: the node that is taken back."""
+
+    job: JobId
+    launch: LaunchId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """The node is proven gone: undrain the slot's rank and forget the launch."""
 
@@ -217,6 +226,7 @@ FluxEffect = (
     | UndrainNode
     | StopBroker
     | KillHousekeeping
+    | RequeueJob
     | EndLease
     | ChangeSlots
     | RefuseSlots

@@ -60,6 +60,10 @@ class SlotsUnchanged(FluxError):
     """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
 
 
+class NotRequeued(FluxError):
+    """A job cannot be submitted once more, now or later."""
+
+
 class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds that never jump: for timers."""
@@ -201,6 +205,14 @@ class FluxPort(Protocol):
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         """Send a signal to what runs on the rank after jobs. Where nothing does, it is no error."""
+        ...
+
+    def requeue(self, job: JobId) -> JobId:
+        """Submit an active job once more, to start only if this one does not end well; the new one's id.
+
+        Each names the other: the new one in ``node-manager.requeued-from``, the old one by a memo. Raises
+        ``NotRequeued`` for one that cannot be submitted in its user's name.
+        """
         ...
 
     # --- the division of the slots ---

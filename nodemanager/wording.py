@@ -154,6 +154,7 @@ SENTENCES: Mapping[str, str] = {
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs that use no GPU fill {nodes}",
     "job_across_zones": "job {job}, which wants one zone, will start across {zones}",
     "gpu_node_unguarded": "job {job}, which wants no GPU, may start on {node_type}",
+    "requeued": "job {job} is submitted once more, as its node {node} is taken back",
     "unfit": "{node} gets no more work ({why})",
     "hangs_at_work": "{node} is at work, and its broker has not answered for {hangs_s}",
     "gone_at_provider_yet_up": "{node} is missing in {absences} lists of the provider, and still up",

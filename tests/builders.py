@@ -69,6 +69,7 @@ from nodemanager.orders import (
     KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     UndrainNode,
 )
@@ -461,6 +462,8 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return f"undrain {launch_id}"
         case StopBroker(launch=launch_id):
             return f"stop-broker {launch_id}"
+        case RequeueJob(job=job):
+            return f"requeue {job}"
         case KillHousekeeping(launch=launch_id):
             return f"kill-housekeeping {launch_id}"
         case DestroyNode(provider_id=provider_id):

@@ -60,6 +60,7 @@ from nodemanager.orders import (
     PostRoster,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     ShowOnJobs,
     StopBroker,
     SweepCloud,
@@ -268,7 +269,15 @@ class Manager(CrashOnlyActor):
                     self._crew.give(launch.id, Timely(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
-                case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | EndLease():
+                case (
+                    DrainNode()
+                    | CordonNode()
+                    | UndrainNode()
+                    | StopBroker()
+                    | KillHousekeeping()
+                    | RequeueJob()
+                    | EndLease()
+                ):
                     addresses.flux.tell(Timely(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(Timely(action, good_until_s))

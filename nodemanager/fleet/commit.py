@@ -36,6 +36,7 @@ from nodemanager.orders import (
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     SweepCloud,
     UndrainNode,
@@ -78,7 +79,7 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     return snapshot
 
 
-def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901 - one arm an order
+def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
     nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
@@ -106,6 +107,8 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                     snapshot = _boot_given_up(snapshot, nodes[action.launch], action.reason.code, policy)
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+            case RequeueJob(job=job):
+                snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case ChangeSlots() | RefuseSlots():
                 snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.call_timeout_s)
             case _:

@@ -23,6 +23,7 @@ from nodemanager.facts import (
     FluxUnreachable,
     HoldPlaced,
     HousekeepingKilled,
+    JobRequeued,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
@@ -96,6 +97,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _node_undrained(snapshot, fact)
         case BrokerStopped():
             return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
+        case JobRequeued():
+            return snapshot  # the queue shows the new one
         case HousekeepingKilled():
             return _each(snapshot, [fact.launch], lambda node: _housekeeping_killed(node, snapshot.now_s))
         case LeaseEnded():
@@ -250,6 +253,8 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
     if gone or come or stopped != snapshot.queues_stopped:
         snapshot = replace(snapshot, changed_s=now_s)
+    if gone and snapshot.requeued:
+        snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
     if gone or come:
         line = moved(line_of(known, snapshot.line), jobs, gone, come)
         snapshot = replace(snapshot, jobs=jobs, line=line)
@@ -335,6 +340,8 @@ def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
     """Before anything more is ordered, the claim is made anew and what is on record is read."""
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
+    if fact.order == "RequeueJob":
+        snapshot = replace(snapshot, requeued=frozenset())
     snapshot = _each(snapshot, fact.launches, lambda node: sightings.lapsed(node, fact))
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
     return replace(snapshot, claimed=False, claim=claim)
@@ -385,6 +392,8 @@ def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
+    if fact.order == "RequeueJob":
+        return replace(snapshot, requeued=frozenset())  # those that were are known by their successors
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)

@@ -21,6 +21,7 @@ from nodemanager.fleet import division, hardware, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
+from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
@@ -43,13 +44,14 @@ from nodemanager.orders import (
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     SweepCloud,
 )
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
-Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *boots),
+        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY

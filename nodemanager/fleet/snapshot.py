@@ -188,6 +188,7 @@ class Snapshot:
     cloud: Source = Source()
 
     jobs: Mapping[JobId, Job] = field(default_factory=_empty)
+    requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     newest_job_s: float | None = None  # when a job last became known

@@ -206,6 +206,10 @@ class Flux:
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         self._call(f"kill_housekeeping {rank} {signal}")
 
+    def requeue(self, job: JobId) -> JobId:
+        self._call(f"requeue {job}")
+        return JobId(job + 1)
+
     def repair(self) -> bool:
         self._call("repair")
         return False

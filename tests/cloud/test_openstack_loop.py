@@ -37,6 +37,7 @@ from nodemanager.orders import (
     ListCloud,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     Timely,
     UndrainNode,
@@ -155,7 +156,7 @@ class Loop:
                 self.tell(NodeUndrained(launch_id))
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
-            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping():
+            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
                 raise AssertionError(action)
             case _:
                 assert_never(action)
