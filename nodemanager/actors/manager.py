@@ -67,6 +67,7 @@ from nodemanager.orders import (
 )
 
 PLAN_EVERY_S = 1.0
+BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
@@ -288,6 +289,8 @@ class Manager(CrashOnlyActor):
             if _line(action) not in self._said:
                 self._log.info("would", order=_line(action), because=str(_why(action)))
         said = {_line(action) for action in (*made.actions, *made.would)}
+        if not made.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._said if line.startswith(BOOT)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}

@@ -26,7 +26,7 @@ from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
-from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
+from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
@@ -243,7 +243,7 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
         if taken.action is not None:
