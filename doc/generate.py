@@ -63,7 +63,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "cluster_uuid": "Tells the nodes of this cluster from those of another one of its name. `init` makes it "
         "and keeps it in `state_dir/cluster-uuid`, where it is found; a simulated Flux needs none.",
         "state_dir": "Where the UUID and the nodes of a local cloud lie. Relative to the file's folder.",
-        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it.",
+        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it. A node type may have its "
+        "own.",
     },
     "Flux": {
         "uri": "Leads to rank 0: `local://PATH`, of its socket, a path being relative to the file's "
@@ -227,6 +228,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
         "spares": "Nodes that stand ready beyond what jobs need, so that the next job starts at once. They cost.",
+        "mode": "`act`: nodes of this type are bought and sent away. `observe`: it is only said; what stands "
+        "stays. Not given: that of `[Site]`.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,

@@ -25,7 +25,7 @@ from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import ConfigError, Join, Mode, Site, load_site, uuid_file
+from nodemanager.config import ConfigError, Join, Site, load_site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
@@ -136,6 +136,7 @@ def policy_of(site: Site) -> Policy:
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
         queue_policy=site.policy.queue_policy,
+        observed=site.observed if site.acts else frozenset(),  # a manager that never acts says it of all alike
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
         misfit=site.policy.misfit,
@@ -230,7 +231,7 @@ class Service:
         self.fate = Fate()
         self._site = site
         self._outside = outside
-        self._manager = wire(outside, policy_of(site), site.mode is Mode.ACT, publish, self.fate)
+        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate)
         self._ticker = Ticker(outside.clock, self._manager)
 
     def start(self) -> None:
@@ -290,7 +291,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     signal.signal(signal.SIGHUP, lambda *_: _reload(service))
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
-    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
+    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_told)
     front.start(service)
     service.start()
     service.fate.ended.wait()
@@ -317,4 +318,4 @@ def _status(site: Site, published: Published) -> str:
     if stands_still is not None:
         return f"decides nothing: {stands_still.code}"
     nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
-    return f"mode {site.mode}; nodes: {nodes}; jobs that wait: {jobs}"
+    return f"mode {site.mode_told}; nodes: {nodes}; jobs that wait: {jobs}"

@@ -107,6 +107,22 @@ class Site:
         """Every slot, in the order of the ranks that ``init`` gives them."""
         return tuple(slot for node_type in self.node_types for slot in node_type.slots)
 
+    @property
+    def observed(self) -> frozenset[TypeName]:
+        """The node types of which it is only said what would be done."""
+        return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is done at all: by ``[Site] mode``, or for one node type by its own."""
+        return self.mode is Mode.ACT or len(self.observed) < len(self.nodes)
+
+    @property
+    def mode_told(self) -> str:
+        """``act``, ``observe``, or ``act (gpu only observed)``."""
+        only = ", ".join(sorted(self.observed)) if self.acts else ""
+        return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
+
 
 def uuid_file(state_dir: Path) -> Path:
     """Where ``init`` keeps the cluster's UUID."""

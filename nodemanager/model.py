@@ -182,8 +182,18 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
-    # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
+    # Heeded when a node is chosen to be bought. No scheduler we know heeds them on nodes that are up.
     memory_bytes_per_slot: int = 0
+    one_zone: bool = False  # all its nodes are to be made in one zone of the provider
+    # Jobs are counted by it again and again, so it is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = self.slots, self.cores_per_slot, self.gpus_per_slot, self.nodes, self.memory_bytes_per_slot
+        object.__setattr__(self, "_hash", hash((*counts, self.exclusive, self.one_zone, self.constraint)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class JobState(StrEnum):

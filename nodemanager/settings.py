@@ -503,6 +503,7 @@ class NodeSettings(Settings):
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
+    mode: Annotated[Mode | None, _one_of(Mode)] = None  # None is that of the site
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""

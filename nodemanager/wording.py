@@ -128,6 +128,7 @@ SENTENCES: Mapping[str, str] = {
     "queue_stopped": "queue {queue} is stopped",
     "unreadable": "its jobspec cannot be read: {why}",
     "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
+    "only_observed": "{node_type} is only observed: [Node {node_type}] mode",
     "no_node_type": "the site has no node type",
     "no_free_slot": "all slots of {node_type} that fit are taken, {short} short",
     "nodes_max": "the fleet is at nodes_max, {short} short",
@@ -138,6 +139,8 @@ SENTENCES: Mapping[str, str] = {
     "job_held_up": "nothing is bought: job {job} holds up the queue ({why})",
     "fits_no_job_that_is_short": "no job that is short of nodes fits on it",
     "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and nothing is cheaper",
+    "one_zone_short": "no zone has all the nodes that it wants in one: {zone} has {have} of them, {short} short",
+    "job_across_zones": "job {job}, which wants one zone, will start across {zones}",
     "gpu_node_unguarded": "job {job}, which wants no GPU, may start on {node_type}",
     # a node is bought, recorded, made
     "demand": "bought for {jobs} jobs",

@@ -77,6 +77,28 @@ def the_fault(folder: Path, *changes: tuple[str, str, str | None]) -> Fault:
     return fault
 
 
+# --- which types act ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("site", "node", "acts", "told"),
+    [
+        (None, None, False, "observe"),
+        ("act", None, True, "act"),
+        (None, "act", True, "act (gpu only observed)"),
+        ("act", "observe", True, "act (cpu only observed)"),
+    ],
+)
+def test_a_node_type_may_act_or_be_observed_by_itself(
+    tmp_path: Path, site: str | None, node: str | None, acts: bool, told: str
+) -> None:
+    another = [("Node gpu", key, text) for key, text in LEAST["Node cpu"].items() if key != "slots"]
+    read = site_of(
+        tmp_path, ("Site", "mode", site), ("Node cpu", "mode", node), *another, ("Node gpu", "slots", "gpu1")
+    )
+    assert (read.acts, read.mode_told) == (acts, told)
+
+
 # --- what is read -----------------------------------------------------------------------------------------
 
 

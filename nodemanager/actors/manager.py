@@ -277,7 +277,10 @@ class Manager(CrashOnlyActor):
         for action in made.actions:
             if self._acts or _line(action) not in self._said:
                 self._log.info(verb, order=_line(action), because=str(_why(action)))
-        said = {_line(action) for action in made.actions}
+        for action in made.would:
+            if _line(action) not in self._said:
+                self._log.info("would", order=_line(action), because=str(_why(action)))
+        said = {_line(action) for action in (*made.actions, *made.would)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
@@ -285,7 +288,7 @@ class Manager(CrashOnlyActor):
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
-            line = f"{warning.code} {warning.figures['node_type']}"
+            line = f"{warning.code} {warning.figures.get('node_type', warning.figures.get('job'))}"
             said.add(line)
             if line not in self._said:
                 self._log.warning(warning.code, **warning.figures)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
 from typing import assert_never, cast
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit

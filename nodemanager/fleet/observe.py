@@ -7,7 +7,6 @@ what we know. An answer counts from the moment its query *began*.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -49,6 +48,7 @@ from nodemanager.fleet import hardware, measured, sightings, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.spending import accrued
@@ -86,7 +86,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case LaunchesRecorded():
             return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
         case NodeDrained():
-            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact))
+            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact, snapshot))
         case NodeUndrained():
             return _node_undrained(snapshot, fact)
         case BrokerStopped():
@@ -94,7 +94,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case LeaseEnded():
             return _lease_ended(snapshot, fact.launch)
         case NodeCordoned():
-            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact))
+            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact, snapshot))
         case SteeringKept() | SteeringNotKept():
             return steering.kept(snapshot, fact)
         case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():

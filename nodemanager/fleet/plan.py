@@ -14,7 +14,7 @@ The same snapshot always gives the same plan, in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, supply
@@ -32,7 +32,9 @@ from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CreateNode,
     DestroyNode,
+    EndLease,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -57,6 +59,7 @@ class Plan:
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
     types: Mapping[TypeName, Reason] = field(default_factory=dict)  # why each is bought, or not
     warnings: tuple[Reason, ...] = ()  # what the site should mend
+    would: tuple[Action, ...] = ()  # what is only said, of node types that are only observed
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
@@ -68,6 +71,32 @@ class Plan:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide. Pure: all it knows is in its arguments."""
+    made = _decided(snapshot, policy)
+    if not policy.observed or made.stands_still is not None:
+        return made
+    # Jobs are served by the types that act alone; what would be done with all of them is another plan.
+    said = _decided(snapshot, policy.unobserved).actions
+    return replace(
+        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in made.actions)
+    )
+
+
+def type_of(action: Action, snapshot: Snapshot) -> TypeName | None:
+    """The node type that an order is about; None where it is about several, or about a node that is not known."""
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            return launch.type_name
+        case DestroyNode(launch=None, provider_id=provider_id):
+            stray = snapshot.strays.get(provider_id)
+            return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
+        case RecordLaunches() | ChangeSlots() | RefuseSlots():
+            return None
+        case _:
+            node = snapshot.nodes.get(action.launch) if action.launch is not None else None
+            return node.launch.type_name if node is not None else None
+
+
+def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     asks = _asks(snapshot, policy)
     price = supply.price_per_hour(snapshot, policy)
     stands_still = _standstill(snapshot, policy)
@@ -215,16 +244,15 @@ def _steps(
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, layout, found)
     return tuple(
-        _boot(purchase, why, snapshot, policy, layout)
+        _boot(purchase, why, snapshot, policy)
         for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
     )
 
 
-def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy, layout: Layout) -> BootNode:
+def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    zone = layout.market.zones[purchase.node_type.name]
-    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, zone)
+    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
     return BootNode(
         launch, purchase.serves, because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.jobs)
     )
@@ -253,6 +281,8 @@ def _may_go(stray: Stray, snapshot: Snapshot, policy: Policy) -> bool:
     rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
     if rank is not None and rank.online and rank.allocated:
+        return False
+    if identity is not None and identity.type_name in policy.observed:
         return False
     waited_s = snapshot.now_s - stray.since_s
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s

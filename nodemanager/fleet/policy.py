@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
@@ -57,12 +57,18 @@ class Policy:
     # By whose it is ("" for the whole site, "user" and "queue" for each of them) and the period, "day" or "month".
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    observed: frozenset[TypeName] = frozenset()  # of these it is only said what would be done
     destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
     misfit: Misfit = Misfit.DRAIN
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
+
+    @cached_property
+    def unobserved(self) -> Policy:
+        """The same, were something done with every type."""
+        return replace(self, observed=frozenset())
 
     @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:

@@ -7,9 +7,9 @@ others only. Whoever changes nodes does it here (:func:`with_nodes`), which keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node, Roll, Snapshot
 from nodemanager.model import CallKind, Launch, LaunchId, NodeState, TypeName
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from nodemanager.facts import (
     CloudCallFailed,
@@ -18,6 +17,7 @@ from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import EVERYTHING, Block, Node, Scope, Snapshot, Source, Stray
 from nodemanager.model import (
@@ -79,7 +79,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    looked = _looked_at(snapshot, ranks, changes, fact.started_s)
+    looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = with_nodes(measured.with_boots(snapshot, looked), looked)
     if changes:
         hosts = {after.host if after is not None else None for _, after in changes}
@@ -120,6 +120,7 @@ def _looked_at(
     ranks: Mapping[Rank, FluxRank],
     changes: list[tuple[FluxRank | None, FluxRank | None]],
     started_s: float,
+    policy: Policy,
 ) -> dict[LaunchId, Node]:
     """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
     roll = roll_of(snapshot)
@@ -133,14 +134,26 @@ def _looked_at(
         for id_, node in touched.items()
         if node.launch.rank in ranks
         and started_s >= node.rank_seen_s
-        and not _tells_nothing_new(node, ranks[node.launch.rank])
+        and not _tells_nothing_new(node, ranks[node.launch.rank], policy)
     }
 
 
-def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
-    """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
-    waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
-    return waits and not rank.online and node.rank is not None and node.rank == rank
+def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
+    """Whether it stays as it is, because its rank does: as long as a look more or less decides nothing."""
+    if node.rank is not rank and node.rank != rank:
+        return False
+    match node.state:
+        case NodeState.IDLE:
+            seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
+            return seen and rank.idle and rank.drain_reason is None
+        case NodeState.BUSY:
+            return rank.online and rank.allocated
+        case NodeState.DRAINING:
+            return rank.drain_reason == drain_text(node.id) and node.idle_looks == 0
+        case NodeState.STOPPING:
+            return node.idle_looks == 0
+        case _:
+            return not rank.online  # it waits for its rank, which is away as before
 
 
 def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
@@ -214,7 +227,13 @@ def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
     return min(snapshot.now_s, max(node.requested_s, ended_s))  # clocks differ, and jump
 
 
-def drained(node: Node, fact: NodeDrained) -> Node:
+def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
+    """When the newest look at its rank began: the latest one at all ranks, or one at this rank alone."""
+    of_all_s = snapshot.flux.seen_s if node.launch.rank in snapshot.ranks else None
+    return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
+
+
+def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
@@ -222,16 +241,16 @@ def drained(node: Node, fact: NodeDrained) -> Node:
     if node.state is not NodeState.DRAINING:
         return node
     node = replace(node, drained_s=fact.started_s)
-    if fact.started_s < node.rank_seen_s:
+    if fact.started_s < _rank_seen_s(node, snapshot):
         return node
     node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
     return _let_go(node, fact.started_s) if held else node
 
 
-def cordoned(node: Node, fact: NodeCordoned) -> Node:
+def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot) -> Node:
     node = answered(node, CallKind.DRAIN)
-    if fact.started_s < node.rank_seen_s:
+    if fact.started_s < _rank_seen_s(node, snapshot):
         return node
     return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
 

@@ -61,8 +61,10 @@ class Node:
     absent_s: float | None = None  # when the first of them was begun
     known_s: float = 0.0  # the newest moment at which the provider surely had it, or may have got it
     rank: FluxRank | None = None
-    rank_seen_s: float = 0.0  # when the look began that showed ``rank``
-    idle_looks: int = 0  # looks in a row that found it idle
+    rank_seen_s: float = (
+        0.0  # when the look began that showed ``rank`` first: as long as it stays so, none is noted
+    )
+    idle_looks: int = 0  # looks in a row that found it idle, counted as far as the policy asks for
     idle_since_s: float | None = None
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when its broker was told to stop

@@ -8,13 +8,14 @@ site's currency. What is gone is added up in the snapshot (``Snapshot.spend``); 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.facts import Fact, QueueSeen
 from nodemanager.fleet import billing
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import Figure, Job, JobId, JobState, NodeState, NodeType, Reason, TypeName, because

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -17,6 +16,7 @@ from nodemanager.facts import (
     SteeringNotKept,
 )
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because

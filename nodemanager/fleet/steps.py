@@ -27,6 +27,8 @@ NodeAction = (
 )
 
 BUSY = because("busy")
+# Of a type that is only observed these are left as they are. What was begun with a node is ended.
+STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 
@@ -69,7 +71,11 @@ def step(node: Node, outlook: Outlook) -> Step:
     if outlook.now_s < node.retry_s:
         return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
     steered = steering.step(node, outlook.snapshot.steering)
-    return Step(*steered) if steered is not None else STEPS[node.state](node, outlook)
+    if steered is not None:
+        return Step(*steered)
+    if node.launch.type_name in outlook.policy.observed and node.state in STANDING:
+        return Step(because("only_observed", node_type=node.launch.type_name))
+    return STEPS[node.state](node, outlook)
 
 
 def _requested(node: Node, outlook: Outlook) -> Step:

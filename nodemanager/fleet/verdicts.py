@@ -32,6 +32,7 @@ class Purchase:
 
     place: Place
     node_type: NodeType
+    zone: str
     serves: tuple[JobId, ...]
     jobs: int
 
@@ -105,7 +106,8 @@ class JobReasons(Mapping[JobId, Reason]):
         nodes = tuple(slot for slot, when in standing.items() if when is latest)
         unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
         soon = {"free_in_s": free_in_s} if latest is Standing.SOON else {}
-        return because(SERVED_BY[latest], nodes=nodes, **soon, **unheeded)
+        zone = {"zone": layout.zones[key.shape]} if latest is not Standing.UP and key.shape in layout.zones else {}
+        return because(SERVED_BY[latest], nodes=nodes, **soon, **zone, **unheeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
     for laid in layout.dealt.nodes():
         serves, count = layout.dealt.jobs_on(laid, NAMES_MAX)
         if laid.offer.standing is Standing.NEW:
-            purchases.append(Purchase(laid.place, laid.offer.node_type, serves, count))
+            purchases.append(Purchase(laid.place, laid.offer.node_type, laid.zone, serves, count))
         else:
             needed.setdefault(laid.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))

@@ -1,4 +1,7 @@
-"""Why each node type is bought or not; and where a node with GPUs stands open to jobs that want none."""
+"""Why each node type is bought or not; and where the scheduler may do otherwise than a job, or the site, wants.
+
+Where a node with GPUs stands open to jobs that want none; where a job that wants one zone may start across several.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from nodemanager.fleet.layout import Layout
-from nodemanager.fleet.obstacles import pieces_on
+from nodemanager.fleet.obstacles import memory_bytes, pieces_on
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Snapshot
@@ -37,7 +40,9 @@ def _why_not(node_type: NodeType, layout: Layout, instead: Reason | None) -> Rea
         return _nothing_bought(layout)
     short = [work.shape for work in layout.shelf.works]
     if not any(
-        pieces_on(node_type, shape) and market.slots_that_suit(node_type, shape.constraint) for shape in short
+        pieces_on(node_type, shape, memory_bytes(shape, market))
+        and market.slots_that_suit(node_type, shape.constraint)
+        for shape in short
     ):
         return because("fits_no_job_that_is_short")
     if market.free(name) <= 0:
@@ -56,6 +61,11 @@ def _nothing_bought(layout: Layout) -> Reason:
 
 
 def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
+    """What the site should mend: see the module."""
+    return (*_unguarded(snapshot, policy, layout, found), *_across_zones(layout))
+
+
+def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
     """Where the scheduler may give a node with GPUs to a job that wants none, though cheaper ones would do.
 
     It gives a job the node with the most free cores; only a property or a queue keeps small jobs off.
@@ -81,3 +91,17 @@ def _open_to(node_type: NodeType, shape: Shape, layout: Layout) -> bool:
 
     others = (it for it in layout.market.policy.node_types if it.gpus == 0)
     return may_start(node_type) and any(may_start(other) for other in others)
+
+
+def _across_zones(layout: Layout) -> tuple[Reason, ...]:
+    """Where a job that wants one zone will start on nodes of several: they are up and free, and it fits on them."""
+    told = []
+    for key, ids in layout.demand.batches.items():
+        if key.shape.one_zone:
+            served = ids[: min(layout.served.get(key, 0), layout.seating.seated.get(key, 0))]
+            for id_ in served:
+                zones = {bin_.zone for bin_, _ in layout.seating.seats[id_]}
+                if len(zones) > 1:
+                    told.append(because("job_across_zones", job=str(id_), zones=tuple(sorted(zones))))
+                    break
+    return tuple(told)

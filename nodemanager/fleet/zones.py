@@ -18,10 +18,10 @@ def zones_of(node_type: NodeType) -> tuple[str, ...]:
     return node_type.zones or ("",)
 
 
-def zone_for(node_type: NodeType, snapshot: Snapshot) -> str:
-    """The zone for the type's next node: the first that is not blocked, or the first where all are."""
+def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
+    """The zones for the type's next nodes: those that are not blocked; the first of all where all are."""
     zones = zones_of(node_type)
-    return next((zone for zone in zones if block_on(node_type, zone, snapshot) is None), zones[0])
+    return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
 
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
@@ -33,8 +33,10 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 
 
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that are to be had in no zone; each with the block that ends first."""
-    return {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
+    observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    return {**blocked, **observed}
 
 
 def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from nodemanager.fleet.snapshot import Block, Scope
-from nodemanager.model import Holding, JobId, JobState, Market, Rank, TypeName, because
+from nodemanager.model import Holding, JobId, JobState, Market, NodeState, Rank, TypeName, because
 from nodemanager.orders import BootNode
 from tests.builders import (
     NOW_S,
     WALL_AT,
     World,
     a_job,
+    a_launch,
     a_type,
     a_world,
     nodes,
@@ -75,12 +76,20 @@ def zone() -> World:
     return world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-a"): block})
 
 
+def one_zone() -> World:
+    world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE, nodes_max=10)
+    world.node("small1", NodeState.IDLE, launch=replace(a_launch("small1", world.policy), zone="eu-b"))
+    block = Block(NOW_S + 90, because("create_capacity", detail="no small left"))
+    world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-b"): block})
+    return world.job(replace(whole_nodes(3), one_zone=True), tasks(2))
+
+
 def window() -> World:
     return a_world(SMALL).idle_node("small1", hour_ends_in_s=50).idle_node("small2", hour_ends_in_s=1700)
 
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
-    made.__name__: made for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, window)
+    made.__name__: made for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, one_zone, window)
 }
 
 

@@ -122,6 +122,23 @@ def test_memory_chooses_what_is_bought() -> None:
     assert boots(a_world(CLOUD, large).job(shape).plan()) == ["large1"]
 
 
+def test_a_job_waits_for_the_memory_that_one_type_has_rather_than_start_where_there_is_too_little() -> None:
+    """The scheduler does not look at memory: on a smaller node the job would start, and run out of it."""
+    large = replace(a_type("large", slots=1, price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
+    world = a_world(CLOUD, large).busy_node("large1").job(shape)
+    assert boots(world.plan()) == []
+    assert world.why_job(1) == because("no_free_slot", node_type="large", slots=1, short=1)
+    assert world.plan().types[TypeName("cloud")].code == "job_held_up"
+
+
+def test_a_whole_node_is_bought_with_the_memory_that_the_job_asks_for() -> None:
+    large = replace(a_type("large", price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=2, cores_per_slot=1, nodes=1, exclusive=True, memory_bytes_per_slot=2**34)
+    assert boots(a_world(CLOUD, large).job(shape).plan()) == ["large1"]
+    assert boots(a_world(CLOUD, large).job(replace(shape, memory_bytes_per_slot=2**33)).plan()) == ["cloud1"]
+
+
 def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
     """The scheduler will start the job wherever its cores fit."""
     assert boots(a_world().job(Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**50)).plan()) == ["cloud1"]

@@ -166,11 +166,27 @@ def test_a_look_that_began_before_the_second_look_of_a_drain_changes_nothing_for
     assert world["cloud1"].rank == drained(UP, OURS)
 
 
-def test_looks_in_a_row_that_find_it_idle_are_counted() -> None:
+def test_a_look_that_shows_a_node_as_it_was_makes_nothing_new_of_it() -> None:
+    world = a_world().idle_node("cloud1").wait(10).see_ranks(UP)
+    world.wait(1).see_ranks(UP)
+    before = world["cloud1"]
+    assert world.wait(10).see_ranks(UP)["cloud1"] is before
+
+
+def test_a_second_look_that_began_before_the_latest_look_at_all_changes_nothing_but_that_it_came() -> None:
+    world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None).wait(10)
+    world.see_ranks(drained(UP, OURS)).wait(5).see_ranks(drained(UP, OURS))
+    began_s = world.snapshot.now_s - 3
+    world.see(NodeDrained(world["cloud1"].id, began_s, busy(UP)))
+    assert world["cloud1"].rank == drained(UP, OURS)
+    assert world["cloud1"].drained_s == began_s
+
+
+def test_looks_in_a_row_that_find_it_idle_are_counted_as_far_as_the_policy_asks_for() -> None:
     world = a_world().node("cloud1", NodeState.BUSY)
-    for seconds in (1, 2, 3):
+    for looks in (1, 2, 2):
         world.wait(1).see_ranks(UP)
-        assert world["cloud1"].idle_looks == seconds
+        assert world["cloud1"].idle_looks == looks
     assert world["cloud1"].idle_since_s == NOW_S + 1
     world.wait(1).see_ranks(busy(UP))
     assert world["cloud1"].idle_looks == 0

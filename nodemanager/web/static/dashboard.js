@@ -34,7 +34,11 @@ async function ask(path) {
 
 // --- words ----------------------------------------------------------------------------------------------
 
-const money = (amount) => (amount === null || amount === undefined ? "–" : amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+function money(amount) {
+  if (amount === null || amount === undefined) return "–";
+  const digits = Math.abs(amount) < 1000 ? 2 : 0;
+  return amount.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
 
 function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -84,7 +88,8 @@ const counted = (counts) => Object.entries(counts).sort((one, other) => other[1]
 function showStatus(status) {
   document.title = `${status.cluster} · flux-node-manager`;
   the("cluster").textContent = status.cluster;
-  pill("mode", status.mode === "act" ? "acts" : "observes", status.mode === "act" ? "" : "warn");
+  const only = status.observed.length ? `, ${status.observed.join(", ")} only observed` : "";
+  pill("mode", (status.mode === "act" ? "acts" : "observes") + only, status.mode === "act" && !only ? "" : "warn");
   if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "stands still", status.paused ? "warn" : "bad");
   else pill("decides", status.safe_mode.on ? "careful" : "decides", status.safe_mode.on ? "warn" : "good");
   the("clock").textContent = new Date(status.at * 1000).toLocaleString();
