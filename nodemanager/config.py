@@ -373,6 +373,10 @@ def _contradictions(
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
     if flux:
         yield from _contradictions_of_outside(document, flux, cloud)
+    if flux and flux.join is Join.FLUB and len(nodes) > 1:
+        yield document.fault(
+            "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
+        )
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
     if timing and timing.settle_s > timing.settle_max_s:
@@ -390,7 +394,7 @@ def _contradictions(
 def _contradictions_of_outside(
     document: Document, flux: FluxSettings, cloud: CloudSettings | None
 ) -> Iterator[Fault]:
-    if flux.simulated and flux.join is Join.SERVICE:
+    if flux.simulated and flux.join is not Join.DIRECTORY:
         yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
     if not flux.simulated and not flux.head_address:
         yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nodemanager.fleet import hardware, measured, retirement, steering
+from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
@@ -117,6 +118,9 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 def _idle(node: Node, outlook: Outlook) -> Step:
     policy = outlook.policy
+    if _carries_the_drain_of_another(node):
+        reason = because("drained_for_another")
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     given_up = retirement.overdue(node, policy, outlook.now_s)
     if given_up is not None and not _held(node):
         outlook.live -= 1
@@ -150,6 +154,12 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)
+
+
+def _carries_the_drain_of_another(node: Node) -> bool:
+    """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
+    reason = node.rank.drain_reason if node.rank is not None else None
+    return reason is not None and reason.startswith(DRAIN_MARK) and not reason.endswith(node.id)
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:
