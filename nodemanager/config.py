@@ -199,7 +199,7 @@ class _Loading:
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
-            policy=_judging(policy, cloud),
+            policy=judging(policy, cloud),
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             web=self._web(web, state_dir),
@@ -317,7 +317,7 @@ class _Loading:
         self._faults.append(self._document.fault(section, key, problem, nearest))
 
 
-def _judging(policy: Policy, cloud: CloudSettings) -> Policy:
+def judging(policy: Policy, cloud: CloudSettings) -> Policy:
     """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
     if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})

@@ -1,8 +1,8 @@
 """Slots where Flux gives out the ranks: ``join = flub``, a flux-core with pull request 5184 (RFC 44, a draft).
 
 A broker that joins by FLUB is given the least rank that is free, whoever starts it. So a slot is no rank any more:
-it is a name, which a node's broker has for its host name, and which goes to the rank that the broker came online as.
-All slots are of one node type there, and any of them is as good as another.
+it is a name, which a node's broker has for its host name, and which goes to the rank that the broker comes online
+as. All slots are of one node type there, and any of them is as good as another.
 """
 
 from __future__ import annotations
