@@ -104,7 +104,10 @@ def wire(
         Begin(
             flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
             lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
-            cloud=[spawn(CloudWorker, outside.cloud(), manager, fate) for _ in range(policy.calls_in_flight_max)],
+            cloud=[
+                spawn(CloudWorker, outside.cloud(), outside.flux(), outside.clock, manager, fate)
+                for _ in range(policy.calls_in_flight_max)
+            ],
             join=spawn(JoinClerk, outside.join(), manager, fate) if outside.join is not None else None,
         )
     )
@@ -141,6 +144,11 @@ def policy_of(site: Site) -> Policy:
         packing=site.policy.packing,
         misfit=site.policy.misfit,
         budgets=site.budget.limits,
+        boot_failures_max=site.policy.boot_failures_max,
+        boot_retry_s=site.timing.boot_retry_s,
+        unready_max=site.policy.unready_max,
+        safe_mode_max_s=site.timing.safe_mode_max_s,
+        housekeeping_max_s=site.timing.housekeeping_max_s,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,

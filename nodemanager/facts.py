@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nodemanager import model
 from nodemanager.model import (
+    NOTHING_SPENT,
     UNSTEERED,
     CloudNode,
     FluxRank,
@@ -24,7 +25,9 @@ from nodemanager.model import (
     Mark,
     ProviderId,
     Rank,
+    Reach,
     SlotsWish,
+    Spend,
     Steering,
     UnreadableJob,
 )
@@ -114,11 +117,12 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and this is on record: launches, and what operators have set."""
+    """We are the one that acts, and this is on record: launches, what operators have set, and what was spent."""
 
     started_s: float
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
+    spend: Spend = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,18 @@ class SteeringKept:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpendKept:
+    """What was spent is on record."""
+
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
+class SpendNotKept:
     why: str
 
 
@@ -263,6 +279,24 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
+    reach: Reach | None = None  # of a refusal for want of quota; None: not said
+    provider_id: ProviderId | None = None  # of a destroy
+
+
+# --- from whoever carries orders out ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLapsed:
+    """An order was surely not carried out: it came too late, or it is not known that we still act.
+
+    ``provider_id`` is that of a destroy.
+    """
+
+    order: str
+    launches: tuple[LaunchId, ...]
+    provider_id: ProviderId | None
+    why: str
 
 
 # --- from the join service --------------------------------------------------------------------------------
@@ -307,8 +341,11 @@ FluxFact = (
     | NodeCordoned
     | SteeringKept
     | SteeringNotKept
+    | SpendKept
+    | SpendNotKept
     | FluxCallFailed
+    | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

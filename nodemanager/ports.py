@@ -21,9 +21,11 @@ from nodemanager.model import (
     NodeType,
     ProviderId,
     Rank,
+    Reach,
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -32,11 +34,14 @@ from nodemanager.model import (
 class CloudError(Exception):
     """A cloud call that failed in a way that was foreseen."""
 
-    def __init__(self, kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: Reach | None = None
+    ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.reach = reach
 
 
 class FluxError(Exception):
@@ -62,6 +67,17 @@ class Clock(Protocol):
 
     def wall_at(self) -> float:
         """Seconds since the epoch: for bills and records."""
+        ...
+
+
+class Mandate(Protocol):
+    """Whether we are still the one that acts. An object belongs to one thread."""
+
+    def must_act(self) -> None:
+        """Return if the name is surely still held by us, by a look at the instance.
+
+        Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
+        """
         ...
 
 
@@ -99,8 +115,9 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
-    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
+    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
+    ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -108,6 +125,10 @@ class FluxPort(Protocol):
 
         Raises ``NotTheActor`` when another one holds it.
         """
+        ...
+
+    def must_act(self) -> None:
+        """As in :class:`Mandate`."""
         ...
 
     def launches(self) -> tuple[Launch, ...]:
@@ -131,6 +152,14 @@ class FluxPort(Protocol):
 
     def keep_steering(self, steering: Steering) -> None:
         """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
+        ...
+
+    def spend(self) -> Spend:
+        """What was spent, as it was last kept; nothing where nothing was."""
+        ...
+
+    def keep_spend(self, spend: Spend) -> None:
+        """Put what was spent on record, whole; return only when that survives a crash of the instance."""
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:

@@ -26,6 +26,7 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeMeasured,
     NodeReported,
+    OrderLapsed,
     QueueSeen,
     RanksMeasured,
     Tick,
@@ -51,6 +52,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -60,10 +62,12 @@ from nodemanager.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
+    Timely,
     UndrainNode,
 )
 
 PLAN_EVERY_S = 1.0
+BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
@@ -124,9 +128,8 @@ class Manager(CrashOnlyActor):
 
     def _take_in(self, fact: Fact) -> None:
         self._tell_of_trouble(fact)
-        if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
-            provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
-            self._crew.done(str(fact.launch or provider_id))
+        if (subject := _subject(fact)) is not None:
+            self._crew.done(subject)
         self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
@@ -143,8 +146,12 @@ class Manager(CrashOnlyActor):
             case LeftoversRemoved(leftovers=leftovers):
                 for left in leftovers:
                     self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
-            case FluxCallFailed(order=order, launches=launches, why=why):
-                self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
+            case (
+                FluxCallFailed(order=order, launches=launches, why=why)
+                | OrderLapsed(order=order, launches=launches, why=why)
+            ):
+                what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
+                self._log.warning(what, order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
@@ -211,7 +218,7 @@ class Manager(CrashOnlyActor):
                 case SweepCloud():
                     if self._acts:
                         addresses.lister.tell(ask)
-                case KeepSteering():
+                case KeepSteering() | KeepSpend():
                     if self._acts:
                         addresses.flux.tell(ask)
                 case _:
@@ -248,6 +255,7 @@ class Manager(CrashOnlyActor):
         return min(now_s + PLAN_EVERY_S, settles_at_s(self._snapshot, self._policy))
 
     def _give(self, made: Plan, addresses: Begin) -> None:
+        good_until_s = self._snapshot.now_s + self._policy.order_good_s
         leases: list[Launch] = []
         for action in made.actions:
             match action:
@@ -256,18 +264,18 @@ class Manager(CrashOnlyActor):
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode(launch=launch):
-                    self._crew.give(launch.id, action)
+                    self._crew.give(launch.id, Timely(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._crew.give(launch_id or provider_id, action)
+                    self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
                 case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case _:
                     assert_never(action)
         if leases:
             # One commit for all of them: a burst of jobs costs one flush, not one a node.
-            addresses.flux.tell(RecordLaunches(tuple(leases)))
+            addresses.flux.tell(Timely(RecordLaunches(tuple(leases)), good_until_s))
 
     # -- saying
 
@@ -281,6 +289,8 @@ class Manager(CrashOnlyActor):
             if _line(action) not in self._said:
                 self._log.info("would", order=_line(action), because=str(_why(action)))
         said = {_line(action) for action in (*made.actions, *made.would)}
+        if not made.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._said if line.startswith(BOOT)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
@@ -301,6 +311,22 @@ class Manager(CrashOnlyActor):
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)
         return {line}
+
+
+def _subject(fact: Fact) -> str | None:
+    """What the cloud order was about that the fact answers, as it was given to the crew; None for other facts."""
+    match fact:
+        case OrderLapsed(order="CreateNode" | "DestroyNode", launches=launches, provider_id=provider_id):
+            return launches[0] if launches else provider_id
+        case (
+            NodeDestroyed(launch=launch, provider_id=provider_id)
+            | CloudCallFailed(launch=launch, provider_id=provider_id)
+        ):
+            return launch or provider_id
+        case NodeCreated(launch=launch):
+            return launch
+        case _:
+            return None
 
 
 def _line(action: Action) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nodemanager.facts import FailureKind, NodeMeasured, RanksMeasured
-from nodemanager.fleet import sightings
+from nodemanager.fleet import refusals
 from nodemanager.fleet.division import movable
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of, with_nodes
@@ -80,7 +80,7 @@ def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot
     if found is None:
         return snapshot
     # Whatever is bought of this type next has no more: as with a create that can never work.
-    snapshot = sightings.blocked(snapshot, node, FailureKind.CONFIG, str(found), policy)
+    snapshot = refusals.refused(snapshot, node, FailureKind.CONFIG, str(found), policy)
     if policy.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(

@@ -47,6 +47,7 @@ class Policy:
     relist_s: float = 60.0
     sweep_s: float = 600.0
     call_timeout_s: float = 60.0
+    order_good_s: float = 30.0  # an order that was not begun by then is left undone
     broker_stop_s: float = 5.0  # what a broker gets to leave in good order
     absences: int = 3
     idle_confirmations: int = 2
@@ -64,6 +65,13 @@ class Policy:
     creates_per_s: float = 5.0
     creates_burst: int = 20
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
+    block_s_max: float = 600.0  # a refusal that comes again after each try is waited out for longer, up to this
+    boot_failures_max: int = 3  # of a type and image in a row, before no more are bought
+    boot_retry_s: float = 900.0  # and then one is tried again
+    unready_max: float = 0.5  # the share of the nodes that were up, above which nothing is done
+    unready_nodes: int = 3  # so many are never too many
+    safe_mode_max_s: float = 1800.0
+    housekeeping_max_s: float = 1800.0
 
     @cached_property
     def unobserved(self) -> Policy:

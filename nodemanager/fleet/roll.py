@@ -48,6 +48,7 @@ def at_rest(node: Node) -> bool:
         and node.retry_s == 0.0
         and node.absences == 0
         and node.misfit is None
+        and not (node.rank is not None and node.rank.torpid)
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
     )
 

@@ -14,6 +14,7 @@ from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import none_to_be_had
 from nodemanager.fleet.retirement import overdue
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import Bin, Standing
@@ -46,29 +47,28 @@ Place = tuple[SlotName, Rank]
 # --- what is there ----------------------------------------------------------------------------------------
 
 
-def room(snapshot: Snapshot, policy: Policy, *, idle_go: bool = False) -> list[Bin]:
+def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bin]:
     """What is free on every node that takes jobs, and on those that could be kept from leaving.
 
-    ``idle_go``: the budget is spent, so none is kept, and of nodes that are idle none is counted on.
+    ``all_go``: the budget is spent, so none is kept, and none takes a job any more.
     """
     roll = roll_of(snapshot)
     bins: list[Bin] = []
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
-        if node is None or _takes_jobs(node, snapshot, idle_go):
+        if node is None or _takes_jobs(node, snapshot, all_go):
             bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        leaves = node.state is NodeState.DRAINING and not idle_go and not snapshot.steered(node)
+        leaves = node.state is NodeState.DRAINING and not all_go and not snapshot.steered(node)
         if node_type is not None and leaves and _may_be_kept(node):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
-def _takes_jobs(node: Node, snapshot: Snapshot, idle_go: bool) -> bool:
-    goes = snapshot.steered(node) or (idle_go and node.state is NodeState.IDLE)
-    return node.state in USABLE and not goes
+def _takes_jobs(node: Node, snapshot: Snapshot, all_go: bool) -> bool:
+    return node.state in USABLE and not all_go and not snapshot.steered(node)
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -304,7 +304,7 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
     for slot in {**{node.launch.slot: None for node in roll.restless.values()}, **dict.fromkeys(held)}:
         place = policy.place_of_slot.get(slot)
         rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
-        if place is None or rank is None or not _is_listed(ground, place):
+        if place is None or rank is None or rank.online or not _is_listed(ground, place):
             continue
         leased.setdefault(place[0], set()).add(place[1])
         owner = roll.of_slot.get(slot)
@@ -323,7 +323,7 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
         of_slot=roll.of_slot,
         leased=leased,
         ending={name: sorted(places) for name, places in ending.items()},
-        blocked={**blocked_types(snapshot, policy), **closed},
+        blocked={**blocked_types(snapshot, policy), **none_to_be_had(snapshot, policy), **closed},
         open_zones={it.name: open_zones(it, snapshot) for it in policy.node_types},
         nodes_left=policy.nodes_max - costing - len(ownerless),
         price_left=price_left,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import EVERYTHING, Block, Scope, Snapshot
+from nodemanager.fleet.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
 from nodemanager.model import NodeType, Reason, TypeName, because
 
 
@@ -24,9 +24,14 @@ def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
 
 
+def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
+    """The wider scopes that a type is in, the account's first."""
+    return EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+
+
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
     """What keeps the type from being bought in a zone now."""
-    scopes = (EVERYTHING, Scope(node_type.name), Scope(node_type.name, node_type.market, zone))
+    scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
     blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
     standing = [block for block in blocks if block.until_s > snapshot.now_s]
     return max(standing, key=lambda block: block.until_s, default=None)

@@ -32,7 +32,10 @@ class Names:
     def given(self, ranks: Sequence[FluxRank]) -> tuple[FluxRank, ...]:
         """The ranks, each under the name of the slot that it is now."""
         self._names = named(ranks, self._said, self._names)
-        return tuple(replace(rank, host=self._names[rank.rank]) for rank in ranks)
+        names = self._names
+        return tuple(
+            rank if names[rank.rank] == rank.host else replace(rank, host=names[rank.rank]) for rank in ranks
+        )
 
 
 def named(

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record, retyping, steering_record
+from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
 from nodemanager.flux.flub import Names
-from nodemanager.flux.resources import OUR_DRAINS, read_job_ends, read_ranks, read_topology
+from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
+    NOTHING_SPENT,
     FluxRank,
     Hardware,
     JobId,
@@ -32,6 +33,7 @@ from nodemanager.model import (
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -72,6 +74,7 @@ class RealFluxPort:
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
+        self._look = Look()
         self._ended_known_until_at = 0.0
 
     def close(self) -> None:
@@ -136,8 +139,8 @@ class RealFluxPort:
         with self._handle() as handle:
             return owner_of(handle, timeout_s=self._timeout_s)
 
-    def _must_act(self) -> None:
-        """Every changing call comes here first."""
+    def must_act(self) -> None:
+        """Every changing call comes here first, those to a provider too."""
         owner = self._owner()
         if owner is None:
             raise NotTheActor(f"the name {SERVICE} is not held by us any more: claim it again")
@@ -163,7 +166,7 @@ class RealFluxPort:
         return tuple(self._read_records([record.slot_of(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
-        self._must_act()
+        self.must_act()
         new = self._not_yet_on_record(launches)
         if not new:
             return
@@ -186,7 +189,7 @@ class RealFluxPort:
         return tuple(new.values())
 
     def forget(self, launch: Launch) -> None:
-        self._must_act()
+        self.must_act()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({record.key_of(launch.slot): None})
@@ -220,8 +223,27 @@ class RealFluxPort:
             ) from fault
 
     def keep_steering(self, steering: Steering) -> None:
-        self._must_act()
+        self.must_act()
         self._commit({steering_record.KEY: steering_record.encoded(steering)})
+
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        text = self._read([spend_record.KEY]).get(spend_record.KEY)
+        if text is None:
+            return NOTHING_SPENT
+        try:
+            return spend_record.decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
+                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
+                f" {spend_record.KEY}"
+            ) from fault
+
+    def keep_spend(self, spend: Spend) -> None:
+        self.must_act()
+        self._commit({spend_record.KEY: spend_record.encoded(spend)})
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:
@@ -248,9 +270,10 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            ranks = read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+        ranks = tuple(self._look.ranks.values())
         if self._names is not None:
             ranks = self._named(ranks, self._names)
         self._online = frozenset(rank.rank for rank in ranks if rank.online)
@@ -287,7 +310,7 @@ class RealFluxPort:
             raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
-        self._must_act()
+        self.must_act()
         for job, text in texts.items():
             # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
             memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
@@ -313,7 +336,7 @@ class RealFluxPort:
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
 
     def drain(self, rank: Rank, reason: str) -> None:
-        self._must_act()
+        self.must_act()
         # Asked first, for Flux would write our reason to one that was drained without giving any.
         if rank in self._drain_reasons():
             return
@@ -324,7 +347,7 @@ class RealFluxPort:
                 raise
 
     def undrain(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         self._undrain(rank)
 
     def _undrain(self, rank: Rank) -> None:
@@ -347,18 +370,18 @@ class RealFluxPort:
     # --- the division of the slots ---
 
     def repair(self) -> bool:
-        self._must_act()
+        self.must_act()
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
         return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        self._must_act()
+        self.must_act()
         self._retyping().change(wish, moves)
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        self._must_act()
+        self.must_act()
         if self.slots_wish() == wish:
             answer = retyping.encoded_answer(retyping.Answer(wish.id, {}, why))
             self._commit({retyping.WISH: None, retyping.ANSWER: answer})
@@ -374,7 +397,7 @@ class RealFluxPort:
     # --- brokers ---
 
     def stop_broker(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
             self._ask("rexec.exec", terminate(pid), rank=rank)

@@ -124,6 +124,8 @@ class Entries:
             node_type = type_of(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
             yield Entry(edge.wall_at, kind, subject, order_of(action), code, figures, node_type)
+        if not published.plan.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._would if line.startswith(BootNode.__name__)}
         self._would = frozenset(said)
 
 

@@ -86,7 +86,10 @@ def status(published: Published) -> Document:
         "acts": published.acts and snapshot.claimed and still is None,
         "stands_still": reason_document(still, edge) if still is not None else None,
         "paused": _mark(snapshot.steering.paused),
-        "safe_mode": {"doubted_lists": snapshot.doubted_lists, "on": snapshot.doubted_lists > 0},
+        "safe_mode": {
+            "doubted_lists": snapshot.doubted_lists,
+            "on": snapshot.doubted_lists > 0 or (still is not None and still.code == "safe_mode"),
+        },
         "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
         "jobs_waiting": waiting(plan),
         "jobs_unreadable": len(snapshot.unreadable),

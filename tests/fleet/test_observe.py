@@ -388,7 +388,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
     for kind, scope in [
         (FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")),
         (FailureKind.CONFIG, Scope(TypeName("cloud"))),
-        (FailureKind.QUOTA, EVERYTHING),
+        (FailureKind.TRANSIENT, EVERYTHING),
     ]:
         world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
@@ -399,7 +399,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
 @pytest.mark.parametrize("state", [NodeState.REQUESTED, NodeState.BOOTING])
 @pytest.mark.parametrize(
     ("kind", "scope"),
-    [(FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")), (FailureKind.QUOTA, EVERYTHING)],
+    [(FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")), (FailureKind.CREDENTIALS, EVERYTHING)],
 )
 @pytest.mark.parametrize("ended", [CloudState.FAILED, CloudState.TERMINATED])
 def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
@@ -408,7 +408,7 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
     dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
     world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
     world.see_cloud(dead)
-    assert world.snapshot.blocks[scope].until_s == NOW_S + 120
+    assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
     assert str(world.snapshot.blocks[scope].reason) == f"create_{kind} detail=No valid host was found."
     world.wait(60).see_cloud(dead)
     decided = world.decide()

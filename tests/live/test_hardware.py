@@ -41,7 +41,7 @@ def test_one_that_has_less_is_drained_with_the_reason_goes_and_is_not_bought_aga
     site.eventually("it is gone", lambda: not site.launches(), within_s=60.0)
     site.eventually("nobody is living", lambda: not site.witness.living())
     assert len(manager.said("node_measured")) == 1
-    # By ticket it says so before its broker begins. Asked by Flux it is online already: a job runs to its end.
+    # By ticket it says so before its broker begins. Asked by Flux, it is online already: what began runs on.
     assert site.result(job) in ("", "COMPLETED")
     # In queue order nothing starts behind a job that cannot; once that is gone, what is in order is served.
     small = site.submit("true", requires={"properties": ["small"]})
