@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, load_site, uuid_file, warnings
-from nodemanager.model import Billing, Market, NodeType, SlotName, TypeName
+from nodemanager.model import Billing, Market, Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     BudgetSettings,
     CloudSettings,
@@ -114,7 +114,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         credentials={},
         limits=Limits(nodes_max=4, price_per_hour_max=Decimal(10)),
         timing=Timing(),
-        policy=Policy(),
+        policy=Policy(misfit=Misfit.ACCEPT),
         join=JoinSettings(
             addresses=("10.0.0.1:8443",),
             material_dir=tmp_path / "state" / "join",

@@ -20,11 +20,11 @@ from nodemanager.fleet.gathering import Gathering
 from nodemanager.fleet.line import BatchKey, line_of, up_to
 from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.seating import Bin, Seating, pieces_of, seat
+from nodemanager.fleet.seating import Bin, Seating, Usher, pieces_of
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
-from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
+from nodemanager.model import Constraint, JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
 
 Want = tuple[Shape, float]  # what jobs ask for, and for how long
 Place = tuple[int, int]  # in the queue: (-priority, id)
@@ -82,7 +82,8 @@ class _Maker:
     budget: spending.Verdict
     batches: dict[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
     never: dict[Want, Reason] = field(init=False)
-    offers: list[Offer] = field(init=False)
+    told_apart: list[Constraint] = field(init=False)
+    known_offers: list[Offer] | None = None
     gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
@@ -97,19 +98,27 @@ class _Maker:
         self.never = {want: why for want, why in verdicts.items() if why is not None}
         self.batches = {key: ids for key, ids in live.items() if _want(key) not in self.never}
         constraints = dict.fromkeys(key.shape.constraint for key in self.batches)
-        told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
+        self.told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
         prices = [self.market.price_left, *(it.price_per_hour for it in self.policy.node_types)]
         self.places = max(-int(price.as_tuple().exponent) for price in prices)
-        on_sale = sorted(self.market.offers(told_apart), key=lambda it: obstacles.cheapest(it.node_type))
-        self.offers = [*supply.coming(self.snapshot, self.policy, told_apart), *on_sale]
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
         self.gathered = gathering.gatherings(one_zone, self._room(), self.offers, self.market) if one_zone else {}
         self.zones = {shape: found.zone for shape, found in self.gathered.items()}
 
+    @property
+    def offers(self) -> list[Offer]:
+        """The nodes that come, and those on sale: listed once somebody is short of nodes."""
+        if self.known_offers is None:
+            on_sale = sorted(self.market.offers(self.told_apart), key=lambda it: obstacles.cheapest(it.node_type))
+            self.known_offers = [*supply.coming(self.snapshot, self.policy, self.told_apart), *on_sale]
+        return self.known_offers
+
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
-        if not fifo:
-            self._seat()
+        if not self.batches:
+            self.seating = Seating()
+        elif not fifo:
+            self.seating = self._usher().seat_all()
         elif (held_up := self._held_up_at_once()) is not None:
             return held_up
         refused = self._first_refused() if fifo else None
@@ -129,16 +138,17 @@ class _Maker:
 
         What comes out is what would if all were laid out. None, and all are seated, where it is not so plain.
         """
-        self._seat(to_first_short=True)
+        usher = self._usher()
+        self.seating = usher.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
             return None  # there is room for all
         key, job, short = first
         place = (-key.priority, int(job))
         refused = self._first_refused()
-        shelf = self._empty_shelf()
+        shelf = self._empty_shelf(self.offers)
         if (refused is not None and refused[0] <= place) or shelf.takes_at_most(self._work_of(key, job)) >= short:
-            self._seat()
+            usher.seat_all()
             return None
         why = self.reasons[_want(key)] = self._why((key, place), shelf)
         return self._layout(shelf, place, (job, key.shape, why))
@@ -159,11 +169,11 @@ class _Maker:
             filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
             if filled is not None:
                 return filled, stuck
-            self._seat()
+            self.seating = self._usher().seat_all()
         raise AssertionError("the last time nobody is seated anew")
 
-    def _seat(self, *, to_first_short: bool = False) -> None:
-        self.seating = seat(self.batches, self._room(), self.failed, self.zones, to_first_short=to_first_short)
+    def _usher(self) -> Usher:
+        return Usher(self.batches, self._room(), self.failed, self.zones)
 
     def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
@@ -173,8 +183,8 @@ class _Maker:
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""
-        shelf: Shelf | None = self._empty_shelf()
         works = self._works(end)
+        shelf: Shelf | None = self._empty_shelf(self.offers if works else [])
         for stage in self._stages(works):
             if shelf is not None:
                 shelf = shelf.with_(stage, share=self.policy.packing is PackingPolicy.SPREAD)
@@ -191,15 +201,17 @@ class _Maker:
 
     def _stages_by_cost(self, works: Sequence[Work]) -> list[list[Work]]:
         """Together what costs by the same rule; else the longest first, and the others on what that leaves free."""
+        if not works:
+            return []
         rules = {offer.node_type.billing for offer in self.offers}
         if len(rules) <= 1 and self.policy.packing is PackingPolicy.SPREAD:
-            return [list(works)] if works else []
+            return [list(works)]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
 
     def _longest_front(self, end: Place) -> tuple[Shelf, tuple[BatchKey, Place] | None]:
         """The longest front part of the queue that can be served, and the first job behind it, if any is left."""
-        shelf = self._empty_shelf()
+        shelf = self._empty_shelf(self.offers)
         for priority in sorted({key.priority for key in self.batches}, reverse=True):
             served = 0
             for most in (FRONT, len(self.snapshot.jobs)):
@@ -359,10 +371,10 @@ class _Maker:
 
     # -- the shelf, and what is made of it
 
-    def _empty_shelf(self) -> Shelf:
+    def _empty_shelf(self, offers: Sequence[Offer]) -> Shelf:
         price_left = int(self.market.price_left.scaleb(self.places))
         return Shelf(
-            self.offers,
+            offers,
             self._cost(),
             self._price,
             self.market.nodes_left,

@@ -26,7 +26,7 @@ from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
-from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
+from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
@@ -238,7 +238,7 @@ def _steps(
         snapshot.nodes, BUSY
     )  # and nothing to decide, unless it is below
     to_decide = {**roll.restless, **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
         if taken.action is not None:

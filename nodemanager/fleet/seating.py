@@ -98,53 +98,69 @@ class Seating:
     first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
 
 
-def seat(
-    batches: Mapping[BatchKey, Sequence[JobId]],
-    bins: Iterable[Bin],
-    first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
-    zones: Mapping[Shape, str],
-    *,
-    to_first_short: bool = False,
-) -> Seating:
-    """Seat the jobs one after the other, as long as there is room.
+class Usher:
+    """Seats the jobs one after the other, as long as there is room.
 
     The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
     room only shrinks. ``first_failed``: from which place in the queue on jobs of a shape and span get nothing.
     ``zones``: where those that want one zone are to have what they do not start on at once.
-    ``to_first_short``: only up to the first one that does not get all of its nodes.
     """
-    floor = _Floor(list(bins), zones)
-    made = Seating()
-    turns = [(-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids]
-    keys = list(batches)
-    heapify(turns)
-    while turns:
+
+    def __init__(
+        self,
+        batches: Mapping[BatchKey, Sequence[JobId]],
+        bins: Iterable[Bin],
+        first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
+        zones: Mapping[Shape, str],
+    ) -> None:
+        self.made = Seating()
+        self._batches = batches
+        self._failed = first_failed
+        self._floor = _Floor(list(bins), zones)
+        self._keys = list(batches)
+        # Each: the place in the queue, the number of the batch, and which of its jobs is next.
+        self._turns = [
+            (-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids
+        ]
+        heapify(self._turns)
+
+    def seat_all(self) -> Seating:
+        while self._turns:
+            self._next(stops_at_short=False)
+        return self.made
+
+    def seat_to_first_short(self) -> Seating:
+        """Only up to the first one that does not get all of its nodes."""
+        while self._turns and self.made.first_short is None:
+            self._next(stops_at_short=True)
+        return self.made
+
+    def _next(self, *, stops_at_short: bool) -> None:
+        """Seat those of one batch that come before all others."""
+        turns, made = self._turns, self.made
         turn = heappop(turns)
-        key, index = keys[turn[2]], turn[3]
-        failed = first_failed.get((key.shape, key.span_s))
+        key, index = self._keys[turn[2]], turn[3]
+        failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
         if failed is not None and turn[:2] >= failed:
-            continue
-        ids = batches[key]
-        while True:
-            chosen, short = floor.choose(key.shape)
+            return
+        ids = self._batches[key]
+        while index < len(ids):
+            following = (-key.priority, ids[index], turn[2], index)
+            if index > turn[3]:
+                stops = (stops_at_short and made.first_short is not None) or (turns and turns[0] < following)
+                if stops or (failed is not None and following[:2] >= failed):
+                    heappush(turns, following)
+                    return
+            chosen, short = self._floor.choose(key.shape)
             if short and made.first_short is None:
                 made.first_short = key, ids[index], short
             if not chosen:
-                break
+                return
             made.seats[ids[index]] = chosen
             if short:
                 made.short[ids[index]] = key, short
             index += 1
             made.seated[key] = index
-            if index == len(ids) or (to_first_short and short):
-                break
-            following = (-key.priority, ids[index], turn[2], index)
-            if (turns and turns[0] < following) or (failed is not None and following[:2] >= failed):
-                heappush(turns, following)
-                break
-        if to_first_short and made.first_short is not None:
-            break
-    return made
 
 
 Order = tuple[int, int, int]

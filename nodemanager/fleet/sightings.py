@@ -105,7 +105,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     return replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        division=_division(fact, snapshot),
+        division=_division(fact, snapshot) if changes else snapshot.division,
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
@@ -223,7 +223,8 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
-        return replace(node, idle_looks=0, idle_since_s=None)
+        counted = node.idle_looks or node.idle_since_s is not None
+        return replace(node, idle_looks=0, idle_since_s=None) if counted else node
     since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
     return replace(node, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
 
@@ -291,14 +292,15 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     believed = doubted == 0 or doubted > policy.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
-        nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
+        if not _is_listed_as_before(snapshot.nodes[id_], cloud):
+            nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
     if believed:
         for node in lacking:
             nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
     for id_, cloud in pairing.paired.items():
         if cloud.died_of is not None and snapshot.nodes[id_].state in refusals.NOT_UP_YET:
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
-            snapshot = refusals.refused(snapshot, nodes[id_], cloud.died_of, cloud.died_because, policy)
+            snapshot = refusals.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
         with_nodes(refusals.boots_ended(snapshot.nodes, nodes, snapshot, policy), nodes),
         strays={
@@ -324,6 +326,16 @@ def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
     vanished = sum(1 for node in lacking if node.provider_shows_it)
     return vanished > max(2, shown // 2)
+
+
+def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
+    """Whether the list says nothing new of it. (When it was last known of counts only while it is looked for.)"""
+    return (
+        node.absences == 0
+        and node.billed_from_s is not None
+        and (node.cloud is cloud or node.cloud == cloud)
+        and not allows(node, Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED)
+    )
 
 
 def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:

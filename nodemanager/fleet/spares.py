@@ -24,7 +24,8 @@ def spare_purchases(
     """What is to be bought beside what jobs need, each with why."""
     till = _Till(layout.market, layout, found)
     bought: list[tuple[Purchase, str]] = []
-    have = idle_or_coming(snapshot, found.needed)
+    kept = any(node_type.spares for node_type in policy.node_types)
+    have = idle_or_coming(snapshot, found.needed) if kept else {}
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
             place = till.take(node_type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.policy import Policy
@@ -49,6 +49,7 @@ class Outlook:
     allowance: Allowance  # by quotas and breakers
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
+    leads_s: dict[TypeName, float] = field(default_factory=dict)  # of each type that was asked for
 
     @property
     def now_s(self) -> float:
@@ -58,6 +59,11 @@ class Outlook:
     def all_blocked(self) -> bool:
         block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
+
+    def stop_lead_s(self, name: TypeName) -> float:
+        if name not in self.leads_s:
+            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy.stop_lead_s)
+        return self.leads_s[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spare = node_type is not None and outlook.ready.get(name, 0) <= node_type.spares
-    lead_s = measured.stop_lead_s(outlook.snapshot, name, policy.stop_lead_s)
+    lead_s = outlook.stop_lead_s(name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:
         return Step(reason)
@@ -271,3 +277,4 @@ ORDER = (
     NodeState.BOOTING,
     NodeState.REQUESTED,
 )
+TURN: Mapping[NodeState, int] = {state: turn for turn, state in enumerate(ORDER)}

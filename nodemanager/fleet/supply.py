@@ -305,7 +305,7 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
     for slot in {**{node.launch.slot: None for node in roll.restless.values()}, **dict.fromkeys(held)}:
         place = policy.place_of_slot.get(slot)
         rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
-        if place is None or rank is None or not _is_listed(ground, place):
+        if place is None or rank is None or rank.online or not _is_listed(ground, place):
             continue
         leased.setdefault(place[0], set()).add(place[1])
         owner = roll.of_slot.get(slot)

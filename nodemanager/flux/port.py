@@ -20,7 +20,7 @@ from nodemanager.flux import kvs, record, retyping, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
-from nodemanager.flux.resources import OUR_DRAINS, read_job_ends, read_ranks, read_topology
+from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
     FluxRank,
@@ -69,6 +69,7 @@ class RealFluxPort:
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
+        self._look = Look()
         self._ended_known_until_at = 0.0
 
     def close(self) -> None:
@@ -245,9 +246,10 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            ranks = read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+        ranks = tuple(self._look.ranks.values())
         self._online = frozenset(rank.rank for rank in ranks if rank.online)
         self._measured &= self._online
         return ranks

@@ -126,7 +126,8 @@ class Production:
 
     def _tell_time(self) -> None:
         now_s = self._stage.now_s
-        self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
+        if now_s != self._snapshot.now_s or not self.facts:
+            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
