@@ -202,7 +202,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Budget": {
         "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
         "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
-        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
+        "a restart knows it.",
         "per_month": "The same for a calendar month (UTC).",
         "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
         "is bought for that user.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nodemanager import model
 from nodemanager.model import (
+    NOTHING_SPENT,
     UNSTEERED,
     CloudNode,
     FluxRank,
@@ -26,6 +27,7 @@ from nodemanager.model import (
     Rank,
     Reach,
     SlotsWish,
+    Spend,
     Steering,
     UnreadableJob,
 )
@@ -115,11 +117,12 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and this is on record: launches, and what operators have set."""
+    """We are the one that acts, and this is on record: launches, what operators have set, and what was spent."""
 
     started_s: float
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
+    spend: Spend = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,18 @@ class SteeringKept:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpendKept:
+    """What was spent is on record."""
+
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
+class SpendNotKept:
     why: str
 
 
@@ -326,6 +341,8 @@ FluxFact = (
     | NodeCordoned
     | SteeringKept
     | SteeringNotKept
+    | SpendKept
+    | SpendNotKept
     | FluxCallFailed
     | OrderLapsed
 )

@@ -485,6 +485,29 @@ class Steering:
 UNSTEERED = Steering()
 
 
+# --- what was spent ---------------------------------------------------------------------------------------
+
+
+def _no_amounts() -> Mapping[tuple[str, int, str], Decimal]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What nodes that are gone and jobs that have ended have cost. It outlives the manager, on record.
+
+    ``amounts``: by the period ("day" or "month"), its begin (seconds since the epoch) and the account: "" for the
+    whole site, "user 1000", "queue batch". ``counted``: the launches that are in it and still hold their slot, so
+    that none is counted twice.
+    """
+
+    amounts: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_no_amounts)
+    counted: frozenset[LaunchId] = frozenset()
+
+
+NOTHING_SPENT = Spend()
+
+
 # --- what was decided and why -----------------------------------------------------------------------------
 
 Figure = str | int | float | Decimal | bool | tuple[str, ...]

@@ -20,6 +20,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -92,6 +93,13 @@ class KeepSteering:
     """Put what operators have set on record."""
 
     steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSpend:
+    """Put what was spent on record."""
+
+    spend: Spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,6 @@ class Timely(Generic[O_co]):
 FluxEffect = (
     RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 )
-FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | ShowOnJobs | Timely[FluxEffect]
+FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | Timely[FluxEffect]
 CloudEffect = CreateNode | DestroyNode
 CloudOrder = Timely[CloudEffect]

@@ -25,6 +25,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -114,8 +115,9 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
-    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
+    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
+    ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -150,6 +152,14 @@ class FluxPort(Protocol):
 
     def keep_steering(self, steering: Steering) -> None:
         """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
+        ...
+
+    def spend(self) -> Spend:
+        """What was spent, as it was last kept; nothing where nothing was."""
+        ...
+
+    def keep_spend(self, spend: Spend) -> None:
+        """Put what was spent on record, whole; return only when that survives a crash of the instance."""
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:

@@ -123,6 +123,8 @@ SENTENCES: Mapping[str, str] = {
     "behind_a_stuck_job": "behind job {job}, which cannot be given its nodes",
     "beyond_limits": "beyond the site's limits: it needs {nodes} nodes at {price_per_hour} an hour",
     "too_few_slots": "too few slots: the site has {slots} that fit, {short} short",
+    "budget_spent": "the {period}'s budget of {budget} is spent ({spent}): nothing new begins",
+    "spend_to_record": "gone: what it cost goes on record first",
     "held": "held: its urgency or priority is 0",
     "dependency": "waits for its dependency",
     "not_yet_scheduled": "not yet given to the scheduler",
@@ -140,7 +142,6 @@ SENTENCES: Mapping[str, str] = {
     "budget_cheapest_only": "the {period}'s budget nears its end: only the cheapest types are bought",
     "budget_no_new_nodes": "what stands uses up the {period}'s budget of {budget}: nothing is bought",
     "budget_left": "what is left of the {period}'s budget of {budget} does not pay for its nodes",
-    "budget_spent": "the {period}'s budget of {budget} is spent",
     "budget_of_account": "{account} has used up the {period}'s budget of {budget}",
     # a type is bought, or not
     "bought": "{nodes} bought now",
@@ -149,6 +150,7 @@ SENTENCES: Mapping[str, str] = {
     "fits_no_job_that_is_short": "no job that is short of nodes fits on it",
     "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and nothing is cheaper",
     "one_zone_short": "no zone has all the nodes that it wants in one: {zone} has {have} of them, {short} short",
+    "gpu_node_taken": "job {job} waits for a {node_type} node: jobs that use no GPU fill {nodes}",
     "job_across_zones": "job {job}, which wants one zone, will start across {zones}",
     "gpu_node_unguarded": "job {job}, which wants no GPU, may start on {node_type}",
     # a node is bought, recorded, made

@@ -34,6 +34,7 @@ from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import (
     ANYWHERE,
+    NOTHING_SPENT,
     Billing,
     Call,
     CallKind,
@@ -286,6 +287,7 @@ def a_snapshot(
         "ranks": {rank.rank: rank for rank in by_slot.values()},
         "rank_of_slot": {rank.host: rank.rank for rank in by_slot.values()},
         "nodes": {node.id: node for node in nodes},
+        "spend_on_record": NOTHING_SPENT,
     }
     return Snapshot(**(fields | changes))
 

@@ -24,6 +24,8 @@ from nodemanager.facts import (
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -38,6 +40,7 @@ from nodemanager.orders import (
     EndLease,
     FluxEffect,
     FluxOrder,
+    KeepSpend,
     KeepSteering,
     LookAtRanks,
     RecordLaunches,
@@ -68,6 +71,8 @@ class FluxWorker(CrashOnlyActor):
                 self._look()
             case KeepSteering():
                 self._keep(message)
+            case KeepSpend():
+                self._keep_spend(message)
             case ShowOnJobs():
                 self._show(message)
             case Timely(order=order, good_until_s=good_until_s):
@@ -83,12 +88,13 @@ class FluxWorker(CrashOnlyActor):
                 self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
             steering = self._port.steering()
+            spend = self._port.spend()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches, steering))
+            self._manager.tell(ClaimHeld(started_s, launches, steering, spend))
 
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
@@ -114,6 +120,17 @@ class FluxWorker(CrashOnlyActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
         else:
             self._manager.tell(SteeringKept(order.steering))
+
+    def _keep_spend(self, order: KeepSpend) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._port.keep_spend(order.spend)
+        except FluxError as error:
+            self._manager.tell(SpendNotKept(str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+        else:
+            self._manager.tell(SpendKept(order.spend))
 
     def _show(self, order: ShowOnJobs) -> None:
         """A courtesy: one that fails is not tried again, and changes nothing."""

@@ -52,6 +52,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -217,7 +218,7 @@ class Manager(CrashOnlyActor):
                 case SweepCloud():
                     if self._acts:
                         addresses.lister.tell(ask)
-                case KeepSteering():
+                case KeepSteering() | KeepSpend():
                     if self._acts:
                         addresses.flux.tell(ask)
                 case _:

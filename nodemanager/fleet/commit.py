@@ -16,6 +16,7 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import BOOT_FAILURES, boot_failed
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import with_nodes
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
@@ -28,6 +29,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -67,6 +69,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
                 snapshot = replace(snapshot, swept_s=snapshot.now_s)
             case KeepSteering():
                 snapshot = replace(snapshot, keeper=_asked(snapshot.keeper, due_s))
+            case KeepSpend():
+                snapshot = replace(snapshot, bookkeeper=_asked(snapshot.bookkeeper, due_s))
             case _:
                 assert_never(ask)
     return snapshot
@@ -135,6 +139,8 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else snapshot.now_s
         node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
+    if isinstance(order, CordonNode) and order.text == drain_text(node.id):
+        node = replace(node, retiring=order.reason)  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):
         node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
     return _call(node, kind, snapshot, policy)

@@ -51,7 +51,7 @@ class Layout:
     stuck: tuple[JobId, Shape, Reason] | None
     zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
-    overspent: Reason | None  # the budget is spent: idle nodes go
+    overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
 
     @property
     def room_short(self) -> int:
@@ -110,7 +110,8 @@ class _Maker:
         """The nodes that come, and those on sale: listed once somebody is short of nodes."""
         if self.known_offers is None:
             on_sale = sorted(self.market.offers(self.told_apart), key=lambda it: obstacles.cheapest(it.node_type))
-            self.known_offers = [*supply.coming(self.snapshot, self.policy, self.told_apart), *on_sale]
+            coming = [] if self.budget.drains else supply.coming(self.snapshot, self.policy, self.told_apart)
+            self.known_offers = [*coming, *on_sale]
         return self.known_offers
 
     def made(self) -> Layout:
@@ -177,9 +178,9 @@ class _Maker:
 
     def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
-        return supply.room(self.snapshot, self.policy, idle_go=self.budget.drains) + supply.room_soon(
-            self.snapshot, self.policy, line
-        )
+        if self.budget.drains:
+            return supply.room(self.snapshot, self.policy, all_go=True)
+        return supply.room(self.snapshot, self.policy) + supply.room_soon(self.snapshot, self.policy, line)
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""

@@ -41,11 +41,13 @@ from nodemanager.facts import (
     RetirementAsked,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import hardware, measured, sightings, steering
+from nodemanager.fleet import hardware, measured, sightings, spending, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -98,6 +100,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact, snapshot))
         case SteeringKept() | SteeringNotKept():
             return steering.kept(snapshot, fact)
+        case SpendKept() | SpendNotKept():
+            return spending.kept(snapshot, fact)
         case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
             return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
@@ -130,6 +134,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
         keeper=_waited_for(snapshot.keeper, tick.now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
@@ -290,7 +295,7 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     nodes = {id_: _doubted(node) for id_, node in nodes.items()}
     claim = _fresh(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
-    snapshot = _stirred(with_nodes(snapshot, nodes, gone))
+    snapshot = spending.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
     return steering.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
 
 

@@ -23,21 +23,19 @@ def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
 
 
 def memory_bytes(shape: Shape, market: Market) -> int:
-    """What one piece of the job needs of a node that is bought for it; 0 where no type could ever bring so much.
+    """What one piece of the job needs of a node that is bought for it; 0 where the site's slots never have so much.
 
     Flux starts such a job wherever its cores fit, so it does not wait for what there is not.
     """
     wanted = shape.memory_bytes_per_slot * slots_per_piece(shape)
-    return (
-        wanted
-        if any(_could_bring(node_type, shape, wanted, market) for node_type in market.policy.node_types)
-        else 0
+    if not wanted:
+        return 0
+    could_have = sum(
+        market.slots_that_suit(node_type, shape.constraint) * pieces_on(node_type, shape, wanted)
+        for node_type in market.policy.node_types
+        if node_type.memory_bytes >= wanted
     )
-
-
-def _could_bring(node_type: NodeType, shape: Shape, wanted_bytes: int, market: Market) -> bool:
-    has = node_type.memory_bytes >= wanted_bytes and pieces_on(node_type, shape) > 0
-    return has and market.slots_that_suit(node_type, shape.constraint) > 0
+    return wanted if could_have >= pieces_of(shape) else 0
 
 
 def cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:

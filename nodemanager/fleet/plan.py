@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.fleet import division, hardware, supply
+from nodemanager.fleet import division, hardware, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -27,7 +27,7 @@ from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
-from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
+from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
@@ -37,6 +37,7 @@ from nodemanager.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -47,7 +48,7 @@ from nodemanager.orders import (
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
 
 
@@ -120,7 +121,9 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
-        nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        nodes=NodeReasons(
+            snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
+        ),
         types=type_reasons(policy, layout, found),
         warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
@@ -144,6 +147,9 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     unkept = snapshot.steering != snapshot.steering_on_record
     if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
         asks.append(KeepSteering(snapshot.steering))
+    spend = spending.to_keep(snapshot, policy)
+    if spend is not None and _may_ask(snapshot.bookkeeper, now_s):
+        asks.append(KeepSpend(spend))
     return tuple(asks)
 
 
@@ -235,10 +241,9 @@ def _steps(
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
-    reasons: dict[LaunchId, Reason] = dict.fromkeys(
-        snapshot.nodes, BUSY
-    )  # and nothing to decide, unless it is below
-    to_decide = {**roll.restless, **steered_nodes(snapshot)}
+    reasons: dict[LaunchId, Reason] = {}
+    # With the budget spent, something is to be decided about those at work, too.
+    to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
@@ -269,7 +274,7 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
     """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
-    ownerless = supply.strays(snapshot)
+    ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | DestroyNode] = []
     for stray in ownerless:

@@ -184,7 +184,8 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         # Ours, from before a restart: go on where it was left.
-        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=_found_drained(node, snapshot))
+        why = node.retiring or _found_drained(node, snapshot)
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
     return _count_idleness(node, rank, snapshot)

@@ -33,6 +33,7 @@ from nodemanager.model import (
     Reason,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     UnreadableJob,
@@ -218,11 +219,13 @@ class Snapshot:
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # What nodes that are gone and jobs that have ended have cost, by the period ("day" or "month"), its begin
-    # (seconds since the epoch) and account: "" for the whole site, "user 1000", "queue batch". Kept by
-    # ``spending``, and only where there is a budget. It begins empty with the process: whoever keeps it beyond that
-    # puts it here.
+    # What nodes that are gone and jobs that have ended have cost, as ``Spend`` has it. Kept by ``spending``, and
+    # only where there is a budget; nothing is added to it before the record was read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
+    counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
+    spend_on_record: Spend | None = None  # None: the record was not read yet
+    spend_kept_s: float = 0.0  # when it was last kept
+    bookkeeper: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # its end's being taken by the provider. A restart begins anew.

@@ -10,6 +10,7 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
@@ -94,6 +95,8 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
+    if outlook.overspent is not None:
+        return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
     block = block_on(node_type, node.launch.zone, outlook.snapshot)
     if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
@@ -115,6 +118,8 @@ def _booting(node: Node, outlook: Outlook) -> Step:
     given_up = retirement.overdue(node, outlook.policy, outlook.now_s)
     if given_up is not None:
         return _drain(node, given_up)
+    if outlook.overspent is not None:
+        return _drain(node, outlook.overspent)
     waited_s = outlook.now_s - node.requested_s
     return Step(because("booting", waited_s=waited_s, boot_timeout_s=outlook.policy.boot_timeout_s))
 
@@ -172,12 +177,16 @@ def _held(node: Node) -> bool:
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
-    del outlook
     if node.misfit is not None:
         # No more work; what runs there runs to its end.
         text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
         free = node.rank is not None and node.rank.drain_reason is None
         return Step(node.misfit, CordonNode(node.id, node.launch.rank, text, node.misfit) if free else None)
+    if outlook.overspent is not None and node.rank is not None:
+        # What runs there ends in its own time; nothing begins there any more.
+        text = drain_text(node.id)
+        order = CordonNode(node.id, node.launch.rank, text, outlook.overspent)
+        return Step(outlook.overspent, order if node.rank.drain_reason is None else None)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -236,6 +245,8 @@ def _gone(node: Node, outlook: Outlook) -> Step:
     if node.cloud is not None and rank is not None and rank.online:
         # Its slot is free only when the overlay has noticed too.
         return Step(because("gone_yet_online"))
+    if waits_for_record(node, outlook.snapshot):
+        return Step(because("spend_to_record"))
     reason = because("gone")
     return Step(reason, EndLease(node.launch, reason))
 

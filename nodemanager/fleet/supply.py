@@ -47,29 +47,28 @@ Place = tuple[SlotName, Rank]
 # --- what is there ----------------------------------------------------------------------------------------
 
 
-def room(snapshot: Snapshot, policy: Policy, *, idle_go: bool = False) -> list[Bin]:
+def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bin]:
     """What is free on every node that takes jobs, and on those that could be kept from leaving.
 
-    ``idle_go``: the budget is spent, so none is kept, and of nodes that are idle none is counted on.
+    ``all_go``: the budget is spent, so none is kept, and none takes a job any more.
     """
     roll = roll_of(snapshot)
     bins: list[Bin] = []
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
-        if node is None or _takes_jobs(node, snapshot, idle_go):
+        if node is None or _takes_jobs(node, snapshot, all_go):
             bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        leaves = node.state is NodeState.DRAINING and not idle_go and not snapshot.steered(node)
+        leaves = node.state is NodeState.DRAINING and not all_go and not snapshot.steered(node)
         if node_type is not None and leaves and _may_be_kept(node):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
-def _takes_jobs(node: Node, snapshot: Snapshot, idle_go: bool) -> bool:
-    goes = snapshot.steered(node) or (idle_go and node.state is NodeState.IDLE)
-    return node.state in USABLE and not goes
+def _takes_jobs(node: Node, snapshot: Snapshot, all_go: bool) -> bool:
+    return node.state in USABLE and not all_go and not snapshot.steered(node)
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:

@@ -1,21 +1,23 @@
 """Why each node type is bought or not; and where the scheduler may do otherwise than a job, or the site, wants.
 
-Where a node with GPUs stands open to jobs that want none; where a job that wants one zone may start across several.
+Where a node with GPUs stands open to jobs that want none, or is taken by such; where a job that wants one zone may
+start across several.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.obstacles import memory_bytes, pieces_on
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.seating import slots_per_piece
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.fleet.verdicts import Verdicts
-from nodemanager.model import NodeType, Reason, Shape, TypeName, because
+from nodemanager.fleet.verdicts import NAMES_MAX, Verdicts
+from nodemanager.model import FluxRank, JobId, NodeType, Rank, Reason, Shape, TypeName, because
 
 
 def type_reasons(policy: Policy, layout: Layout, found: Verdicts) -> Mapping[TypeName, Reason]:
@@ -62,7 +64,11 @@ def _nothing_bought(layout: Layout) -> Reason:
 
 def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
     """What the site should mend: see the module."""
-    return (*_unguarded(snapshot, policy, layout, found), *_across_zones(layout))
+    return (
+        *_unguarded(snapshot, policy, layout, found),
+        *_taken(snapshot, policy, layout),
+        *_across_zones(layout),
+    )
 
 
 def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
@@ -91,6 +97,46 @@ def _open_to(node_type: NodeType, shape: Shape, layout: Layout) -> bool:
 
     others = (it for it in layout.market.policy.node_types if it.gpus == 0)
     return may_start(node_type) and any(may_start(other) for other in others)
+
+
+def _taken(snapshot: Snapshot, policy: Policy, layout: Layout) -> Iterator[Reason]:
+    """Where jobs that use no GPU fill the nodes that the first job waits for which needs one.
+
+    For that one another node is bought, as far as the limits go. In queue order only jobs ahead of it can take that
+    one too, so it has its own in the end.
+    """
+    waits = min(_wait_for_gpus(layout), key=lambda it: it[:2], default=None)
+    if waits is None:
+        return
+    _, job, shape = waits
+    for node_type in policy.node_types:
+        if (
+            node_type.gpus
+            and pieces_on(node_type, shape)
+            and layout.market.slots_that_suit(node_type, shape.constraint)
+        ):
+            ranks = (snapshot.ranks.get(snapshot.rank_of_slot.get(slot, Rank(-1))) for slot in node_type.slots)
+            taken = [rank.host for rank in ranks if rank is not None and _filled_without_gpus(rank, shape)]
+            if taken:
+                nodes = tuple(taken[:NAMES_MAX])
+                yield because("gpu_node_taken", node_type=node_type.name, job=str(job), nodes=nodes)
+
+
+def _wait_for_gpus(layout: Layout) -> Iterator[tuple[int, JobId, Shape]]:
+    """Of each kind of job that wants GPUs the first that does not sit on what is up."""
+    for key, ids in layout.demand.batches.items():
+        if key.shape.gpus_per_slot and key not in layout.demand.put_off:
+            seated = ids[: layout.seating.seated.get(key, 0)]
+            first = next((id_ for id_ in seated if id_ in layout.seating.short), None)
+            if first is not None or len(seated) < len(ids):
+                yield -key.priority, first if first is not None else ids[len(seated)], key.shape
+
+
+def _filled_without_gpus(rank: FluxRank, shape: Shape) -> bool:
+    """Whether all its GPUs are free, and a piece of the job finds no place for want of cores."""
+    unused = rank.online and rank.allocated and rank.gpus_free == rank.gpus > 0
+    wanted = rank.cores if shape.exclusive else slots_per_piece(shape) * shape.cores_per_slot
+    return unused and rank.cores_free < wanted
 
 
 def _across_zones(layout: Layout) -> tuple[Reason, ...]:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record, retyping, steering_record
+from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
 from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
+    NOTHING_SPENT,
     FluxRank,
     Hardware,
     JobId,
@@ -31,6 +32,7 @@ from nodemanager.model import (
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -220,6 +222,25 @@ class RealFluxPort:
     def keep_steering(self, steering: Steering) -> None:
         self.must_act()
         self._commit({steering_record.KEY: steering_record.encoded(steering)})
+
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        text = self._read([spend_record.KEY]).get(spend_record.KEY)
+        if text is None:
+            return NOTHING_SPENT
+        try:
+            return spend_record.decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
+                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
+                f" {spend_record.KEY}"
+            ) from fault
+
+    def keep_spend(self, spend: Spend) -> None:
+        self.must_act()
+        self._commit({spend_record.KEY: spend_record.encoded(spend)})
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:

@@ -20,6 +20,7 @@ from nodemanager.model import (
     Slot,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -53,6 +54,7 @@ class SimulatedFlux:
         self.faults = FluxFaults()
         self.records: dict[SlotName, Launch] = {}
         self.steering = Steering()
+        self.spend = Spend()
         self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance

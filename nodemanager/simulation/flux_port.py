@@ -8,7 +8,18 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, Hardware, JobId, Launch, Rank, SlotName, SlotsWish, Steering, TypeName
+from nodemanager.model import (
+    FluxRank,
+    Hardware,
+    JobId,
+    Launch,
+    Rank,
+    SlotName,
+    SlotsWish,
+    Spend,
+    Steering,
+    TypeName,
+)
 from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
@@ -98,6 +109,17 @@ class SimulatedFluxPort:
     def keep_steering(self, steering: Steering) -> None:
         def keep() -> None:
             self._flux.steering = steering
+
+        self._change(keep)
+
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        return self._call(lambda: self._flux.spend)
+
+    def keep_spend(self, spend: Spend) -> None:
+        def keep() -> None:
+            self._flux.spend = spend
 
         self._change(keep)
 

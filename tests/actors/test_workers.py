@@ -29,6 +29,8 @@ from nodemanager.facts import (
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -49,6 +51,7 @@ from nodemanager.model import (
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     because,
@@ -62,6 +65,7 @@ from nodemanager.orders import (
     DrainNode,
     EndLease,
     FluxEffect,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -76,6 +80,7 @@ from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
 STEERING = Steering(holds={LaunchId("cloud1-1"): Mark("ada", 900.0)})
+SPEND = Spend({("day", 0, ""): Decimal("1.25")}, frozenset({LaunchId("cloud1-1")}))
 LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
@@ -174,6 +179,13 @@ class Flux:
 
     def keep_steering(self, steering: Steering) -> None:
         self._call("keep_steering")
+
+    def spend(self) -> Spend:
+        self._call("spend")
+        return SPEND
+
+    def keep_spend(self, spend: Spend) -> None:
+        self._call("keep_spend")
 
     def measured(self) -> Mapping[Rank, Hardware]:
         self._call("measured")
@@ -357,15 +369,18 @@ def test_a_claim_brings_what_is_on_record() -> None:
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(ClaimInstance())
-    assert port.calls == ["claim", "repair", "launches", "steering"]
-    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING)]
+    assert port.calls == ["claim", "repair", "launches", "steering", "spend"]
+    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)]
 
 
 def test_one_that_only_observes_does_not_take_the_name() -> None:
     port = Flux()
     worker, told = flux_worker(port, acts=False)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["launches", "steering"], [ClaimHeld(7.0, (LAUNCH,), STEERING)])
+    assert (port.calls, told) == (
+        ["launches", "steering", "spend"],
+        [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -428,6 +443,12 @@ def test_what_operators_set_is_said_to_be_on_record_once_it_is() -> None:
     assert told == [SteeringKept(STEERING)]
 
 
+def test_what_was_spent_is_said_to_be_on_record_once_it_is() -> None:
+    worker, told = flux_worker(Flux())
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendKept(SPEND)]
+
+
 @pytest.mark.parametrize(
     ("error", "more"), [(FluxError("away"), []), (NotTheActor("away"), [ClaimRefused(7.0, "away")])]
 )
@@ -435,6 +456,9 @@ def test_what_could_not_be_put_on_record_is_said(error: FluxError, more: list[ob
     worker, told = flux_worker(Flux(fails_at="keep_steering", error=error))
     worker.on_receive(KeepSteering(STEERING))
     assert told == [SteeringNotKept("away"), *more]
+    worker, told = flux_worker(Flux(fails_at="keep_spend", error=error))
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendNotKept("away"), *more]
 
 
 def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:

@@ -309,10 +309,11 @@ def _leaving(case: Case) -> set[LaunchId]:
 
 
 def _has_memory(case: Case, node_type: NodeType, shape: Shape) -> bool:
-    """Whether it has what the job asks for, or none has."""
+    """Whether it has what the job asks for, or the site has too little of what has."""
     slots = shape.slots if shape.nodes is not None else 1
     able = [it for it in case.policy.node_types if it.memory_bytes >= slots * shape.memory_bytes_per_slot]
-    return node_type in able or not any(_places(case, it, shape) for it in able)
+    most = sum(len(_places(case, it, shape)) * (1 if shape.nodes else it.cores) for it in able)
+    return node_type in able or most < (shape.nodes or shape.slots)
 
 
 JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {
@@ -646,7 +647,8 @@ def _check_types(case: Case) -> None:
             case "fits_no_job_that_is_short":
                 short = [job for job in case.queue() if case.made.jobs[job.id].code in ("node_ordered", "settling")]
                 (node_type,) = (it for it in case.policy.node_types if it.name == name)
-                assert not any(_places(case, node_type, job.shape) for job in short)
+                fits = (job for job in short if _has_memory(case, node_type, job.shape))
+                assert not any(_places(case, node_type, job.shape) for job in fits)
             case "another_mix_is_cheaper":
                 chosen = reason.figures["node_types"]
                 assert isinstance(chosen, tuple)
