@@ -193,7 +193,9 @@ class _Maker:
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
         """First those that want one zone, zone by zone, so that none lies on a node with others; then the rest."""
-        zones = dict.fromkeys(self.zones[work.shape] for work in works if work.shape in self.zones)
+        if not self.zones:
+            return self._stages_by_cost(works)
+        zones = dict.fromkeys(self.zones[work.shape] for work in works if work.shape.one_zone)
         return [
             stage
             for zone in (*zones, None)
@@ -385,9 +387,11 @@ class _Maker:
         )
 
     def _memory_bytes(self, shape: Shape) -> int:
-        if shape.memory_bytes_per_slot and shape not in self.memory:
+        if not shape.memory_bytes_per_slot:
+            return 0
+        if shape not in self.memory:
             self.memory[shape] = obstacles.memory_bytes(shape, self.market)
-        return self.memory.get(shape, 0)
+        return self.memory[shape]
 
     def _price_left(self, shelf: Shelf) -> Decimal:
         return Decimal(shelf.price_left).scaleb(-self.places)

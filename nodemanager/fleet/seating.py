@@ -184,7 +184,7 @@ class _Floor:
         The scheduler knows no zones: a job that fits on what is up starts there.
         """
         chosen, short = self._found(shape, None)
-        if shape in self.zones and (short or any(bin_.standing is not Standing.UP for bin_, _ in chosen)):
+        if shape.one_zone and (short or any(bin_.standing is not Standing.UP for bin_, _ in chosen)):
             chosen, short = self._found(shape, self.zones[shape])
         for bin_, pieces in chosen:
             bin_.take(shape, pieces * slots_per_piece(shape))

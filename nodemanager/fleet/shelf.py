@@ -231,9 +231,11 @@ class Shelf:
         if isinstance(source, Stack) and work.shape.exclusive:
             return False
         offer = self.offers[source.offer if isinstance(source, Stack) else source]
-        zone = self.zones.get(work.shape)
-        stands = (source.zone,) if isinstance(source, Stack) else offer.zones
-        return (zone is None or zone in stands) and offer.suits(work.shape.constraint)
+        if work.shape.one_zone:
+            stands = (source.zone,) if isinstance(source, Stack) else offer.zones
+            if self.zones[work.shape] not in stands:
+                return False
+        return offer.suits(work.shape.constraint)
 
     def _holds_all(self, source: Stack | int, shape: Shape) -> bool:
         of = self.offers[source.offer if isinstance(source, Stack) else source].node_type
@@ -260,8 +262,8 @@ class Shelf:
 
     def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
         """Works that are laid together want the same zone, or none: the layout sees to it."""
-        asked = (self.zones.get(self.works[number].shape) for number, _ in pieces)
-        return next((zone for zone in asked if zone is not None), offer.zones[0])
+        shapes = (self.works[number].shape for number, _ in pieces)
+        return next((self.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
 
     def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> Stack:
         """On so many of the nodes of a stack, which becomes two where it is not all of them. Gives the others."""

@@ -49,9 +49,13 @@ def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
     """The node after a call for it failed, or was not answered: nothing is assumed; it is left alone a while."""
     if node.call is None:
         return node
-    if node.call.kind is CallKind.CREATE:
+    kind = node.call.kind
+    if kind is CallKind.CREATE:
         # It may have happened up to this moment; lists that began before prove nothing.
         node = replace(node, known_s=now_s, absences=0, absent_s=None)
+    if kind is CallKind.END_LEASE and node.state is NodeState.REQUESTED:
+        # Whether its lease is still on record is not known: it is put there again before the node is made.
+        node = replace(node, recorded=False)
     wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
     return replace(node, call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
 

@@ -250,7 +250,7 @@ def _weigh_period(
     if forecast >= limit:
         return Verdict(because("budget_no_new_nodes", **figures))
     hours_left = Decimal(period.ends_at - snapshot.wall_at) / billing.SECONDS_PER_HOUR
-    hours = max(Decimal(1), min(hours_left, _longest_h(line, hours_left)))
+    hours = max(_least_h(policy), min(hours_left, _longest_h(line, hours_left)))
     left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
         return Verdict(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
@@ -267,6 +267,11 @@ def left(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
             due = (_paid_within(node, period, snapshot, policy) for node in snapshot.nodes.values() if node.costs)
             found[period.name] = limit - gone - sum(due, Decimal(0))
     return found
+
+
+def _least_h(policy: Policy) -> Decimal:
+    """For how long a node is paid at the least, of the type for which that is longest; an hour, if not longer."""
+    return Decimal(max((3600.0, *(billing.paid_s(it.billing, 0.0) for it in policy.node_types)))) / 3600
 
 
 def _longest_h(line: Line, at_most: Decimal) -> Decimal:

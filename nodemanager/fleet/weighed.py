@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from nodemanager.fleet.fitness import alarms
 from nodemanager.fleet.layout import Layout
-from nodemanager.fleet.obstacles import memory_bytes, pieces_on
+from nodemanager.fleet.obstacles import pieces_on
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import slots_per_piece
@@ -43,7 +43,7 @@ def _why_not(node_type: NodeType, layout: Layout, instead: Reason | None) -> Rea
         return _nothing_bought(layout)
     short = [work.shape for work in layout.shelf.works]
     if not any(
-        pieces_on(node_type, shape, memory_bytes(shape, market))
+        pieces_on(node_type, shape, layout.shelf.memory_bytes(shape))
         and market.slots_that_suit(node_type, shape.constraint)
         for shape in short
     ):

@@ -27,7 +27,7 @@ from nodemanager.facts import (
     RanksStirred,
 )
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import Source
+from nodemanager.fleet.snapshot import Block, Scope, Source
 from nodemanager.model import (
     CallKind,
     CloudNode,
@@ -43,6 +43,7 @@ from nodemanager.model import (
     SlotName,
     TypeName,
     UnreadableJob,
+    because,
 )
 from nodemanager.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks
 from tests.builders import (
@@ -314,6 +315,19 @@ def test_19_leases_that_wait_behind_a_type_without_capacity_are_given_back() -> 
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.CAPACITY, "none here"))
     made = orders(world.wait(1).decide())
     assert sorted(made[:2]) == [f"end-lease {world.id('cloud1')}", f"end-lease {world.id('cloud2')}"]
+
+
+@pytest.mark.parametrize("lost", ["answer", "deadline"])
+def test_19_a_lease_that_may_have_ended_is_recorded_before_the_node_is_made(lost: str) -> None:
+    """It was to be given back, the answer was lost, and then the type is to be had again."""
+    block = Block(NOW_S + 5, because("create_capacity", detail="none"))
+    world = a_world().node("cloud1", NodeState.REQUESTED).but(blocks={Scope(TypeName("cloud")): block})
+    world.job(whole_nodes(1))
+    assert "end-lease cloud1-1" in orders(world.decide())
+    if lost == "answer":
+        world.see(FluxCallFailed((world.id("cloud1"),), "EndLease", "no answer"))
+    world.wait(70).wait(5).all_is_fresh()
+    assert orders(world.decide()) == ["record cloud1-1"]
 
 
 def test_22_creates_that_wait_keep_to_what_the_provider_said_of_retrying() -> None:

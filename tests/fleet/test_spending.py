@@ -16,7 +16,7 @@ from nodemanager.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, Sp
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.spending import periods
-from nodemanager.model import CloudState, Holding, Job, JobState, Mark, NodeState, QueuePolicy, Rank, Spend
+from nodemanager.model import Billing, CloudState, Holding, Job, JobState, Mark, NodeState, QueuePolicy, Rank, Spend
 from nodemanager.orders import KeepSpend
 from tests.builders import (
     CLOUD,
@@ -285,6 +285,19 @@ def test_no_more_is_bought_at_once_than_what_is_left_pays_for() -> None:
     made = fleet.plan()
     assert boots(made) == ["gpu1"]
     assert fleet.why_job(2).code == "budget_left"
+
+
+def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
+    """Bought for an hour at 0.40 it would be paid for six, and the budget be spent at once."""
+    six_hours = replace(CLOUD, billing=Billing(60.0, 6 * 3600.0))
+    day, _ = periods(WALL_AT)
+
+    def left(amount: str) -> list[str]:
+        fleet = a_world(six_hours, budgets={DAY: Decimal(100)}).job(tasks(1), duration_s=300.0)
+        return boots(fleet.but(spend={("day", day.begins_at, ""): 100 - Decimal(amount)}).plan())
+
+    assert left("11") == ["cloud1"]
+    assert left("2.39") == []
 
 
 def test_the_period_that_is_worst_off_decides() -> None:
