@@ -175,7 +175,8 @@ def _idle(node: Node, outlook: Outlook) -> Step:
 def _carries_the_drain_of_another(node: Node) -> bool:
     """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
     reason = node.rank.drain_reason if node.rank is not None else None
-    return reason is not None and reason.startswith(DRAIN_MARK) and not reason.endswith(node.id)
+    own = (None, drain_text(node.id), steering.hold_text(node.id))
+    return reason not in own and str(reason).startswith(DRAIN_MARK)
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:
