@@ -51,3 +51,10 @@ def test_a_drain_that_was_meant_for_another_is_undone() -> None:
     world = a_world().idle_node("cloud1", rank=stale)
     assert world.why("cloud1") == "drained_for_another"
     assert orders(world.decide()) == [f"undrain {world.id('cloud1')}"]
+
+
+def test_a_drain_of_its_own_with_a_note_behind_it_is_its_own() -> None:
+    world = a_world()
+    noted = f"{drain_text(world.id('cloud1'))} has 2 of 4 cores"
+    world.idle_node("cloud1", rank=drained(a_rank("cloud1", online=True), noted))
+    assert world.why("cloud1") != "drained_for_another"
