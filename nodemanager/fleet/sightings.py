@@ -351,7 +351,12 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
             snapshot = refusals.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
-        with_nodes(refusals.boots_ended(snapshot.nodes, nodes, snapshot, policy), nodes),
+        with_nodes(
+            refusals.boots_ended(
+                snapshot.nodes, nodes, measured.with_stops(snapshot, nodes, fact.started_s), policy
+            ),
+            nodes,
+        ),
         strays={
             cloud.provider_id: replace(
                 snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud

@@ -7,7 +7,7 @@ from dataclasses import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.model import NodeState, Rank, SlotName
 from nodemanager.orders import DrainNode
-from tests.builders import NOW_S, World, a_rank, a_world, drained, orders
+from tests.builders import NOW_S, World, a_launch, a_rank, a_world, drained, orders
 
 
 def swapped(world: World, one: str, other: str, *, online: str) -> World:
@@ -55,6 +55,7 @@ def test_a_drain_that_was_meant_for_another_is_undone() -> None:
 
 def test_a_drain_of_its_own_with_a_note_behind_it_is_its_own() -> None:
     world = a_world()
-    noted = f"{drain_text(world.id('cloud1'))} has 2 of 4 cores"
+    launch = a_launch("cloud1", world.policy)
+    noted = f"{drain_text(launch.id)} has 2 of 4 cores"
     world.idle_node("cloud1", rank=drained(a_rank("cloud1", online=True), noted))
     assert world.why("cloud1") != "drained_for_another"
