@@ -19,7 +19,7 @@ from nodemanager.simulation.joining import JoinScenario
 
 # More of them: JOIN_SEEDS=1000 pytest tests/simulation/test_joining.py
 SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))
-FAILED_ONCE = (3,)  # a type that was declared as it is: a later manager took the instance for another
+FAILED_ONCE: tuple[int, ...] = ()
 SEEDS_MAX = 20
 
 
