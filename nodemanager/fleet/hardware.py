@@ -129,8 +129,24 @@ def redeclaration(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
 def kept(snapshot: Snapshot, wish_id: str) -> Snapshot:
     """After the slots were changed: where that had a type promise what it can, it may be bought again."""
     name = _type_of(snapshot, wish_id)
-    if name is None:
-        return snapshot
+    return _kept(snapshot, name) if name is not None else snapshot
+
+
+def found_kept(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """After a look: a change that was cut short, and ended by the repair, was answered to nobody."""
+    for name, promise in snapshot.to_promise.items():
+        node_type = policy.types.get(name)
+        if node_type is None or (node_type.cores, node_type.gpus) == (promise.cores, promise.gpus):
+            continue
+        ranks = [
+            snapshot.ranks[snapshot.rank_of_slot[slot]] for slot in node_type.slots if slot in snapshot.rank_of_slot
+        ]
+        if ranks and all((rank.cores, rank.gpus) == (promise.cores, promise.gpus) for rank in ranks):
+            snapshot = _kept(snapshot, name)
+    return snapshot
+
+
+def _kept(snapshot: Snapshot, name: TypeName) -> Snapshot:
     return replace(
         snapshot,
         to_promise=_without(snapshot.to_promise, name),

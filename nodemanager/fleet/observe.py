@@ -75,7 +75,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case RanksStirred():
             return _stirred(snapshot)
         case RanksSeen():
-            return sightings.ranks_seen(snapshot, fact, policy)
+            return hardware.found_kept(sightings.ranks_seen(snapshot, fact, policy), policy)
         case RanksMeasured():
             return hardware.ranks_measured(snapshot, fact, policy)
         case FluxUnreachable():

@@ -190,7 +190,8 @@ def _carries_the_drain_of_another(node: Node) -> bool:
     """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
     reason = node.rank.drain_reason if node.rank is not None else None
     # Behind the launch there may stand a note of why.
-    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] != drain_text(node.id)
+    own = (drain_text(node.id), steering.hold_text(node.id))
+    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] not in own
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:

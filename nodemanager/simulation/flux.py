@@ -15,6 +15,7 @@ from nodemanager.model import (
     JobState,
     Launch,
     NodeType,
+    Promise,
     Rank,
     Shape,
     Slot,
@@ -62,6 +63,7 @@ class SimulatedFlux:
         self.answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
         self.half_changed: str | None = None  # the wish whose change was begun and not ended: no scheduler is there
         self._types = {node_type.name: node_type for node_type in node_types}
+        self.promises: dict[TypeName, Promise] = {}  # as its configuration keeps them
         self._type_of = {slot.name: slot.type_name for slot in slots}
         self._world = world
         self._draws = world.draws_for("flux")
@@ -198,6 +200,7 @@ class SimulatedFlux:
                 raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
         for name, promise in wish.promises.items():
             self._types[name] = self._types[name].promising(promise)
+            self.promises[name] = promise
         for slot, type_name in moves.items():
             self._type_of[slot] = type_name
             of_type = self._types[type_name]

@@ -377,7 +377,7 @@ class JoinScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = replace(self.policy, misfit=self._draws.choice(list(Misfit)))
+        self.policy = replace(self.policy, misfit=self._draws.choice([Misfit.DRAIN, Misfit.ACCEPT]))
         self.rules.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted

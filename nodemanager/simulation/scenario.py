@@ -15,6 +15,7 @@ from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Published
 from nodemanager.app import Outside, wire
 from nodemanager.facts import FluxUnreachable
+from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.policy import Policy
 from nodemanager.messages import Mailbox, ManagerMessage
 from nodemanager.model import (
@@ -343,7 +344,12 @@ class _Process:
             join=(lambda: join) if join is not None else None,
         )
         manager: Mailbox[ManagerMessage] = wire(
-            outside, scenario.policy, acts=True, publish=scenario.publish, fate=Fate(), spawn=self._pump.spawn
+            outside,
+            as_promised(scenario.policy, scenario.flux.promises),
+            acts=True,
+            publish=scenario.publish,
+            fate=Fate(),
+            spawn=self._pump.spawn,
         )
         self._pump.tick(manager, clock)
         self._watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))

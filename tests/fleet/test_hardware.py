@@ -244,3 +244,11 @@ def test_what_a_node_said_itself_goes_before_it() -> None:
     world = measured(a_world().idle_node(), had=WHOLE)
     world.see(RanksMeasured({world["cloud1"].launch.rank: Hardware(2, 2)}))
     assert world["cloud1"].hardware == WHOLE
+
+
+def test_a_change_that_was_cut_short_and_repaired_is_found_by_the_next_look() -> None:
+    world = a_short_one()
+    ranks = [replace(rank, cores=2) for rank in world.snapshot.ranks.values() if rank.gpus == 0]
+    world.see_ranks(*ranks)
+    assert world.snapshot.promised == {TypeName("cloud"): Promise(2, 0, 2**34)}
+    assert world.snapshot.to_promise == {}

@@ -527,6 +527,15 @@ def _busy_yet_drained_by_us(case: Case, node: Node, figures: Figures) -> None:
     assert case.orders_for(node) == [UndrainNode]
 
 
+def _drained_for_another(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.IDLE
+    assert node.rank is not None
+    assert node.rank.drain_reason is not None
+    assert node.rank.drain_reason.startswith("flux-node-manager:")
+    assert not node.rank.drain_reason.endswith(f":{node.id}")
+    assert case.orders_for(node) == [UndrainNode]
+
+
 def _job_slipped_in(case: Case, node: Node, figures: Figures) -> None:
     assert node.rank is not None
     assert node.rank.allocated
@@ -583,6 +592,7 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "idle_not_long": _idle_not_long,
     "busy": _busy,
     "busy_yet_drained_by_us": _busy_yet_drained_by_us,
+    "drained_for_another": _drained_for_another,
     "job_slipped_in": _job_slipped_in,
     "broker_stopping": _broker_stopping,
     "gone": _gone,
