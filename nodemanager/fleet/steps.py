@@ -156,7 +156,7 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
     surplus = outlook.usable - policy.nodes_min
-    if outlook.overspent is not None and _confirmed(node, policy):
+    if outlook.overspent is not None and not _held(node):  # at once: nothing more is to begin there
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, outlook.overspent)

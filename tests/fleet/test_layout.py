@@ -167,6 +167,16 @@ def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
     assert boots(a_world().job(Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**50)).plan()) == ["cloud1"]
 
 
+def test_what_is_free_on_nodes_of_one_kind_may_be_filled_in_two_ways() -> None:
+    """What the jobs before leave on the large nodes is filled in two loads, each on some of them."""
+    large = a_type("large", cores=16, price="1.00")
+    world = a_world(a_type("cloud", slots=8), large, nodes_max=12, price_per_hour_max=Decimal(100))
+    for slot in ("cloud1", "cloud2", "large1"):
+        world.busy_node(slot)
+    world.job(whole_nodes(4), nodes(4, cores=2), nodes(5, cores=2), nodes(2, cores=2))
+    assert {reason.code for reason in world.plan().jobs.values()} == {"node_ordered"}
+
+
 # --- what stands in the way -------------------------------------------------------------------------------
 
 

@@ -164,6 +164,31 @@ def test_for_a_short_job_a_node_billed_by_the_second_is_bought_though_its_hour_i
     assert boots(unlimited.plan()) == ["hourly1"]
 
 
+@pytest.mark.parametrize("how", ["idle", "draining"])
+def test_for_a_short_job_a_node_with_paid_time_left_goes_before_one_that_costs_anew(how: str) -> None:
+    """Twenty minutes are paid for; a node billed by the second would cost its minimum."""
+    by_the_second = a_type("second", price="0.01", window_s=1, minimum_s=60)
+    world = a_world(CLOUD, by_the_second)
+    world = world.idle_node("cloud1", hour_ends_in_s=1200) if how == "idle" else world.draining_node("cloud1")
+    made = world.job(tasks(1), duration_s=120.0).plan()
+    assert orders(made) == (["undrain cloud1-1"] if how == "draining" else [])
+    assert made.types[TypeName("second")].code == "nothing_is_short"
+
+
+def test_what_comes_is_filled_before_anything_is_bought_however_cheap() -> None:
+    by_the_second = a_type("second", price="0.01", window_s=1, minimum_s=60)
+    world = a_world(CLOUD, by_the_second).booting_node("cloud1").job(tasks(1), duration_s=120.0)
+    assert boots(world.plan()) == []
+
+
+def test_of_two_markets_the_cheaper_one_is_taken_while_it_has_capacity() -> None:
+    spot = replace(a_type("spot", price="0.10"), market=Market.SPOT)
+    world = a_world(CLOUD, spot).job(tasks(1))
+    assert boots(world.plan()) == ["spot1"]
+    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    assert boots(world.but(blocks={Scope(TypeName("spot"), Market.SPOT, ""): block}).plan()) == ["cloud1"]
+
+
 def test_walltime_packing_keeps_short_and_long_jobs_apart() -> None:
     def bought(packing: PackingPolicy) -> list[str]:
         world = a_world(CLOUD, packing=packing)
