@@ -182,6 +182,7 @@ SENTENCES: Mapping[str, str] = {
     "may_rejoin": "its broker is away for {away_s} and may come back",
     "wanted_again": "wanted again by {jobs}: kept",
     "job_slipped_in": "a job began there: kept",
+    "drained_for_another": "its rank was drained for the node before it: undrained",
     "busy_yet_drained_by_us": "at work and drained by us: undrained",
     # a node goes
     "window_closes": "idle for {idle_s}, paid for only {window_left_s} more",

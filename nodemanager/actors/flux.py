@@ -107,7 +107,7 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
-            hardware = self._port.measured()
+            hardware = self._port.measured() if self._acts else {}
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:

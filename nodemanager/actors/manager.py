@@ -119,7 +119,7 @@ class Manager(CrashOnlyActor):
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
-                self._policy = policy
+                self._policy = divided(policy, self._snapshot.division)
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()

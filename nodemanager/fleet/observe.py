@@ -50,7 +50,7 @@ from nodemanager.facts import (
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import hardware, measured, refusals, sightings, spending, steering
+from nodemanager.fleet import hardware, refusals, sightings, spending, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -405,11 +405,8 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
 
 def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
     again_s = snapshot.now_s + policy.relist_s
-    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
-    if fact.launch is None or node is None:
+    if fact.launch is None:
         return snapshot
-    if sightings.waits_for(node, CallKind.DESTROY) and node.tries == 0:
-        snapshot = measured.with_stop(snapshot, node)
     return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
 
 

@@ -81,8 +81,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         return made
     # Jobs are served by the types that act alone; what would be done with all of them is another plan.
     said = _decided(snapshot, policy.unobserved).actions
+    begun = [it for it in made.actions if type_of(it, snapshot) in policy.observed]
     return replace(
-        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in made.actions)
+        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in begun)
     )
 
 

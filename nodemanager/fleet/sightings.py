@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nodemanager.facts import (
     CloudCallFailed,
@@ -88,12 +88,13 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
+    same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
+    if not same_hosts:
+        snapshot = _where_they_stand(snapshot, fact.ranks)
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
     if changes:
-        hosts = {after.host if after is not None else None for _, after in changes}
-        same_hosts = hosts == {before.host if before is not None else None for before, _ in changes}
         known = ground_of(snapshot.ranks, snapshot.ground, policy)
         snapshot = replace(
             snapshot,
@@ -113,6 +114,17 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s),
     )
+
+
+def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
+    """A slot's rank is where its name is found: where Flux gives out the ranks, nodes learn theirs as they join."""
+    of_slot = roll_of(snapshot).of_slot
+    moved = {
+        id_: replace(node, launch=replace(node.launch, rank=rank.rank))
+        for rank in ranks
+        if (id_ := of_slot.get(rank.host)) is not None and (node := snapshot.nodes[id_]).launch.rank != rank.rank
+    }
+    return with_nodes(snapshot, moved)
 
 
 def _changes(
@@ -283,6 +295,8 @@ def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
+    if fact.rank.host != node.launch.slot:
+        return call_failed(node, fact.started_s)  # another came online as the rank that was its own till then
     node = answered(node, CallKind.DRAIN)
     if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
@@ -337,7 +351,12 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
             snapshot = refusals.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
-        with_nodes(refusals.boots_ended(snapshot.nodes, nodes, snapshot, policy), nodes),
+        with_nodes(
+            refusals.boots_ended(
+                snapshot.nodes, nodes, measured.with_stops(snapshot, nodes, fact.started_s), policy
+            ),
+            nodes,
+        ),
         strays={
             cloud.provider_id: replace(
                 snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud

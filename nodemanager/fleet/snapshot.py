@@ -235,7 +235,7 @@ class Snapshot:
     bookkeeper: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
-    # its end's being taken by the provider. A restart begins anew.
+    # the list that shows it gone. A restart begins anew.
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
 

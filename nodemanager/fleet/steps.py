@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.fitness import hung_s, unfit
+from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
@@ -143,6 +144,9 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 def _idle(node: Node, outlook: Outlook) -> Step:
     policy = outlook.policy
+    if _carries_the_drain_of_another(node):
+        reason = because("drained_for_another")
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     given_up = retirement.overdue(node, policy, outlook.now_s)
     if given_up is not None and not _held(node):
         outlook.live -= 1
@@ -180,6 +184,13 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)
+
+
+def _carries_the_drain_of_another(node: Node) -> bool:
+    """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
+    reason = node.rank.drain_reason if node.rank is not None else None
+    # Behind the launch there may stand a note of why.
+    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] != drain_text(node.id)
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
+from nodemanager.flux.flub import Names
 from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux.resubmission import again
 from nodemanager.flux.submission import submit
@@ -61,6 +62,7 @@ class RealFluxPort:
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
         measures: bool = False,
+        flub: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -70,6 +72,7 @@ class RealFluxPort:
         self._folder = folder
         self._node_types = tuple(node_types)
         self._measures = measures
+        self._names = Names() if flub else None
         self._online: frozenset[Rank] = frozenset()
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
@@ -274,9 +277,19 @@ class RealFluxPort:
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
+        if self._names is not None:
+            ranks = self._named(ranks, self._names)
         self._online = frozenset(rank.rank for rank in ranks if rank.online)
         self._measured &= self._online
         return ranks
+
+    def _named(self, ranks: tuple[FluxRank, ...], names: Names) -> tuple[FluxRank, ...]:
+        with self._handle() as handle:
+            said = ask_each(
+                handle, "attr.get", {"name": "hostname"}, names.unknown(ranks), timeout_s=self._timeout_s
+            )
+        names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in said.items()})
+        return names.given(ranks)
 
     def measured(self) -> Mapping[Rank, Hardware]:
         unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []

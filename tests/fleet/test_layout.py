@@ -6,11 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.line import Line, key_of, line_of, moved
+from nodemanager.fleet.plan import plan
+from nodemanager.fleet.shelf import UNBOUNDED, Shelf
 from nodemanager.fleet.supply import price_per_hour
 from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.model import (
@@ -370,3 +373,19 @@ def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
     served = {"settling", *SERVED_BY.values()}
     counted = Counter("node_ordered" if why.code in served else why.code for why in made.jobs.values())
     assert dict(made.waiting()) == dict(counted)
+
+
+# --- shortcuts --------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World) -> None:
+    short = plan(world.snapshot, world.policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
+        patch.setattr(Shelf, "_cores_left", lambda _shelf, *, share: UNBOUNDED + share)
+        long = plan(world.snapshot, world.policy)
+    assert short.actions == long.actions
+    assert dict(short.jobs) == dict(long.jobs)
+    assert (short.nodes, short.types, short.warnings) == (long.nodes, long.types, long.warnings)

@@ -123,7 +123,7 @@ def test_only_the_latest_boots_count() -> None:
     assert len(world.snapshot.boots_s[CLOUD_TYPE]) == SAMPLES_MAX
 
 
-def test_a_stop_is_timed_from_the_decision_to_the_provider_s_word() -> None:
+def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> None:
     world = a_world().idle_node("cloud1", hour_ends_in_s=5)
     world.decide()
     world.wait(3).see_drained("cloud1")
@@ -131,7 +131,17 @@ def test_a_stop_is_timed_from_the_decision_to_the_provider_s_word() -> None:
     world.see(BrokerStopped(world.id("cloud1"))).wait(6).all_is_fresh()
     assert orders(world.decide()) == ["destroy i-cloud1-1"]
     world.wait(2).see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
-    assert world.snapshot.stops_s == {"cloud": (11.0,)}
+    assert not world.snapshot.stops_s  # that the order is taken does not end the bill
+    gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
+    assert world.wait(20).see_cloud(gone).snapshot.stops_s == {"cloud": (31.0,)}
+
+
+def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it() -> None:
+    world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5)
+    world.see_ranks(a_rank("cloud1"))
+    for _ in range(3):
+        world.wait(10).see_cloud()
+    assert world.snapshot.stops_s == {"cloud": (15.0,)}
 
 
 @pytest.mark.parametrize(
