@@ -7,7 +7,7 @@ more, to start only if it does not end well: the new one names the old one, and 
 from __future__ import annotations
 
 from nodemanager.fleet.roll import roll_of
-from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import JobState, because
 from nodemanager.orders import RequeueJob
 
@@ -15,7 +15,9 @@ from nodemanager.orders import RequeueJob
 def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
     """The jobs that are to be submitted once more now, each once."""
     taken_back = {
-        node.launch.rank: node for node in roll_of(snapshot).restless.values() if node.reclaimed is not None
+        node.launch.rank: node
+        for node in roll_of(snapshot).restless.values()
+        if node.reclaimed is not None and _takes_no_job(node)
     }
     if not taken_back:
         return ()
@@ -28,3 +30,8 @@ def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
         if node is not None:
             orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
     return tuple(orders)
+
+
+def _takes_no_job(node: Node) -> bool:
+    """Drained first: for a tenth of a second after a node's death Flux would give it to the next job."""
+    return node.rank is not None and node.rank.drain_reason is not None

@@ -238,3 +238,16 @@ def test_what_somebody_else_drained_is_not_ours_to_stop(kind: str) -> None:
         replace(drained(world.rank_now("cloud1"), "broken fan, ada"), torpid=kind == "hangs")
     ).wait(600.0).all_is_fresh()
     assert orders(world.plan()) == []
+
+
+def test_30_a_node_that_flux_talks_to_and_no_list_shows_is_an_alarm_and_left_alone() -> None:
+    world = a_world().busy_node()
+    for _ in range(world.policy.absences + 1):
+        world.wait(20.0).see_ranks().see_cloud()
+    made = world.plan()
+    assert orders(made) == []
+    assert [warning.code for warning in made.warnings] == ["gone_at_provider_yet_up"]
+    cloud = world["cloud1"].cloud
+    assert cloud is not None
+    world.wait(20.0).see_ranks().see_cloud(cloud)
+    assert world.plan().warnings == (), "it is the same pair again"

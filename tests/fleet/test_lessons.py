@@ -784,3 +784,48 @@ def test_a_token_is_another_for_each_launch_however_long_the_slot_s_name() -> No
 def test_what_is_claimed_first_is_the_instance() -> None:
     world = World(a_world(CLOUD, GPU).policy, replace(a_world().snapshot, claimed=False, claim=Source()))
     assert world.plan().asks == (ClaimInstance(),)
+
+
+def test_23_five_hundred_jobs_at_once_keep_so_many_calls_under_way_and_no_more() -> None:
+    many = a_type("cloud", slots=600)
+    world = a_world(many, nodes_max=600, price_per_hour_max=Decimal(1000), calls_in_flight_max=8, creates_burst=100)
+    world.job(*[whole_nodes(1)] * 500)
+    made = world.decide()
+    assert len(boots(made)) == 500, "recorded together"
+    world.wait(1.0).see(LaunchesRecorded(tuple(node.launch for node in world.snapshot.nodes.values())))
+    for _ in range(5):
+        world.decide()
+        under_way = [node for node in world.snapshot.nodes.values() if node.call is not None]
+        assert len(under_way) <= 8
+        world.wait(1.0)
+
+
+def test_24_demand_that_vanishes_during_a_create_leaves_a_node_that_goes_as_any_other() -> None:
+    world = a_world().job(whole_nodes(1))
+    (boot,) = world.decide().actions
+    assert isinstance(boot, BootNode)
+    world.wait(1.0).see(LaunchesRecorded((boot.launch,)))
+    assert orders(world.decide()) == [f"create {boot.launch.id}"]
+    world.see(QueueSeen(world.snapshot.now_s, complete=True))
+    assert orders(world.wait(1.0).plan()) == [], "the call is waited for, not cut off"
+    world.see(NodeCreated(boot.launch.id, a_cloud_node(boot.launch, created_at=world.snapshot.wall_at)))
+    up = a_rank("cloud1", world.policy, online=True)
+    world.wait(30.0).see_ranks(up).wait(1.0).all_is_fresh().wait(1.0).all_is_fresh()
+    assert world.why("cloud1") == "paid_time_left", "it is paid for: a spare until its window closes"
+
+
+def test_48_a_source_that_answers_slower_than_it_is_asked_is_asked_once_at_a_time() -> None:
+    world = a_world().booting_node().but(cloud=Source(seen_s=NOW_S - 3600.0), stirred_s=NOW_S)
+    asked = 0
+    for _ in range(50):
+        asked += sum(isinstance(ask, ListCloud) for ask in world.decide().asks)
+        world.wait(1.0)
+    assert asked == 1
+
+
+def test_50_a_call_that_hangs_holds_up_its_own_node_only() -> None:
+    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
+    world.idle_node("cloud2", hour_ends_in_s=30.0)
+    assert orders(world.plan()) == ["drain cloud2-1"]
+    world.wait(600.0).all_is_fresh()
+    assert world["cloud1"].call is None, "past its deadline it is looked at again"

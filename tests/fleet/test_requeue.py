@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nodemanager.facts import FluxCallFailed, JobRequeued, NodeReported, QueueSeen
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.model import Holding, Job, JobId, JobState, JoinPhase
-from tests.builders import World, a_job, a_world, orders, rank_of
+from tests.builders import World, a_job, a_world, busy, drained, orders, rank_of
 
 
 def _world(**changes: object) -> World:
@@ -24,6 +25,13 @@ def _runs(number: int, slot: str, **changes: object) -> Job:
 
 
 def _taken_back(world: World, slot: str = "cloud1") -> World:
+    """It was announced, and the node takes no more jobs."""
+    _announced(world, slot)
+    rank = drained(busy(world.rank_now(slot)), drain_text(world.id(slot)))
+    return world.wait(1.0).see_ranks(rank)
+
+
+def _announced(world: World, slot: str = "cloud1") -> World:
     return world.see(NodeReported(world.id(slot), JoinPhase.RECLAIMED, "terminate", 0.0))
 
 
@@ -36,6 +44,11 @@ def test_57_a_job_that_asked_for_it_is_submitted_once_more_before_its_node_is_lo
     assert _requeued(world) == ["requeue 7"]
     world.see(JobRequeued(JobId(7), JobId(8)))
     assert _requeued(world.wait(2.0)) == []
+
+
+def test_57_its_node_is_drained_first() -> None:
+    """Else its successor might be given the same node at the moment when that is lost, and be lost with it."""
+    assert orders(_announced(_world()).decide()) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
 
 
 def test_57_one_that_did_not_ask_is_left_alone() -> None:

@@ -57,7 +57,10 @@ def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_n
     elastic.eventually("a lease is on record", lambda: any(elastic.launches()))
     first.freeze()
     second = elastic.start_manager()
-    second.until_said("stands_still", because="does not say")  # who holds the name is not dead: nobody else acts
+    # Who holds the name is not dead: nobody else acts. That it does not answer is known after a timeout.
+    elastic.eventually(
+        "the second waits", lambda: second.said("stands_still", because="does not say"), within_s=60.0
+    )
     assert second.orders() == []
 
     # So the name is lost only with rank 0.

@@ -30,7 +30,7 @@ def without_a_second_look(patch: Patch) -> None:
 
 
 def believing_the_first_look(patch: Patch) -> None:
-    def as_it_was(node: Node, fact: NodeDrained) -> Node:
+    def as_it_was(node: Node, fact: NodeDrained, _: Snapshot) -> Node:
         was = node.rank
         if was is not None:
             reason = sightings.drain_text(node.id)
