@@ -109,7 +109,9 @@ class Manager(CrashOnlyActor):
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
-                self._policy = policy
+                # The site says how the slots were divided once; the instance says how they are.
+                division = self._snapshot.division
+                self._policy = divided(policy, division) if division else policy
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()
