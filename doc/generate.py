@@ -63,7 +63,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "cluster_uuid": "Tells the nodes of this cluster from those of another one of its name. `init` makes it "
         "and keeps it in `state_dir/cluster-uuid`, where it is found; a simulated Flux needs none.",
         "state_dir": "Where the UUID and the nodes of a local cloud lie. Relative to the file's folder.",
-        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it.",
+        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it. A node type may have its "
+        "own.",
     },
     "Flux": {
         "uri": "Leads to rank 0: `local://PATH`, of its socket, a path being relative to the file's "
@@ -134,6 +135,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "create_grace": "For so long a node must be missing, beside `absences`, before its create is taken to "
         "have never happened.",
         "absences": "Lists in a row that must lack a node before its absence counts.",
+        "boot_retry": "Once boots of a type and image failed `boot_failures_max` times in a row: after so long "
+        "one node of it is tried again; twice as long after each that fails, four hours at the most.",
+        "safe_mode_max": "How long it is doubted that a large part of the fleet is away (`unready_max`). Then it "
+        "is believed.",
+        "housekeeping_max": "How long the housekeeping after a job may take on a node. Then it is killed there, "
+        "and the node goes.",
         "manager_silence_max": "With `join = service`: how long a node hears of no manager before it ends itself, "
         "once no job runs there.",
     },
@@ -149,6 +156,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "a new node would, and so much longer.",
         "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
         "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
+        "misfit": "What becomes of a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
+        "gets no work and goes, and its type is not bought for a while. `accept`: nothing. `retype`: as `drain`, "
+        "and the instance declares the type as it is. For `local`, unless given, `accept`.",
+        "boot_failures_max": "So many boots in a row of a node type and image that fail stop its being bought.",
+        "unready_max": "Where a larger share than this of the nodes that were up, and more than three, are away or "
+        "hang at once, nothing is done: safe mode.",
     },
     "Web": {
         "listen": "Where status, control and the dashboard are served. `unix`: on the socket `web.sock` in "
@@ -189,7 +202,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Budget": {
         "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
         "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
-        "once so much is spent, idle nodes go. A restart begins to count anew.",
+        "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
+        "a restart knows it.",
         "per_month": "The same for a calendar month (UTC).",
         "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
         "is bought for that user.",
@@ -224,6 +238,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
         "on.",
         "spares": "Nodes that stand ready beyond what jobs need, so that the next job starts at once. They cost.",
+        "mode": "`act`: nodes of this type are bought and sent away. `observe`: it is only said; what stands "
+        "stays. Not given: that of `[Site]`.",
         "image": OF_THE_CLOUD,
         "zones": OF_THE_CLOUD,
         "network": OF_THE_CLOUD,

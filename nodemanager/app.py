@@ -25,7 +25,7 @@ from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Ticker
 from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import ConfigError, Join, Mode, Site, load_site, uuid_file
+from nodemanager.config import ConfigError, Join, Site, load_site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.flux import bootstrap
@@ -33,7 +33,7 @@ from nodemanager.front import Front
 from nodemanager.join import user_data as join_user_data
 from nodemanager.join.exchange import FileExchange, Folder
 from nodemanager.messages import Begin, Mailbox, ManagerMessage, UsePolicy
-from nodemanager.model import Launch
+from nodemanager.model import Launch, Misfit
 from nodemanager.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
 from nodemanager.reload import needs_restart
 from nodemanager.simulation.embedded import embedded
@@ -104,7 +104,10 @@ def wire(
         Begin(
             flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
             lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
-            cloud=[spawn(CloudWorker, outside.cloud(), manager, fate) for _ in range(policy.calls_in_flight_max)],
+            cloud=[
+                spawn(CloudWorker, outside.cloud(), outside.flux(), outside.clock, manager, fate)
+                for _ in range(policy.calls_in_flight_max)
+            ],
             join=spawn(JoinClerk, outside.join(), manager, fate) if outside.join is not None else None,
         )
     )
@@ -136,9 +139,16 @@ def policy_of(site: Site) -> Policy:
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
         queue_policy=site.policy.queue_policy,
+        observed=site.observed if site.acts else frozenset(),  # a manager that never acts says it of all alike
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
+        misfit=site.policy.misfit,
         budgets=site.budget.limits,
+        boot_failures_max=site.policy.boot_failures_max,
+        boot_retry_s=site.timing.boot_retry_s,
+        unready_max=site.policy.unready_max,
+        safe_mode_max_s=site.timing.safe_mode_max_s,
+        housekeeping_max_s=site.timing.housekeeping_max_s,
         calls_in_flight_max=site.cloud.calls_in_flight_max,
         creates_per_s=site.cloud.creates_per_s,
         creates_burst=site.cloud.creates_burst,
@@ -180,6 +190,8 @@ def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
         folder=site.flux.bootstrap_dir,
         node_types=site.node_types,
         status=status,
+        # By ticket a node says it itself, before its broker begins.
+        measures=site.flux.join is not Join.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)
@@ -227,7 +239,7 @@ class Service:
         self.fate = Fate()
         self._site = site
         self._outside = outside
-        self._manager = wire(outside, policy_of(site), site.mode is Mode.ACT, publish, self.fate)
+        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate)
         self._ticker = Ticker(outside.clock, self._manager)
 
     def start(self) -> None:
@@ -287,7 +299,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     signal.signal(signal.SIGHUP, lambda *_: _reload(service))
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
-    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=str(site.mode))
+    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_told)
     front.start(service)
     service.start()
     service.fate.ended.wait()
@@ -314,4 +326,4 @@ def _status(site: Site, published: Published) -> str:
     if stands_still is not None:
         return f"decides nothing: {stands_still.code}"
     nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
-    return f"mode {site.mode}; nodes: {nodes}; jobs that wait: {jobs}"
+    return f"mode {site.mode_told}; nodes: {nodes}; jobs that wait: {jobs}"

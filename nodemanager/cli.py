@@ -97,7 +97,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if not site.flux.simulated:
         print(f"{site.path}: {END_OF_COST[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
-    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode}")
+    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_told}")
     return EXIT_OK
 
 

@@ -16,9 +16,9 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager import config_azure, config_ec2, config_gce, config_openstack, credentials
-from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
+from nodemanager.flux_config import ConfigFile, FluxConfigError, as_promised, division_in, promises_in
 from nodemanager.ini import Document, Fault, nearest_name, read_ini
-from nodemanager.model import NodeType, SlotName, TypeName
+from nodemanager.model import Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     NAME,
     NAME_ALLOWED,
@@ -107,6 +107,22 @@ class Site:
         """Every slot, in the order of the ranks that ``init`` gives them."""
         return tuple(slot for node_type in self.node_types for slot in node_type.slots)
 
+    @property
+    def observed(self) -> frozenset[TypeName]:
+        """The node types of which it is only said what would be done."""
+        return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is done at all: by ``[Site] mode``, or for one node type by its own."""
+        return self.mode is Mode.ACT or len(self.observed) < len(self.nodes)
+
+    @property
+    def mode_told(self) -> str:
+        """``act``, ``observe``, or ``act (gpu only observed)``."""
+        only = ", ".join(sorted(self.observed)) if self.acts else ""
+        return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
+
 
 def uuid_file(state_dir: Path) -> Path:
     """Where ``init`` keeps the cluster's UUID."""
@@ -183,7 +199,7 @@ class _Loading:
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
-            policy=policy,
+            policy=_judging(policy, cloud),
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             web=self._web(web, state_dir),
@@ -280,7 +296,8 @@ class _Loading:
             if not ConfigFile.holders(flux.bootstrap_dir):
                 return node_types  # it declares no slots yet
             file = ConfigFile.of(flux.bootstrap_dir)
-            division = division_in(file.read())
+            config = file.read()
+            division, node_types = division_in(config), as_promised(node_types, promises_in(config))
         except FluxConfigError as error:
             self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
             return node_types
@@ -298,6 +315,13 @@ class _Loading:
 
     def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
         self._faults.append(self._document.fault(section, key, problem, nearest))
+
+
+def _judging(policy: Policy, cloud: CloudSettings) -> Policy:
+    """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
+    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+        return policy.model_copy(update={"misfit": Misfit.ACCEPT})
+    return policy
 
 
 def _absolute(path: Path) -> Path:

@@ -6,13 +6,16 @@ happened after it may be missing from the answer, so newer local knowledge wins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodemanager import model
 from nodemanager.model import (
+    NOTHING_SPENT,
     UNSTEERED,
     CloudNode,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -21,7 +24,10 @@ from nodemanager.model import (
     Leftover,
     Mark,
     ProviderId,
+    Rank,
+    Reach,
     SlotsWish,
+    Spend,
     Steering,
     UnreadableJob,
 )
@@ -79,6 +85,13 @@ class RanksSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksMeasured:
+    """What the machines really have whose ranks came online, as Flux found them."""
+
+    hardware: Mapping[Rank, Hardware]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotsChanged:
     """The slots were divided anew as it was wished; ``ranks`` is a look begun after that."""
 
@@ -104,11 +117,12 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and this is on record: launches, and what operators have set."""
+    """We are the one that acts, and this is on record: launches, what operators have set, and what was spent."""
 
     started_s: float
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
+    spend: Spend = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +182,18 @@ class SteeringKept:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotKept:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpendKept:
+    """What was spent is on record."""
+
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
+class SpendNotKept:
     why: str
 
 
@@ -253,6 +279,24 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
+    reach: Reach | None = None  # of a refusal for want of quota; None: not said
+    provider_id: ProviderId | None = None  # of a destroy
+
+
+# --- from whoever carries orders out ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLapsed:
+    """An order was surely not carried out: it came too late, or it is not known that we still act.
+
+    ``provider_id`` is that of a destroy.
+    """
+
+    order: str
+    launches: tuple[LaunchId, ...]
+    provider_id: ProviderId | None
+    why: str
 
 
 # --- from the join service --------------------------------------------------------------------------------
@@ -268,11 +312,22 @@ class NodeReported:
     reported_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMeasured:
+    """What a node found of its own machine when it joined."""
+
+    launch: LaunchId
+    hardware: Hardware
+    measured_at: float
+
+
+JoinFact = NodeReported | NodeMeasured
 FluxFact = (
     QueueSeen
     | QueueProbed
     | RanksStirred
     | RanksSeen
+    | RanksMeasured
     | SlotsChanged
     | SlotsRefused
     | FluxUnreachable
@@ -286,8 +341,11 @@ FluxFact = (
     | NodeCordoned
     | SteeringKept
     | SteeringNotKept
+    | SpendKept
+    | SpendNotKept
     | FluxCallFailed
+    | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed
-Fact = FluxFact | CloudFact | OperatorFact | NodeReported
+CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -2,7 +2,8 @@
 
 R stands in ``[[resource.config]]`` tables (flux-config-resource(5)), one a node type; which type that is stands
 beside it in ``[node-manager.slots]``, a host list a type, of which Flux takes no notice. So the division and the
-resources are in one file, replaced in one step, and a running instance is asked for both (``config.get``).
+resources are in one file, replaced in one step, and a running instance is asked for both (``config.get``). Where a
+type's machines have less than the site says, what its slots declare instead stands in ``[node-manager.promises]``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import tomlkit
 import tomlkit.exceptions
 from tomlkit.items import AoT
 
-from nodemanager.model import NodeType, SlotName, TypeName
+from nodemanager.model import NodeType, Promise, SlotName, TypeName
 from nodemanager.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
 
 OUR_TABLE = "node-manager"
 Division = Mapping[SlotName, TypeName]
+Promises = Mapping[TypeName, Promise]
 Config = Mapping[str, Any]
 
 
@@ -52,6 +54,25 @@ def division_in(config: Config) -> dict[SlotName, TypeName]:
     return division
 
 
+def promises_in(config: Config) -> dict[TypeName, Promise]:
+    """What the slots of some types declare in place of what the site says of the type."""
+    ours = config.get(OUR_TABLE, {})
+    tables = ours.get("promises", {}) if isinstance(ours, Mapping) else {}
+    try:
+        return {
+            TypeName(name): Promise(int(table["cores"]), int(table["gpus"]), int(table["memory"]))
+            for name, table in tables.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise FluxConfigError(
+            f"{OUR_TABLE}.promises: a table of cores, gpus and memory (in bytes) by node type is needed"
+        ) from fault
+
+
+def as_promised(node_types: Iterable[NodeType], promises: Promises) -> tuple[NodeType, ...]:
+    return tuple(it.promising(promises[it.name]) if it.name in promises else it for it in node_types)
+
+
 def hosts_of(config: Config) -> list[str]:
     """The bootstrap table's hosts, in the order of their ranks."""
     entries = config.get("bootstrap", {}).get("hosts", [])
@@ -70,13 +91,25 @@ def _hosts(text: object, where: str) -> list[SlotName]:
 # --- what another division makes of it --------------------------------------------------------------------
 
 
-def redivided(config: Config, division: Division, node_types: Iterable[NodeType]) -> dict[str, Any]:
-    """The configuration with the slots divided so; all that it says of other hosts, and else, stays."""
+def redivided(
+    config: Config, division: Division, node_types: Iterable[NodeType], promises: Promises | None = None
+) -> dict[str, Any]:
+    """The configuration with the slots divided so, and more promises; all that it says else stays."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     resource = changed.setdefault("resource", {})
-    resource["config"] = resource_tables(resource.get("config", []), division, node_types)
+    kept = promises_in(config) | dict(promises or {})
+    resource["config"] = resource_tables(resource.get("config", []), division, as_promised(node_types, kept))
     changed.setdefault(OUR_TABLE, {})["slots"] = slots_table(division)
+    if kept:
+        changed[OUR_TABLE]["promises"] = promises_table(kept)
     return changed
+
+
+def promises_table(promises: Promises) -> dict[str, dict[str, int]]:
+    return {
+        name: {"cores": promise.cores, "gpus": promise.gpus, "memory": promise.memory_bytes}
+        for name, promise in promises.items()
+    }
 
 
 def slots_table(division: Division) -> dict[str, str]:
@@ -146,10 +179,13 @@ def units_missing(config: Config, held: Mapping[SlotName, tuple[frozenset[int], 
 # --- the file ---------------------------------------------------------------------------------------------
 
 
-def redivided_text(text: str, division: Division, node_types: Iterable[NodeType]) -> str:
+def redivided_text(
+    text: str, division: Division, node_types: Iterable[NodeType], promises: Promises | None = None
+) -> str:
     """The TOML file with the slots divided so. What it says else keeps its words, its comments and its order."""
     node_types = tuple(node_types)
-    wanted = redivided(_parsed(text), division, node_types)
+    wanted = redivided(_parsed(text), division, node_types, promises)
+    node_types = as_promised(node_types, promises_in(wanted))
     document = tomlkit.parse(text)
     resource = document.setdefault("resource", tomlkit.table())
     tables = resource.get("config")
@@ -170,6 +206,8 @@ def redivided_text(text: str, division: Division, node_types: Iterable[NodeType]
         tables.append(table)
     ours = document.setdefault(OUR_TABLE, tomlkit.table(is_super_table=True))
     ours["slots"] = tomlkit.item(slots_table(division))
+    if promises:
+        ours["promises"] = tomlkit.item(wanted[OUR_TABLE]["promises"])
     changed = tomlkit.dumps(document)
     if _parsed(changed) != wanted:
         raise FluxConfigError(

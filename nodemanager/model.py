@@ -8,7 +8,7 @@ comes from outside (the provider, Flux, a launch record). Durations end in ``_s`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
@@ -66,6 +66,10 @@ class NodeType:
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves it to the provider
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next one starts at once
 
+    def promising(self, promise: Promise) -> NodeType:
+        """The type as the instance declares it, where that is not what the site says."""
+        return replace(self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -77,11 +81,50 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a machine really has. ``threads``: the processors that it shows, of which a core has one or more.
+
+    None: nobody looked.
+    """
+
+    cores: int
+    threads: int
+    gpus: int | None = None
+    memory_bytes: int | None = None
+
+
+class Misfit(StrEnum):
+    """What becomes of a node that has less than its slot declares."""
+
+    DRAIN = "drain"  # it gets no work, goes once no job runs there, and its type is not bought for a while
+    ACCEPT = "accept"
+    RETYPE = "retype"  # as drain; and its type is declared as it really is, once none of its slots is in use
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the slots of a type declare, in place of what the site says of it."""
+
+    cores: int
+    gpus: int
+    memory_bytes: int
+
+
+def _no_promises() -> Mapping[TypeName, Promise]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class SlotsWish:
-    """How many slots the named types are to have, as somebody asked for it. It lies in the KVS until answered."""
+    """How many slots the named types are to have, as somebody asked for it. It lies in the KVS until answered.
+
+    ``promises``: what the instance is to declare of some types from now on. Such a wish is the manager's own, and
+    lies nowhere.
+    """
 
     id: str
     counts: Mapping[TypeName, int]
+    promises: Mapping[TypeName, Promise] = field(default_factory=_no_promises)
 
 
 # --- what jobs ask for ------------------------------------------------------------------------------------
@@ -139,8 +182,18 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
-    # Heeded when a node is chosen to be bought. No scheduler we know heeds it on nodes that are up.
+    # Heeded when a node is chosen to be bought. No scheduler we know heeds them on nodes that are up.
     memory_bytes_per_slot: int = 0
+    one_zone: bool = False  # all its nodes are to be made in one zone of the provider
+    # Jobs are counted by it again and again, so it is worked out once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = self.slots, self.cores_per_slot, self.gpus_per_slot, self.nodes, self.memory_bytes_per_slot
+        object.__setattr__(self, "_hash", hash((*counts, self.exclusive, self.one_zone, self.constraint)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class JobState(StrEnum):
@@ -206,6 +259,14 @@ class FailureKind(StrEnum):
     GONE = "gone"  # what was named is not there
     TRANSIENT = "transient"  # nothing happened; again later
     AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
+
+
+class Reach(StrEnum):
+    """How far a refusal for want of quota reaches."""
+
+    TYPE = "type"  # this node type: another one may be counted otherwise
+    MARKET = "market"  # every type on its market
+    ACCOUNT = "account"
 
 
 class CloudState(StrEnum):
@@ -321,6 +382,7 @@ class JoinPhase(StrEnum):
     ENDED = "ended"  # its broker ended, and is started again
     FAILED = "failed"  # it cannot join as it is, and does not try again
     REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
+    MEASURED = "measured"  # what the machine really has: a fact of its own (``NodeMeasured``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +483,29 @@ class Steering:
 
 
 UNSTEERED = Steering()
+
+
+# --- what was spent ---------------------------------------------------------------------------------------
+
+
+def _no_amounts() -> Mapping[tuple[str, int, str], Decimal]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What nodes that are gone and jobs that have ended have cost. It outlives the manager, on record.
+
+    ``amounts``: by the period ("day" or "month"), its begin (seconds since the epoch) and the account: "" for the
+    whole site, "user 1000", "queue batch". ``counted``: the launches that are in it and still hold their slot, so
+    that none is counted twice.
+    """
+
+    amounts: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_no_amounts)
+    counted: frozenset[LaunchId] = frozenset()
+
+
+NOTHING_SPENT = Spend()
 
 
 # --- what was decided and why -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from nodemanager.model import (
     JobId,
@@ -19,6 +20,7 @@ from nodemanager.model import (
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -45,11 +47,12 @@ class RecordLaunches:
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Let the rank take no more jobs, then look at it once more."""
+    """Let the rank take no more jobs, then look at it once more. ``note`` stands in Flux behind our mark."""
 
     launch: LaunchId
     rank: Rank
     reason: Reason
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,13 @@ class KeepSteering:
     """Put what operators have set on record."""
 
     steering: Steering
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSpend:
+    """Put what was spent on record."""
+
+    spend: Spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +180,26 @@ class BootNode:
     reason: Reason
 
 
-FluxOrder = (
-    ClaimInstance
-    | LookAtRanks
-    | RecordLaunches
-    | DrainNode
-    | CordonNode
-    | UndrainNode
-    | StopBroker
-    | EndLease
-    | KeepSteering
-    | ShowOnJobs
-    | ChangeSlots
-    | RefuseSlots
+# --- given ------------------------------------------------------------------------------------------------
+
+O_co = TypeVar("O_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Timely(Generic[O_co]):
+    """An order that changes something, and until when it may be begun, by the monotonic clock.
+
+    A process may be stopped, and woken when another manager has long taken over: whoever carries the order out
+    compares the clock right before, and leaves undone what is late.
+    """
+
+    order: O_co
+    good_until_s: float
+
+
+FluxEffect = (
+    RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 )
-CloudOrder = CreateNode | DestroyNode
+FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | Timely[FluxEffect]
+CloudEffect = CreateNode | DestroyNode
+CloudOrder = Timely[CloudEffect]

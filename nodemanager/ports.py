@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.facts import FailureKind, NodeReported, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.facts import FailureKind, JoinFact, QueueProbed, QueueSeen, RanksStirred
 from nodemanager.model import (
     CloudNode,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     Leftover,
     NodeType,
     ProviderId,
     Rank,
+    Reach,
     Roster,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -31,11 +34,14 @@ from nodemanager.model import (
 class CloudError(Exception):
     """A cloud call that failed in a way that was foreseen."""
 
-    def __init__(self, kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: Reach | None = None
+    ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.reach = reach
 
 
 class FluxError(Exception):
@@ -61,6 +67,17 @@ class Clock(Protocol):
 
     def wall_at(self) -> float:
         """Seconds since the epoch: for bills and records."""
+        ...
+
+
+class Mandate(Protocol):
+    """Whether we are still the one that acts. An object belongs to one thread."""
+
+    def must_act(self) -> None:
+        """Return if the name is surely still held by us, by a look at the instance.
+
+        Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
+        """
         ...
 
 
@@ -98,8 +115,9 @@ class CloudPort(Protocol):
 class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, drain, undrain, stop_broker, show_on_jobs, repair,
-    change_slots, refuse_slots) first make sure that the name is still held, and raise ``NotTheActor`` if it is not.
+    Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
+    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
+    ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -107,6 +125,10 @@ class FluxPort(Protocol):
 
         Raises ``NotTheActor`` when another one holds it.
         """
+        ...
+
+    def must_act(self) -> None:
+        """As in :class:`Mandate`."""
         ...
 
     def launches(self) -> tuple[Launch, ...]:
@@ -132,8 +154,23 @@ class FluxPort(Protocol):
         """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
         ...
 
+    def spend(self) -> Spend:
+        """What was spent, as it was last kept; nothing where nothing was."""
+        ...
+
+    def keep_spend(self, spend: Spend) -> None:
+        """Put what was spent on record, whole; return only when that survives a crash of the instance."""
+        ...
+
     def ranks(self) -> tuple[FluxRank, ...]:
         """One look at every rank but the leader."""
+        ...
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        """What the machines really have whose ranks came online as the last look showed; each is told once.
+
+        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        """
         ...
 
     def jobs_ended(self) -> int:
@@ -148,7 +185,10 @@ class FluxPort(Protocol):
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:
-        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason."""
+        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason.
+
+        Of a reason that begins with our mark, looks show the first word.
+        """
         ...
 
     def undrain(self, rank: Rank) -> None:
@@ -177,7 +217,8 @@ class FluxPort(Protocol):
 
         On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
         raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
-        another ``FluxError`` the change may be half done: ``repair`` ends it.
+        another ``FluxError`` the change may be half done: ``repair`` ends it. What the wish ``promises`` of a type
+        holds for its slots from then on, whatever the site says of it.
         """
         ...
 
@@ -211,6 +252,6 @@ class JoinPort(Protocol):
         """
         ...
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
         ...

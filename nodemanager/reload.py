@@ -12,17 +12,20 @@ from nodemanager.config import Site
 # What was read into adapters, threads or the instance itself when the service began stays as it is. Beside these.
 TAKEN_UP: Mapping[str, frozenset[str] | None] = {  # None: all of it
     "limits": None,
+    "budget": None,
     "policy": None,
     "timing": None,
     "cloud": frozenset({"creates_per_s", "creates_burst"}),
-    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares"}),
+    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode"}),
 }
 NOT_TAKEN_UP = {"timing": frozenset({"probe_s", "relist_s"})}
-DERIVED = frozenset({"path", "node_types"})
+DERIVED = frozenset({"path", "node_types", "networks"})  # of other settings, which are named themselves
 
 
 def needs_restart(old: Site, new: Site) -> tuple[str, ...]:
     """The changed settings that only a start takes up, as ``[Section] key``; empty where there are none."""
+    if old.acts != new.acts:
+        return ("whether anything is done at all ([Site] mode, [Node NAME] mode)",)
     return tuple(
         changed
         for field in fields(Site)
@@ -41,7 +44,7 @@ def _changed(name: str, old: object, new: object) -> Iterator[str]:
         left_out = NOT_TAKEN_UP.get(name, frozenset())
         for key in _keys_changed(old, new):
             if key in left_out or not (taken is None or key in taken):
-                yield f"[{name.title()}] {key}"
+                yield f"[{name.title()}] {_written(type(old), key)}"
     else:
         yield f"[Site] {name}"
 
@@ -52,7 +55,12 @@ def _changed_nodes(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -
     for name in old.keys() & new.keys():
         for key in _keys_changed(old[name], new[name]):
             if key not in (TAKEN_UP["nodes"] or ()):
-                yield f"[Node {name}] {key}"
+                yield f"[Node {name}] {_written(type(old[name]), key)}"
+
+
+def _written(settings: type[BaseModel], name: str) -> str:
+    """A key as it stands in the file."""
+    return str(settings.model_fields[name].validation_alias or name)
 
 
 def _keys_changed(old: BaseModel, new: BaseModel) -> Iterator[str]:

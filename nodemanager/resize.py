@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodemanager.config import Site
+from nodemanager.config import Join, Site
 from nodemanager.flux import bindings, bootstrap
 from nodemanager.flux.port import terminate
 from nodemanager.flux.retyping import schedulers_in
@@ -27,6 +27,7 @@ from nodemanager.flux_config import (
     lengthened_text,
     redivided_text,
 )
+from nodemanager.join.material import MaterialError, make_material
 from nodemanager.model import SlotName, TypeName
 from nodemanager.notation import compress_hostlist
 from nodemanager.ports import FluxError
@@ -124,7 +125,7 @@ def resize(site: Site, resizing: Resizing, say: Callable[[str], None], *, force:
     try:
         with bindings.connection(site.flux.uri) as handle:
             _restart(_Stop(handle, site, resizing.file, say), resizing, force=force)
-    except (FluxError, FluxConfigError) as error:
+    except (FluxError, FluxConfigError, MaterialError) as error:
         raise ResizeError(f"rank 0 cannot be restarted: {error}") from error
     _await(site, resizing.size)
 
@@ -135,10 +136,10 @@ def _restart(stop: _Stop, resizing: Resizing, *, force: bool) -> None:
     stop.check_instance()
     try:
         stop.check_jobs(force=force)
-        resizing.file.write(resizing.text)
+        stop.write(resizing.text)
         stop.go()
-    except (FluxError, FluxConfigError, ResizeError):
-        resizing.file.write(before)
+    except (FluxError, FluxConfigError, MaterialError, ResizeError):
+        stop.write(before)
         stop.undo()
         raise
 
@@ -171,6 +172,15 @@ class _Stop:
         if running and not force:
             raise ResizeError(_refused(running))
         self._say(f"Rank 0 restarts now: {running} running jobs end, {pending} waiting jobs stay.")
+
+    def write(self, text: str) -> None:
+        """Put the table in its place, and where nodes join by ticket before the join service too.
+
+        A broker ends with rank 0, and its client asks anew for what to start the next one with.
+        """
+        self._file.write(text)
+        if self._site.flux.join is Join.SERVICE:
+            make_material(self._site, self._site.flux.bootstrap_dir)
 
     def go(self) -> None:
         """End the broker, or have the site's own command restart it."""

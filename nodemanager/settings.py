@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from nodemanager.model import Billing, Market, PackingPolicy, QueuePolicy, SlotName
+from nodemanager.model import Billing, Market, Misfit, PackingPolicy, QueuePolicy, SlotName
 from nodemanager.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 
 WHOLE_MAX = 1_000_000_000
@@ -409,6 +409,9 @@ class Timing(Settings):
     orphan_grace_s: _Duration = Field(default=600.0, validation_alias="orphan_grace")
     create_grace_s: _Duration = Field(default=120.0, validation_alias="create_grace")
     absences: _Positive = 3  # lists in a row that must lack a node before it counts as gone
+    boot_retry_s: _Period = Field(default=900.0, validation_alias="boot_retry")
+    safe_mode_max_s: _Period = Field(default=1800.0, validation_alias="safe_mode_max")
+    housekeeping_max_s: _Period = Field(default=1800.0, validation_alias="housekeeping_max")
     manager_silence_max_s: _Period = Field(default=3600.0, validation_alias="manager_silence_max")
 
 
@@ -419,6 +422,9 @@ class Policy(Settings):
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
+    misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # for ``local``, unless given, accept
+    boot_failures_max: _Positive = 3  # in a row, of a node type and image
+    unready_max: _Probability = 0.5  # the share of the nodes that were up
 
 
 class WebSettings(Settings):
@@ -502,6 +508,7 @@ class NodeSettings(Settings):
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
+    mode: Annotated[Mode | None, _one_of(Mode)] = None  # None is that of the site
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _OptionalWord = ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import takewhile
 from typing import Any, assert_never
 
 from nodemanager.facts import (
@@ -33,6 +34,7 @@ from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import (
     ANYWHERE,
+    NOTHING_SPENT,
     Billing,
     Call,
     CallKind,
@@ -122,8 +124,9 @@ def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
 
 def rank_of(policy: Policy, slot: str) -> Rank:
     """The slots' ranks go up from 1, in the order of the types."""
-    slots = [name for node_type in policy.node_types for name in node_type.slots]
-    return Rank(slots.index(SlotName(slot)) + 1)
+    name, place = policy.place_of_slot[SlotName(slot)]
+    before = takewhile(lambda node_type: node_type.name != name, policy.node_types)
+    return Rank(sum(len(node_type.slots) for node_type in before) + place + 1)
 
 
 # --- what jobs ask for ------------------------------------------------------------------------------------
@@ -284,6 +287,7 @@ def a_snapshot(
         "ranks": {rank.rank: rank for rank in by_slot.values()},
         "rank_of_slot": {rank.host: rank.rank for rank in by_slot.values()},
         "nodes": {node.id: node for node in nodes},
+        "spend_on_record": NOTHING_SPENT,
     }
     return Snapshot(**(fields | changes))
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, load_site, uuid_file, warnings
-from nodemanager.model import Billing, Market, NodeType, SlotName, TypeName
+from nodemanager.model import Billing, Market, Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     BudgetSettings,
     CloudSettings,
@@ -77,6 +77,28 @@ def the_fault(folder: Path, *changes: tuple[str, str, str | None]) -> Fault:
     return fault
 
 
+# --- which types act ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("site", "node", "acts", "told"),
+    [
+        (None, None, False, "observe"),
+        ("act", None, True, "act"),
+        (None, "act", True, "act (gpu only observed)"),
+        ("act", "observe", True, "act (cpu only observed)"),
+    ],
+)
+def test_a_node_type_may_act_or_be_observed_by_itself(
+    tmp_path: Path, site: str | None, node: str | None, acts: bool, told: str
+) -> None:
+    another = [("Node gpu", key, text) for key, text in LEAST["Node cpu"].items() if key != "slots"]
+    read = site_of(
+        tmp_path, ("Site", "mode", site), ("Node cpu", "mode", node), *another, ("Node gpu", "slots", "gpu1")
+    )
+    assert (read.acts, read.mode_told) == (acts, told)
+
+
 # --- what is read -----------------------------------------------------------------------------------------
 
 
@@ -92,7 +114,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         credentials={},
         limits=Limits(nodes_max=4, price_per_hour_max=Decimal(10)),
         timing=Timing(),
-        policy=Policy(),
+        policy=Policy(misfit=Misfit.ACCEPT),
         join=JoinSettings(
             addresses=("10.0.0.1:8443",),
             material_dir=tmp_path / "state" / "join",
@@ -155,9 +177,14 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Timing", "orphan_grace", "0s", "orphan_grace_s", 0.0),
     ("Timing", "create_grace", "1m", "create_grace_s", 60.0),
     ("Timing", "absences", "5", "absences", 5),
+    ("Timing", "boot_retry", "5m", "boot_retry_s", 300.0),
+    ("Timing", "safe_mode_max", "1h", "safe_mode_max_s", 3600.0),
+    ("Timing", "housekeeping_max", "10m", "housekeeping_max_s", 600.0),
     ("Timing", "manager_silence_max", "1d", "manager_silence_max_s", 86_400.0),
     ("Policy", "idle_confirmations", "1", "idle_confirmations", 1),
     ("Policy", "idle_timeout", "30s", "idle_timeout_s", 30.0),
+    ("Policy", "boot_failures_max", "5", "boot_failures_max", 5),
+    ("Policy", "unready_max", "0.3", "unready_max", 0.3),
     ("Policy", "stop_lead", "2m", "stop_lead_s", 120.0),
     ("Join", "listen", "127.0.0.1:9443", "listen", "127.0.0.1:9443"),
     ("Join", "addresses", "a.example:1, 10.0.0.2:2", "addresses", ("a.example:1", "10.0.0.2:2")),

@@ -12,10 +12,11 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    OrderLapsed,
 )
 from nodemanager.messages import Mailbox
-from nodemanager.orders import CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
-from nodemanager.ports import Clock, CloudError, CloudPort
+from nodemanager.orders import CloudEffect, CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
+from nodemanager.ports import Clock, CloudError, CloudPort, FluxError, Mandate
 
 
 class CloudWatcher(CrashOnlyActor):
@@ -55,28 +56,52 @@ class CloudWatcher(CrashOnlyActor):
 
 
 class CloudWorker(CrashOnlyActor):
-    """Creates and destroys nodes, one call at a time."""
+    """Creates and destroys nodes, one call at a time.
 
-    def __init__(self, port: CloudPort, manager: Mailbox[CloudFact], fate: Fate) -> None:
+    Right before each call it makes sure that we still act, and that the order is not late: whoever was stopped, and
+    woken when another manager has taken over, does nothing more. What is left is a stop between that look and the
+    call: a node that is made then carries its launch's tags, by which the other manager finds it.
+    """
+
+    def __init__(
+        self, port: CloudPort, mandate: Mandate, clock: Clock, manager: Mailbox[CloudFact], fate: Fate
+    ) -> None:
         super().__init__(fate)
         self._port = port
+        self._mandate = mandate
+        self._clock = clock
         self._manager = manager
 
     def on_receive(self, message: CloudOrder) -> None:
-        match message:
+        order = message.order
+        if (why := self._why_not(message.good_until_s)) is not None:
+            self._manager.tell(_lapsed(order, why))
+            return
+        match order:
             case CreateNode():
-                self._create(message)
+                self._create(order)
             case DestroyNode():
-                self._destroy(message)
+                self._destroy(order)
             case _:
-                assert_never(message)
+                assert_never(order)
+
+    def _why_not(self, good_until_s: float) -> str | None:
+        try:
+            self._mandate.must_act()
+        except FluxError as error:
+            return str(error)
+        # Asked last: what comes between here and the call is as short as can be.
+        late_s = self._clock.monotonic_s() - good_until_s
+        return f"{late_s:.1f} s too late" if late_s > 0 else None
 
     def _create(self, order: CreateNode) -> None:
         launch = order.launch.id
         try:
             node = self._port.create(order.launch, order.node_type)
         except CloudError as error:
-            self._manager.tell(CloudCallFailed("create", launch, error.kind, error.detail, error.retry_after_s))
+            self._manager.tell(
+                CloudCallFailed("create", launch, error.kind, error.detail, error.retry_after_s, error.reach)
+            )
         else:
             self._manager.tell(NodeCreated(launch, node))
 
@@ -85,7 +110,24 @@ class CloudWorker(CrashOnlyActor):
             self._port.destroy(order.provider_id)
         except CloudError as error:
             self._manager.tell(
-                CloudCallFailed("destroy", order.launch, error.kind, error.detail, error.retry_after_s)
+                CloudCallFailed(
+                    "destroy",
+                    order.launch,
+                    error.kind,
+                    error.detail,
+                    error.retry_after_s,
+                    provider_id=order.provider_id,
+                )
             )
         else:
             self._manager.tell(NodeDestroyed(order.launch, order.provider_id))
+
+
+def _lapsed(order: CloudEffect, why: str) -> OrderLapsed:
+    match order:
+        case CreateNode(launch=launch):
+            return OrderLapsed("CreateNode", (launch.id,), None, why)
+        case DestroyNode(launch=launch_id, provider_id=provider_id):
+            return OrderLapsed("DestroyNode", (launch_id,) if launch_id is not None else (), provider_id, why)
+        case _:
+            assert_never(order)

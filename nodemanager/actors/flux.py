@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import assert_never
 
@@ -19,9 +19,13 @@ from nodemanager.facts import (
     NodeCordoned,
     NodeDrained,
     NodeUndrained,
+    OrderLapsed,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -34,18 +38,19 @@ from nodemanager.orders import (
     CordonNode,
     DrainNode,
     EndLease,
+    FluxEffect,
     FluxOrder,
+    KeepSpend,
     KeepSteering,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
     ShowOnJobs,
     StopBroker,
+    Timely,
     UndrainNode,
 )
 from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor, SlotsUnchanged
-
-_Effect = RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
 
 
 class FluxWorker(CrashOnlyActor):
@@ -64,18 +69,14 @@ class FluxWorker(CrashOnlyActor):
                 self._claim()
             case LookAtRanks():
                 self._look()
-            case RecordLaunches(launches=launches):
-                self._carry_out(message, (launch.id for launch in launches))
-            case EndLease(launch=launch):
-                self._carry_out(message, [launch.id])
-            case ChangeSlots() | RefuseSlots():
-                self._carry_out(message, ())
-            case DrainNode() | CordonNode() | UndrainNode() | StopBroker():
-                self._carry_out(message, [message.launch])
             case KeepSteering():
                 self._keep(message)
+            case KeepSpend():
+                self._keep_spend(message)
             case ShowOnJobs():
                 self._show(message)
+            case Timely(order=order, good_until_s=good_until_s):
+                self._carry_out(order, good_until_s)
             case _:
                 assert_never(message)
 
@@ -87,12 +88,13 @@ class FluxWorker(CrashOnlyActor):
                 self._port.repair()  # before anything is judged: there may be no scheduler
             launches = self._port.launches()
             steering = self._port.steering()
+            spend = self._port.spend()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches, steering))
+            self._manager.tell(ClaimHeld(started_s, launches, steering, spend))
 
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
@@ -100,10 +102,13 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
+            hardware = self._port.measured()
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            if hardware:
+                self._manager.tell(RanksMeasured(hardware))
 
     def _keep(self, order: KeepSteering) -> None:
         started_s = self._clock.monotonic_s()
@@ -116,27 +121,42 @@ class FluxWorker(CrashOnlyActor):
         else:
             self._manager.tell(SteeringKept(order.steering))
 
+    def _keep_spend(self, order: KeepSpend) -> None:
+        started_s = self._clock.monotonic_s()
+        try:
+            self._port.keep_spend(order.spend)
+        except FluxError as error:
+            self._manager.tell(SpendNotKept(str(error)))
+            if isinstance(error, NotTheActor):
+                self._manager.tell(ClaimRefused(started_s, str(error)))
+        else:
+            self._manager.tell(SpendKept(order.spend))
+
     def _show(self, order: ShowOnJobs) -> None:
         """A courtesy: one that fails is not tried again, and changes nothing."""
         with suppress(FluxError):
             self._port.show_on_jobs(order.texts)
 
-    def _carry_out(self, order: _Effect, launches: Iterable[LaunchId]) -> None:
+    def _carry_out(self, order: FluxEffect, good_until_s: float) -> None:
         started_s = self._clock.monotonic_s()
+        name, launches = type(order).__name__, _launches_of(order)
+        if started_s > good_until_s:
+            self._manager.tell(OrderLapsed(name, launches, None, f"{started_s - good_until_s:.1f} s too late"))
+            return
         try:
             self._manager.tell(self._effect(order))
         except FluxError as error:
-            self._manager.tell(FluxCallFailed(tuple(launches), type(order).__name__, str(error)))
+            self._manager.tell(FluxCallFailed(launches, name, str(error)))
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: _Effect) -> FluxFact:
+    def _effect(self, order: FluxEffect) -> FluxFact:
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank):
-                return NodeDrained(launch, *self._drained(rank, drain_text(launch)))
+            case DrainNode(launch=launch, rank=rank, note=note):
+                return NodeDrained(launch, *self._drained(rank, f"{drain_text(launch)} {note}".rstrip()))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drained(rank, text))
             case UndrainNode(launch=launch, rank=rank):
@@ -175,3 +195,15 @@ class FluxWorker(CrashOnlyActor):
         if rank not in looked:
             raise FluxError(f"rank {rank} is not in the instance's resources")
         return started_s, looked[rank]
+
+
+def _launches_of(order: FluxEffect) -> tuple[LaunchId, ...]:
+    match order:
+        case RecordLaunches(launches=launches):
+            return tuple(launch.id for launch in launches)
+        case EndLease(launch=launch):
+            return (launch.id,)
+        case ChangeSlots() | RefuseSlots():
+            return ()
+        case _:
+            return (order.launch,)

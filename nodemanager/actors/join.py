@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.facts import NodeReported
+from nodemanager.facts import JoinFact
 from nodemanager.messages import Mailbox
 from nodemanager.model import Roster
 from nodemanager.orders import PostRoster
@@ -19,7 +19,7 @@ BEAT_S = 5.0  # a roster without news is posted again after this long, as a sign
 class JoinClerk(CrashOnlyActor):
     """Told of the roster at every plan; posts it when it is new, or a beat is due."""
 
-    def __init__(self, port: JoinPort, manager: Mailbox[NodeReported], fate: Fate) -> None:
+    def __init__(self, port: JoinPort, manager: Mailbox[JoinFact], fate: Fate) -> None:
         super().__init__(fate)
         self._port = port
         self._manager = manager

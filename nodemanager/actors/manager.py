@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 
 import structlog
@@ -24,15 +24,20 @@ from nodemanager.facts import (
     LeftoversRemoved,
     NodeCreated,
     NodeDestroyed,
+    NodeMeasured,
     NodeReported,
+    OrderLapsed,
     QueueSeen,
+    RanksMeasured,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.division import divided
+from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
@@ -47,6 +52,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -56,10 +62,12 @@ from nodemanager.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
+    Timely,
     UndrainNode,
 )
 
 PLAN_EVERY_S = 1.0
+BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
 
@@ -122,15 +130,15 @@ class Manager(CrashOnlyActor):
 
     def _take_in(self, fact: Fact) -> None:
         self._tell_of_trouble(fact)
-        if isinstance(fact, NodeCreated | NodeDestroyed | CloudCallFailed):
-            provider_id = fact.provider_id if isinstance(fact, NodeDestroyed) else None
-            self._crew.done(str(fact.launch or provider_id))
+        if (subject := _subject(fact)) is not None:
+            self._crew.done(subject)
         self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
-        if self._snapshot.division is not before.division:
-            self._policy = divided(self._policy, self._snapshot.division)
+        after = self._snapshot
+        if after.division is not before.division or after.promised is not before.promised:
+            self._policy = divided(as_promised(self._policy, after.promised), after.division)
         self._tell_of_moves(before)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
@@ -140,16 +148,33 @@ class Manager(CrashOnlyActor):
             case LeftoversRemoved(leftovers=leftovers):
                 for left in leftovers:
                     self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
-            case FluxCallFailed(order=order, launches=launches, why=why):
-                self._log.warning("flux_call_failed", order=order, nodes=list(launches), why=why)
+            case (
+                FluxCallFailed(order=order, launches=launches, why=why)
+                | OrderLapsed(order=order, launches=launches, why=why)
+            ):
+                what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
+                self._log.warning(what, order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
                     if job.id not in self._snapshot.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._tell_of_report(fact)
+            case NodeMeasured() | RanksMeasured():
+                self._tell_of_hardware(fact)
             case _:
                 pass
+
+    def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
+        of_rank = roll_of(self._snapshot).of_rank
+        found = (
+            {fact.launch: fact.hardware}
+            if isinstance(fact, NodeMeasured)
+            else {of_rank[rank]: had for rank, had in fact.hardware.items() if rank in of_rank}
+        )
+        for launch, had in found.items():
+            if launch in self._snapshot.nodes:
+                self._log.info("node_measured", node=launch, **asdict(had))
 
     def _tell_of_report(self, fact: NodeReported) -> None:
         """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
@@ -195,7 +220,7 @@ class Manager(CrashOnlyActor):
                 case SweepCloud():
                     if self._acts:
                         addresses.lister.tell(ask)
-                case KeepSteering():
+                case KeepSteering() | KeepSpend():
                     if self._acts:
                         addresses.flux.tell(ask)
                 case _:
@@ -232,6 +257,7 @@ class Manager(CrashOnlyActor):
         return min(now_s + PLAN_EVERY_S, settles_at_s(self._snapshot, self._policy))
 
     def _give(self, made: Plan, addresses: Begin) -> None:
+        good_until_s = self._snapshot.now_s + self._policy.order_good_s
         leases: list[Launch] = []
         for action in made.actions:
             match action:
@@ -240,18 +266,18 @@ class Manager(CrashOnlyActor):
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode(launch=launch):
-                    self._crew.give(launch.id, action)
+                    self._crew.give(launch.id, Timely(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._crew.give(launch_id or provider_id, action)
+                    self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
                 case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
-                    addresses.flux.tell(action)
+                    addresses.flux.tell(Timely(action, good_until_s))
                 case _:
                     assert_never(action)
         if leases:
             # One commit for all of them: a burst of jobs costs one flush, not one a node.
-            addresses.flux.tell(RecordLaunches(tuple(leases)))
+            addresses.flux.tell(Timely(RecordLaunches(tuple(leases)), good_until_s))
 
     # -- saying
 
@@ -261,7 +287,12 @@ class Manager(CrashOnlyActor):
         for action in made.actions:
             if self._acts or _line(action) not in self._said:
                 self._log.info(verb, order=_line(action), because=str(_why(action)))
-        said = {_line(action) for action in made.actions}
+        for action in made.would:
+            if _line(action) not in self._said:
+                self._log.info("would", order=_line(action), because=str(_why(action)))
+        said = {_line(action) for action in (*made.actions, *made.would)}
+        if not made.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._said if line.startswith(BOOT)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
@@ -269,7 +300,7 @@ class Manager(CrashOnlyActor):
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
-            line = f"{warning.code} {warning.figures['node_type']}"
+            line = f"{warning.code} {warning.figures.get('node_type', warning.figures.get('job'))}"
             said.add(line)
             if line not in self._said:
                 self._log.warning(warning.code, **warning.figures)
@@ -282,6 +313,22 @@ class Manager(CrashOnlyActor):
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)
         return {line}
+
+
+def _subject(fact: Fact) -> str | None:
+    """What the cloud order was about that the fact answers, as it was given to the crew; None for other facts."""
+    match fact:
+        case OrderLapsed(order="CreateNode" | "DestroyNode", launches=launches, provider_id=provider_id):
+            return launches[0] if launches else provider_id
+        case (
+            NodeDestroyed(launch=launch, provider_id=provider_id)
+            | CloudCallFailed(launch=launch, provider_id=provider_id)
+        ):
+            return launch or provider_id
+        case NodeCreated(launch=launch):
+            return launch
+        case _:
+            return None
 
 
 def _line(action: Action) -> str:

@@ -77,10 +77,10 @@ def _head(document: Mapping[str, Any]) -> Table:
     )
     return _pairs(
         [
-            ("cluster", f"{document['cluster']}  ({document['mode']})"),
+            ("cluster", f"{document['cluster']}  ({_mode(document)})"),
             ("decides", _decides(document)),
             ("queue", ", ".join(f"{jobs.get(state, 0)} {state}" for state in JOB_STATES if jobs.get(state))),
-            ("waiting", _counts(document["jobs_waiting"]) or "none"),
+            ("waiting", "not weighed" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
             ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
             (
                 "cost",
@@ -92,6 +92,11 @@ def _head(document: Mapping[str, Any]) -> Table:
             ("data age", sources),
         ]
     )
+
+
+def _mode(document: Mapping[str, Any]) -> str:
+    only = ", ".join(document["observed"])
+    return f"{document['mode']}, {only} only observed" if only else str(document["mode"])
 
 
 def _decides(document: Mapping[str, Any]) -> Text:
@@ -250,6 +255,7 @@ def _of_type(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
         ("slots", f"{offer['slots']}, of which Flux knows {document['slots_known']}"),
         ("nodes", _counts(document["nodes"]) or "none"),
         ("wanted", str(document["wanted"])),
+        ("acts", "yes" if document["acts"] else "no, it is only observed"),
         ("boot takes", span(document["boot_takes_s"])),
     ]
 
@@ -266,7 +272,8 @@ def _history(history: Sequence[Mapping[str, Any]]) -> Table:
 
 def plan(document: Mapping[str, Any]) -> Group:
     table = _table("order", "node", "type", "for jobs", "because")
-    for action in document["actions"]:
+    would = [{**action, "order": f"would {action['order']}"} for action in document["would"]]
+    for action in (*document["actions"], *would):
         table.add_row(
             action["order"],
             action["slot"] or action["node"],
@@ -280,7 +287,7 @@ def plan(document: Mapping[str, Any]) -> Group:
     still = document["stands_still"]
     first = Text(why(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
     waiting = Text(f"jobs that wait: {_counts(document['jobs_waiting']) or 'none'}")
-    parts: list[RenderableType] = [first, *([table] if document["actions"] else []), types, waiting]
+    parts: list[RenderableType] = [first, *([table] if table.rows else []), types, waiting]
     return Group(*parts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -99,7 +98,8 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
     if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
         raise WrongUse("explain job ID, explain node NAME, or explain type NAME")
     kind, name = chosen.subjects
-    at = moment(chosen.at, time.time()) if chosen.at is not None else None
+    # By the service's clock, which a simulated one has of its own.
+    at = moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
     _show(client.get(f"/explain/{kind}/{segment(name)}", at=at), chosen, console, tables.explained)
 
 
@@ -197,7 +197,7 @@ def _me() -> str:
         return "operator"
 
 
-def moment(text: str, now_at: float) -> float:
+def moment(text: str, now_at: Callable[[], float]) -> float:
     """A time in the past: ISO 8601 (local unless it says otherwise), seconds since the epoch, or "2h" ago."""
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -210,6 +210,7 @@ def moment(text: str, now_at: float) -> float:
     if number > 1e8:
         return number
     try:
-        return now_at - parse_fsd(text)
+        span_s = parse_fsd(text)
     except NotationError as error:
         raise WrongUse(f'--at: "2026-11-21T14:00" or "2h" (ago) is needed, not "{text}"') from error
+    return now_at() - span_s

@@ -23,7 +23,7 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure_driver import AzureDriver
-from nodemanager.cloud.libcloud_port import TAG_CLUSTER, TAG_LAUNCH, NodeRequest, UserData
+from nodemanager.cloud.libcloud_port import TAG_CLUSTER, TAG_LAUNCH, NodeRequest, UserData, refusal
 from nodemanager.cloud.names import unique_name
 from nodemanager.cloud.patient_port import PatientPort, Sleep
 from nodemanager.cloud.transport import foreign
@@ -243,7 +243,7 @@ class AzureCloud(PatientPort):
             kind = FailureKind.QUOTA
         if kind is FailureKind.GONE and creating:
             kind = FailureKind.CONFIG
-        return CloudError(kind, failed.detail, failed.retry_after_s) if kind else failed
+        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
 
 
 def _addresses(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.gce_driver import ApiError, GceDriver
-from nodemanager.cloud.libcloud_port import TAG_LAUNCH, NodeRequest, UserData
+from nodemanager.cloud.libcloud_port import TAG_LAUNCH, NodeRequest, UserData, refusal
 from nodemanager.cloud.names import launch_digest, unique_name
 from nodemanager.cloud.patient_port import PatientPort, Sleep
 from nodemanager.cloud.transport import foreign
@@ -228,7 +228,7 @@ class GceCloud(PatientPort):
         if isinstance(error, GoogleAuthError):
             return CloudError(FailureKind.CREDENTIALS, failed.detail)
         kind = _KINDS.get(str(error.code)) if isinstance(error, ApiError) else None
-        return CloudError(kind, failed.detail, failed.retry_after_s) if kind else failed
+        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
 
 
 def _key(tag: str) -> str:

@@ -28,6 +28,7 @@ from nodemanager.model import (
     Leftover,
     NodeType,
     ProviderId,
+    Reach,
     SlotName,
     TypeName,
 )
@@ -80,6 +81,17 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         "IdempotentParameterMismatch": FailureKind.AMBIGUOUS,  # the token made a node, another one than this
     }
 )
+
+# How far a quota reaches, by what the provider says. vCPUs are counted by family of types, and a smaller type may
+# still be within one that is counted in cores; of what is not listed the account may have no more.
+_REACHES: Mapping[str, Reach] = MappingProxyType(
+    {
+        "InstanceLimitExceeded": Reach.TYPE,
+        "VcpuLimitExceeded": Reach.TYPE,
+        "MaxSpotInstanceCountExceeded": Reach.MARKET,
+    }
+)
+_COUNTED_BY_SIZE = re.compile(r"cores?\b|v?cpus?\b|\bram\b|memory|\bgpus?\b", re.IGNORECASE)
 
 # A state that is not listed here means: it exists, and it costs.
 _STATES: Mapping[str, CloudState] = MappingProxyType(
@@ -230,7 +242,15 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
     )
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
     asked = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    return CloudError(kind, detail, retry_after_s(asked, now_at))
+    return refusal(kind, detail, retry_after_s(asked, now_at))
+
+
+def refusal(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
+    """The failure; for want of quota with how far that reaches, as far as the provider's words tell."""
+    if kind is not FailureKind.QUOTA:
+        return CloudError(kind, detail, retry_after_s)
+    by_size = Reach.TYPE if _COUNTED_BY_SIZE.search(detail.replace("_", " ")) else None
+    return CloudError(kind, detail, retry_after_s, _REACHES.get(detail.partition(":")[0], by_size))
 
 
 def retry_after_s(header: str, now_at: float) -> float:

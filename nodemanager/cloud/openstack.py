@@ -20,7 +20,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.libcloud_port import TAG_LAUNCH, NodeRequest, UserData
+from nodemanager.cloud.libcloud_port import TAG_LAUNCH, NodeRequest, UserData, refusal
 from nodemanager.cloud.names import launch_digest, unique_name
 from nodemanager.cloud.openstack_driver import Account, NovaDriver
 from nodemanager.cloud.patient_port import PatientPort, Sleep
@@ -160,7 +160,7 @@ class OpenStackCloud(PatientPort):
             kind = FailureKind.THROTTLED if failed.retry_after_s else FailureKind.QUOTA
         else:
             return failed
-        return CloudError(kind, failed.detail, failed.retry_after_s)
+        return refusal(kind, failed.detail, failed.retry_after_s)
 
 
 def cluster_tag(cluster: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
 from typing import assert_never, cast
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import BOOT_FAILURES, boot_failed
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import with_nodes
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
@@ -27,6 +29,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -66,6 +69,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
                 snapshot = replace(snapshot, swept_s=snapshot.now_s)
             case KeepSteering():
                 snapshot = replace(snapshot, keeper=_asked(snapshot.keeper, due_s))
+            case KeepSpend():
+                snapshot = replace(snapshot, bookkeeper=_asked(snapshot.bookkeeper, due_s))
             case _:
                 assert_never(ask)
     return snapshot
@@ -95,6 +100,8 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
             case EndLease(launch=launch):
                 nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | DestroyNode():
+                if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
+                    snapshot = _boot_given_up(snapshot, nodes[action.launch], action.reason.code, policy)
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
             case ChangeSlots() | RefuseSlots():
@@ -107,6 +114,11 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
         create_credit=credit,
         create_credit_s=snapshot.now_s,
     )
+
+
+def _boot_given_up(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
+    """Once for a node: its drain may be ordered again."""
+    return boot_failed(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
 
 
 def _asked(source: Source, due_s: float) -> Source:
@@ -127,13 +139,15 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else snapshot.now_s
         node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
+    if isinstance(order, CordonNode) and order.text == drain_text(node.id):
+        node = replace(node, retiring=order.reason)  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):
         node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
     return _call(node, kind, snapshot, policy)
 
 
 def _there_already(node: Node, event: Event) -> bool:
-    return (event is Event.RETIRED and node.state is NodeState.DRAINING) or (
+    return (event is Event.RETIRED and node.state in (NodeState.DRAINING, NodeState.STOPPING)) or (
         event is Event.CONDEMNED and node.state is NodeState.STOPPING
     )
 

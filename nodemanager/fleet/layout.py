@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
-from nodemanager.fleet import measured, obstacles, spending, supply
+from nodemanager.fleet import gathering, measured, obstacles, spending, supply
 from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.fleet.demand import Demand, demand
+from nodemanager.fleet.gathering import Gathering
 from nodemanager.fleet.line import BatchKey, line_of, up_to
 from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.seating import Seating, pieces_of, seat
+from nodemanager.fleet.seating import Bin, Seating, Usher, pieces_of
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
-from nodemanager.model import JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
+from nodemanager.model import Constraint, JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
 
 Want = tuple[Shape, float]  # what jobs ask for, and for how long
 Place = tuple[int, int]  # in the queue: (-priority, id)
@@ -48,8 +49,9 @@ class Layout:
     served: Mapping[BatchKey, int]  # how many of each batch, from its first job on, get all that they ask for
     unserved: Mapping[BatchKey, Reason]  # what stands in the way of the first of the others
     stuck: tuple[JobId, Shape, Reason] | None
+    zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
-    overspent: Reason | None  # the budget is spent: idle nodes go
+    overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
 
     @property
     def room_short(self) -> int:
@@ -80,7 +82,11 @@ class _Maker:
     budget: spending.Verdict
     batches: dict[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
     never: dict[Want, Reason] = field(init=False)
-    offers: list[Offer] = field(init=False)
+    told_apart: list[Constraint] = field(init=False)
+    known_offers: list[Offer] | None = None
+    gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
+    zones: Mapping[Shape, str] = field(init=False)
+    memory: dict[Shape, int] = field(default_factory=dict)
     seating: Seating = field(init=False)
     failed: dict[Want, Place] = field(default_factory=dict)  # from where on jobs of a kind get nothing
     reasons: dict[Want, Reason] = field(default_factory=dict)
@@ -92,15 +98,30 @@ class _Maker:
         self.never = {want: why for want, why in verdicts.items() if why is not None}
         self.batches = {key: ids for key, ids in live.items() if _want(key) not in self.never}
         constraints = dict.fromkeys(key.shape.constraint for key in self.batches)
-        told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
+        self.told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
         prices = [self.market.price_left, *(it.price_per_hour for it in self.policy.node_types)]
         self.places = max(-int(price.as_tuple().exponent) for price in prices)
-        on_sale = sorted(self.market.offers(told_apart), key=lambda it: obstacles.cheapest(it.node_type))
-        self.offers = [*supply.coming(self.snapshot, self.policy, told_apart), *on_sale]
+        one_zone = [key.shape for key in self.batches if key.shape.one_zone]
+        self.gathered = gathering.gatherings(one_zone, self._room(), self.offers, self.market) if one_zone else {}
+        self.zones = {shape: found.zone for shape, found in self.gathered.items()}
+
+    @property
+    def offers(self) -> list[Offer]:
+        """The nodes that come, and those on sale: listed once somebody is short of nodes."""
+        if self.known_offers is None:
+            on_sale = sorted(self.market.offers(self.told_apart), key=lambda it: obstacles.cheapest(it.node_type))
+            coming = [] if self.budget.drains else supply.coming(self.snapshot, self.policy, self.told_apart)
+            self.known_offers = [*coming, *on_sale]
+        return self.known_offers
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
-        self._seat()
+        if not self.batches:
+            self.seating = Seating()
+        elif not fifo:
+            self.seating = self._usher().seat_all()
+        elif (held_up := self._held_up_at_once()) is not None:
+            return held_up
         refused = self._first_refused() if fifo else None
         end = refused[0] if refused is not None else END
         shelf, stuck_at = self._served(end, fifo=fifo)
@@ -112,6 +133,26 @@ class _Maker:
         elif refused is not None:
             stuck = JobId(refused[0][1]), refused[1], refused[2]
         return self._layout(shelf, end, stuck)
+
+    def _held_up_at_once(self) -> Layout | None:
+        """Where the first job that lacks nodes is plainly out of reach: then nobody behind it needs a look.
+
+        What comes out is what would if all were laid out. None, and all are seated, where it is not so plain.
+        """
+        usher = self._usher()
+        self.seating = usher.seat_to_first_short()
+        first = self.seating.first_short
+        if first is None:
+            return None  # there is room for all
+        key, job, short = first
+        place = (-key.priority, int(job))
+        refused = self._first_refused()
+        shelf = self._empty_shelf(self.offers)
+        if (refused is not None and refused[0] <= place) or shelf.takes_at_most(self._work_of(key, job)) >= short:
+            usher.seat_all()
+            return None
+        why = self.reasons[_want(key)] = self._why((key, place), shelf)
+        return self._layout(shelf, place, (job, key.shape, why))
 
     # -- who is served
 
@@ -129,36 +170,49 @@ class _Maker:
             filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
             if filled is not None:
                 return filled, stuck
-            self._seat()
+            self.seating = self._usher().seat_all()
         raise AssertionError("the last time nobody is seated anew")
 
-    def _seat(self) -> None:
+    def _usher(self) -> Usher:
+        return Usher(self.batches, self._room(), self.failed, self.zones)
+
+    def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
-        bins = supply.room(self.snapshot, self.policy, idle_go=self.budget.drains) + supply.room_soon(
-            self.snapshot, self.policy, line
-        )
-        self.seating = seat(self.batches, bins, self.failed)
+        if self.budget.drains:
+            return supply.room(self.snapshot, self.policy, all_go=True)
+        return supply.room(self.snapshot, self.policy) + supply.room_soon(self.snapshot, self.policy, line)
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""
-        shelf: Shelf | None = self._empty_shelf()
         works = self._works(end)
+        shelf: Shelf | None = self._empty_shelf(self.offers if works else [])
         for stage in self._stages(works):
             if shelf is not None:
                 shelf = shelf.with_(stage, share=self.policy.packing is PackingPolicy.SPREAD)
         return shelf
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
+        """First those that want one zone, zone by zone, so that none lies on a node with others; then the rest."""
+        zones = dict.fromkeys(self.zones[work.shape] for work in works if work.shape in self.zones)
+        return [
+            stage
+            for zone in (*zones, None)
+            for stage in self._stages_by_cost([work for work in works if self.zones.get(work.shape) == zone])
+        ]
+
+    def _stages_by_cost(self, works: Sequence[Work]) -> list[list[Work]]:
         """Together what costs by the same rule; else the longest first, and the others on what that leaves free."""
+        if not works:
+            return []
         rules = {offer.node_type.billing for offer in self.offers}
         if len(rules) <= 1 and self.policy.packing is PackingPolicy.SPREAD:
-            return [list(works)] if works else []
+            return [list(works)]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
 
     def _longest_front(self, end: Place) -> tuple[Shelf, tuple[BatchKey, Place] | None]:
         """The longest front part of the queue that can be served, and the first job behind it, if any is left."""
-        shelf = self._empty_shelf()
+        shelf = self._empty_shelf(self.offers)
         for priority in sorted({key.priority for key in self.batches}, reverse=True):
             served = 0
             for most in (FRONT, len(self.snapshot.jobs)):
@@ -208,6 +262,8 @@ class _Maker:
     def _end(self, key: BatchKey, end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""
         ids = self.batches[key]
+        if not self.failed:
+            return _before(key, ids, end)
         return min(_before(key, ids, end), _before(key, ids, self.failed.get(_want(key), END)))
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:
@@ -303,6 +359,9 @@ class _Maker:
 
     def _why(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> Reason:
         key, place = stuck
+        gathered = self.gathered.get(key.shape)
+        if gathered is not None and gathered.obstacle is not None:
+            return gathered.obstacle
         free: dict[TypeName, int] = {}
         for offer, left in zip(shelf.offers, shelf.left, strict=True):
             if not offer.paid:
@@ -313,9 +372,22 @@ class _Maker:
 
     # -- the shelf, and what is made of it
 
-    def _empty_shelf(self) -> Shelf:
+    def _empty_shelf(self, offers: Sequence[Offer]) -> Shelf:
         price_left = int(self.market.price_left.scaleb(self.places))
-        return Shelf(self.offers, self._cost(), self._price, self.market.nodes_left, price_left)
+        return Shelf(
+            offers,
+            self._cost(),
+            self._price,
+            self.market.nodes_left,
+            price_left,
+            self._memory_bytes,
+            self.zones,
+        )
+
+    def _memory_bytes(self, shape: Shape) -> int:
+        if shape.memory_bytes_per_slot and shape not in self.memory:
+            self.memory[shape] = obstacles.memory_bytes(shape, self.market)
+        return self.memory.get(shape, 0)
 
     def _price_left(self, shelf: Shelf) -> Decimal:
         return Decimal(shelf.price_left).scaleb(-self.places)
@@ -378,6 +450,7 @@ class _Maker:
             served,
             unserved,
             stuck,
+            self.zones,
             self._price_left(shelf),
             self.budget.step if self.budget.drains else None,
         )

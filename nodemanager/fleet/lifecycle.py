@@ -8,9 +8,9 @@ what is *decided* never asks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node
 from nodemanager.model import NodeState
 

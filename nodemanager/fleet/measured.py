@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import LaunchId, NodeState, TypeName
 

@@ -7,7 +7,6 @@ what we know. An answer counts from the moment its query *began*.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -29,24 +28,30 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    NodeMeasured,
     NodeReleased,
     NodeReported,
     NodeUndrained,
+    OrderLapsed,
     QueueProbed,
     QueueSeen,
+    RanksMeasured,
     RanksSeen,
     RanksStirred,
     RetirementAsked,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import measured, sightings, steering
+from nodemanager.fleet import hardware, measured, sightings, spending, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of, with_nodes
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.spending import accrued
@@ -68,12 +73,14 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _stirred(snapshot)
         case RanksSeen():
             return sightings.ranks_seen(snapshot, fact, policy)
+        case RanksMeasured():
+            return hardware.ranks_measured(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case SlotsChanged():
             return _slots_changed(snapshot, fact, policy)
         case SlotsRefused():
-            return replace(snapshot, wish=None, wish_due_s=None)
+            return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case ClaimRefused():
@@ -82,7 +89,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case LaunchesRecorded():
             return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
         case NodeDrained():
-            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact))
+            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact, snapshot))
         case NodeUndrained():
             return _node_undrained(snapshot, fact)
         case BrokerStopped():
@@ -90,19 +97,25 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case LeaseEnded():
             return _lease_ended(snapshot, fact.launch)
         case NodeCordoned():
-            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact))
+            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact, snapshot))
         case SteeringKept() | SteeringNotKept():
             return steering.kept(snapshot, fact)
+        case SpendKept() | SpendNotKept():
+            return spending.kept(snapshot, fact)
         case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
             return steering.set_by_operator(snapshot, fact)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
+        case OrderLapsed():
+            return _order_lapsed(snapshot, fact)
         case NodeReported():
             return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
+        case NodeMeasured():
+            return hardware.measured(snapshot, fact, policy)
         case CloudListed():
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
-            return _each(snapshot, [fact.launch], lambda node: sightings.created(node, fact.node, snapshot))
+            return sightings.created(snapshot, fact, policy)
         case NodeDestroyed():
             return _destroyed(snapshot, fact, policy)
         case LeftoversRemoved():
@@ -121,6 +134,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         wall_at=tick.wall_at,
         claim=_waited_for(snapshot.claim, tick.now_s),
         keeper=_waited_for(snapshot.keeper, tick.now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, tick.now_s),
         flux=_waited_for(snapshot.flux, tick.now_s),
         cloud=_waited_for(snapshot.cloud, tick.now_s),
     )
@@ -278,8 +292,25 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopted(launch, snapshot))
     gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
+    nodes = {id_: _doubted(node) for id_, node in nodes.items()}
     claim = _fresh(snapshot.claim, fact.started_s)
-    return steering.read(replace(with_nodes(snapshot, nodes, gone), claimed=True, claim=claim), fact.steering)
+    # A look is due, and before it nothing is bought.
+    snapshot = spending.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
+    return steering.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
+
+
+def _doubted(node: Node) -> Node:
+    """Another one may have acted meanwhile, so no second look counts that was taken before."""
+    return replace(node, drained_s=None) if node.drained_s is not None else node
+
+
+def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
+    """Before anything more is ordered, the claim is made anew and what is on record is read."""
+    if fact.order in SLOTS_ORDERS:
+        return _slots_uncertain(snapshot, fact.why)
+    snapshot = _each(snapshot, fact.launches, lambda node: sightings.lapsed(node, fact))
+    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
+    return replace(snapshot, claimed=False, claim=claim)
 
 
 def adopted(launch: Launch, snapshot: Snapshot) -> Node:
@@ -310,7 +341,8 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 
 def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
-    changed = replace(snapshot, wish_due_s=None, flux=replace(snapshot.flux, seen_s=None))
+    changed = hardware.kept(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return sightings.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 

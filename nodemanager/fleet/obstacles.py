@@ -22,6 +22,22 @@ def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
     return sorted(policy.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *cheapest(it)))
 
 
+def memory_bytes(shape: Shape, market: Market) -> int:
+    """What one piece of the job needs of a node that is bought for it; 0 where the site's slots never have so much.
+
+    Flux starts such a job wherever its cores fit, so it does not wait for what there is not.
+    """
+    wanted = shape.memory_bytes_per_slot * slots_per_piece(shape)
+    if not wanted:
+        return 0
+    could_have = sum(
+        market.slots_that_suit(node_type, shape.constraint) * pieces_on(node_type, shape, wanted)
+        for node_type in market.policy.node_types
+        if node_type.memory_bytes >= wanted
+    )
+    return wanted if could_have >= pieces_of(shape) else 0
+
+
 def cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
     return node_type.price_per_hour, node_type.cores, node_type.name
 
@@ -30,8 +46,9 @@ def never(shape: Shape, market: Market) -> Reason | None:
     """Why the job could not be served by a fleet that serves nothing else; None if it could."""
     policy = market.policy
     want, nodes, price = pieces_of(shape), 0, Decimal(0)
+    memory = memory_bytes(shape, market)
     for node_type in by_preference(policy, shape):
-        each = pieces_on(node_type, shape)
+        each = pieces_on(node_type, shape, memory)
         if each and want > 0:
             taken = min(market.slots_that_suit(node_type, shape.constraint), -(-want // each))
             want -= taken * each
@@ -66,8 +83,9 @@ def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
     policy = market.policy
     nodes_left, price_left = left.nodes, left.price
     first: Reason | None = None
+    memory = memory_bytes(shape, market)
     for node_type in by_preference(policy, shape):
-        name, each = node_type.name, pieces_on(node_type, shape)
+        name, each = node_type.name, pieces_on(node_type, shape, memory)
         slots = market.slots_that_suit(node_type, shape.constraint) if each else 0
         if not slots or want <= 0:
             continue
@@ -87,8 +105,13 @@ def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
     return first or _no_free_slot(by_preference(policy, shape)[0], market, shape)
 
 
-def pieces_on(node_type: NodeType, shape: Shape) -> int:
-    """How many pieces of a job an empty node of the type takes, as the scheduler counts: 1 of a gang."""
+def pieces_on(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
+    """How many pieces of a job an empty node of the type takes, as the scheduler counts: 1 of a gang.
+
+    ``memory_bytes``: what each of them needs, for a node that is bought; the scheduler does not count it.
+    """
+    if memory_bytes:
+        return min(pieces_on(node_type, shape), node_type.memory_bytes // memory_bytes)
     slots = 1 if shape.exclusive else slots_per_piece(shape)
     if node_type.cores < slots * shape.cores_per_slot or node_type.gpus < slots * shape.gpus_per_slot:
         return 0

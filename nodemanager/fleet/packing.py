@@ -11,11 +11,12 @@ pieces, where a choice weighs most, are then packed anew at the least cost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from nodemanager.fleet import smallest
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, room, share
+from nodemanager.fleet.remade import replace
 
 # Up to so many pieces the cheapest packing of all is looked for.
 PIECES_EXACT = 10

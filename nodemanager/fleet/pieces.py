@@ -76,7 +76,9 @@ def cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
 def fit(item: Item, lot: Lot) -> int:
     """How many pieces an empty node of the lot takes, by their sizes."""
     if item.whole:
-        return 1 if lot.cores >= item.cores and lot.gpus >= item.gpus else 0
+        return (
+            1 if lot.cores >= item.cores and lot.gpus >= item.gpus and lot.memory_bytes >= item.memory_bytes else 0
+        )
     return min(item.per_node_max, room(item, lot.cores, lot.gpus, lot.memory_bytes))
 
 

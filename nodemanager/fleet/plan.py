@@ -14,25 +14,30 @@ The same snapshot always gives the same plan, in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.fleet import division, supply
+from nodemanager.fleet import division, hardware, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.roll import calls_in_flight, roll_of
+from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
 from nodemanager.fleet.steering import steered_nodes, steered_of
-from nodemanager.fleet.steps import BUSY, ORDER, NodeAction, Outlook, step
-from nodemanager.fleet.verdicts import JobReasons, Purchase, Verdicts, verdicts
+from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
+from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
 from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CreateNode,
     DestroyNode,
+    EndLease,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
@@ -43,7 +48,7 @@ from nodemanager.orders import (
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
 
 
@@ -57,6 +62,7 @@ class Plan:
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
     types: Mapping[TypeName, Reason] = field(default_factory=dict)  # why each is bought, or not
     warnings: tuple[Reason, ...] = ()  # what the site should mend
+    would: tuple[Action, ...] = ()  # what is only said, of node types that are only observed
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
@@ -68,13 +74,42 @@ class Plan:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide. Pure: all it knows is in its arguments."""
+    made = _decided(snapshot, policy)
+    if not policy.observed or made.stands_still is not None:
+        return made
+    # Jobs are served by the types that act alone; what would be done with all of them is another plan.
+    said = _decided(snapshot, policy.unobserved).actions
+    return replace(
+        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in made.actions)
+    )
+
+
+def type_of(action: Action, snapshot: Snapshot) -> TypeName | None:
+    """The node type that an order is about; None where it is about several, or about a node that is not known."""
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            return launch.type_name
+        case DestroyNode(launch=None, provider_id=provider_id):
+            stray = snapshot.strays.get(provider_id)
+            return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
+        case RecordLaunches() | ChangeSlots() | RefuseSlots():
+            return None
+        case _:
+            node = snapshot.nodes.get(action.launch) if action.launch is not None else None
+            return node.launch.type_name if node is not None else None
+
+
+def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     asks = _asks(snapshot, policy)
     price = supply.price_per_hour(snapshot, policy)
     stands_still = _standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
-    if snapshot.wish is not None and not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+    if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
+        if snapshot.wish is not None:
+            return Plan(asks, actions=(division.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
+        if (redeclared := hardware.redeclaration(snapshot, policy)) is not None:
+            return Plan(asks, actions=(redeclared,), price_per_hour=price)
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
@@ -85,7 +120,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
-        nodes={**reasons, **{boot.launch.id: boot.reason for boot in boots}},
+        nodes=NodeReasons(
+            snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
+        ),
         types=type_reasons(policy, layout, found),
         warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
@@ -109,6 +146,9 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     unkept = snapshot.steering != snapshot.steering_on_record
     if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
         asks.append(KeepSteering(snapshot.steering))
+    spend = spending.to_keep(snapshot, policy)
+    if spend is not None and _may_ask(snapshot.bookkeeper, now_s):
+        asks.append(KeepSpend(spend))
     return tuple(asks)
 
 
@@ -131,7 +171,7 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     on_the_way = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
     restless = roll_of(snapshot).restless.values()
     moving = any(node.state in on_the_way or node.absences for node in restless)
-    return policy.probe_s if moving or snapshot.strays else policy.relist_s
+    return policy.probe_s if moving or snapshot.strays or snapshot.doubted_lists else policy.relist_s
 
 
 def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
@@ -146,6 +186,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    if (safe := safe_mode(snapshot, policy)) is not None:
+        return safe
     paused = snapshot.steering.paused
     return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
 
@@ -193,15 +235,15 @@ def _steps(
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
         ready=idle_or_coming(snapshot, found.needed),
         overspent=layout.overspent,
+        allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
-    reasons: dict[LaunchId, Reason] = dict.fromkeys(
-        snapshot.nodes, BUSY
-    )  # and nothing to decide, unless it is below
-    to_decide = {**roll.restless, **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (ORDER.index(node.state), node.id)):
+    reasons: dict[LaunchId, Reason] = {}
+    # With the budget spent, something is to be decided about those at work, too.
+    to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
         taken = step(node, outlook)
         reasons[node.id] = taken.reason
         if taken.action is not None:
@@ -211,17 +253,19 @@ def _steps(
 
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, layout, found)
+    # What quotas and breakers leave is less than the layout asks for: what is beyond it is had no more at the next.
+    allowance = Allowance(snapshot, policy)
     return tuple(
-        _boot(purchase, why, snapshot, policy, layout)
+        _boot(purchase, why, snapshot, policy)
         for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
+        if allowance.take(purchase.node_type)
     )
 
 
-def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy, layout: Layout) -> BootNode:
+def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    zone = layout.market.zones[purchase.node_type.name]
-    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, zone)
+    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
     return BootNode(
         launch, purchase.serves, because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.jobs)
     )
@@ -229,7 +273,7 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy, layo
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
     """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
-    ownerless = supply.strays(snapshot)
+    ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | DestroyNode] = []
     for stray in ownerless:
@@ -250,6 +294,8 @@ def _may_go(stray: Stray, snapshot: Snapshot, policy: Policy) -> bool:
     rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
     if rank is not None and rank.online and rank.allocated:
+        return False
+    if identity is not None and identity.type_name in policy.observed:
         return False
     waited_s = snapshot.now_s - stray.since_s
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s

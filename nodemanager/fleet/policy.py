@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import NodeType, PackingPolicy, QueuePolicy, SlotName, TypeName
+from nodemanager.model import Misfit, NodeType, PackingPolicy, QueuePolicy, SlotName, TypeName
 
 # How long a failed create keeps its type, or all types, from being tried again.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -47,6 +47,7 @@ class Policy:
     relist_s: float = 60.0
     sweep_s: float = 600.0
     call_timeout_s: float = 60.0
+    order_good_s: float = 30.0  # an order that was not begun by then is left undone
     broker_stop_s: float = 5.0  # what a broker gets to leave in good order
     absences: int = 3
     idle_confirmations: int = 2
@@ -57,11 +58,25 @@ class Policy:
     # By whose it is ("" for the whole site, "user" and "queue" for each of them) and the period, "day" or "month".
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    observed: frozenset[TypeName] = frozenset()  # of these it is only said what would be done
     destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
+    misfit: Misfit = Misfit.DRAIN
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
+    block_s_max: float = 600.0  # a refusal that comes again after each try is waited out for longer, up to this
+    boot_failures_max: int = 3  # of a type and image in a row, before no more are bought
+    boot_retry_s: float = 900.0  # and then one is tried again
+    unready_max: float = 0.5  # the share of the nodes that were up, above which nothing is done
+    unready_nodes: int = 3  # so many are never too many
+    safe_mode_max_s: float = 1800.0
+    housekeeping_max_s: float = 1800.0
+
+    @cached_property
+    def unobserved(self) -> Policy:
+        """The same, were something done with every type."""
+        return replace(self, observed=frozenset())
 
     @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:

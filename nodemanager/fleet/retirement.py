@@ -16,6 +16,8 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
         return because("failed_at_provider", detail=cloud.died_because)
     if policy.destroy_on_replay and node.replayed:
         return because("ticket_replayed")
+    if node.misfit is not None:
+        return node.misfit
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
         return because("join_failed", detail=node.phase_detail)
     waited_s = now_s - node.requested_s

@@ -7,9 +7,9 @@ others only. Whoever changes nodes does it here (:func:`with_nodes`), which keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node, Roll, Snapshot
 from nodemanager.model import CallKind, Launch, LaunchId, NodeState, TypeName
 
@@ -47,6 +47,8 @@ def at_rest(node: Node) -> bool:
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
+        and node.misfit is None
+        and not (node.rank is not None and node.rank.torpid)
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
     )
 

@@ -42,6 +42,7 @@ class Bin:
     standing: Standing
     whole: bool = True  # nothing runs on it, nobody sits on it
     free_in_s: float = 0.0  # of one that will be free soon
+    zone: str = ""
 
     def room(self, shape: Shape) -> int:
         """How many slots of the shape fit, as the scheduler counts.
@@ -94,50 +95,76 @@ class Seating:
     seats: dict[JobId, tuple[tuple[Bin, int], ...]] = field(default_factory=dict)
     short: dict[JobId, tuple[BatchKey, int]] = field(default_factory=dict)
     seated: dict[BatchKey, int] = field(default_factory=dict)  # how many of each batch, from its first on, got any
+    first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
 
 
-def seat(
-    batches: Mapping[BatchKey, Sequence[JobId]],
-    bins: Iterable[Bin],
-    first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
-) -> Seating:
-    """Seat the jobs one after the other, as long as there is room.
+class Usher:
+    """Seats the jobs one after the other, as long as there is room.
 
     The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
     room only shrinks. ``first_failed``: from which place in the queue on jobs of a shape and span get nothing.
+    ``zones``: where those that want one zone are to have what they do not start on at once.
     """
-    floor = _Floor(list(bins))
-    made = Seating()
-    turns = [(-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids]
-    keys = list(batches)
-    heapify(turns)
-    while turns:
+
+    def __init__(
+        self,
+        batches: Mapping[BatchKey, Sequence[JobId]],
+        bins: Iterable[Bin],
+        first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
+        zones: Mapping[Shape, str],
+    ) -> None:
+        self.made = Seating()
+        self._batches = batches
+        self._failed = first_failed
+        self._floor = _Floor(list(bins), zones)
+        self._keys = list(batches)
+        # Each: the place in the queue, the number of the batch, and which of its jobs is next.
+        self._turns = [
+            (-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids
+        ]
+        heapify(self._turns)
+
+    def seat_all(self) -> Seating:
+        while self._turns:
+            self._next(stops_at_short=False)
+        return self.made
+
+    def seat_to_first_short(self) -> Seating:
+        """Only up to the first one that does not get all of its nodes."""
+        while self._turns and self.made.first_short is None:
+            self._next(stops_at_short=True)
+        return self.made
+
+    def _next(self, *, stops_at_short: bool) -> None:
+        """Seat those of one batch that come before all others."""
+        turns, made = self._turns, self.made
         turn = heappop(turns)
-        key, index = keys[turn[2]], turn[3]
-        failed = first_failed.get((key.shape, key.span_s))
+        key, index = self._keys[turn[2]], turn[3]
+        failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
         if failed is not None and turn[:2] >= failed:
-            continue
-        ids = batches[key]
-        while True:
-            chosen, short = floor.choose(key.shape)
+            return
+        ids = self._batches[key]
+        while index < len(ids):
+            following = (-key.priority, ids[index], turn[2], index)
+            if index > turn[3]:
+                stops = (stops_at_short and made.first_short is not None) or (turns and turns[0] < following)
+                if stops or (failed is not None and following[:2] >= failed):
+                    heappush(turns, following)
+                    return
+            chosen, short = self._floor.choose(key.shape)
+            if short and made.first_short is None:
+                made.first_short = key, ids[index], short
             if not chosen:
-                break
+                return
             made.seats[ids[index]] = chosen
             if short:
                 made.short[ids[index]] = key, short
             index += 1
             made.seated[key] = index
-            if index == len(ids):
-                break
-            following = (-key.priority, ids[index], turn[2], index)
-            if (turns and turns[0] < following) or (failed is not None and following[:2] >= failed):
-                heappush(turns, following)
-                break
-    return made
 
 
 Order = tuple[int, int, int]
-Kind = tuple[Constraint, bool, bool]
+Kind = tuple[Constraint, bool, bool, str | None]
 
 
 @dataclass(slots=True)
@@ -148,18 +175,28 @@ class _Floor:
     """
 
     bins: list[Bin]
+    zones: Mapping[Shape, str]
     queues: dict[Kind, list[list[tuple[Order, int]]]] = field(default_factory=dict)
 
     def choose(self, shape: Shape) -> tuple[tuple[tuple[Bin, int], ...], int]:
-        """Take room for one job: the bins with the pieces on each, and how many pieces found none."""
-        short = pieces_of(shape)
-        chosen: list[tuple[Bin, int]] = []
-        for queue in self._queues(shape):
-            if short > 0:
-                short = self._choose_from(queue, shape, short, chosen)
+        """Take room for one job: the bins with the pieces on each, and how many pieces found none.
+
+        The scheduler knows no zones: a job that fits on what is up starts there.
+        """
+        chosen, short = self._found(shape, None)
+        if shape in self.zones and (short or any(bin_.standing is not Standing.UP for bin_, _ in chosen)):
+            chosen, short = self._found(shape, self.zones[shape])
         for bin_, pieces in chosen:
             bin_.take(shape, pieces * slots_per_piece(shape))
         return tuple(chosen), short
+
+    def _found(self, shape: Shape, zone: str | None) -> tuple[list[tuple[Bin, int]], int]:
+        short = pieces_of(shape)
+        chosen: list[tuple[Bin, int]] = []
+        for queue in self._queues(shape, zone):
+            if short > 0:
+                short = self._choose_from(queue, shape, short, chosen)
+        return chosen, short
 
     def _choose_from(
         self, queue: list[tuple[Order, int]], shape: Shape, short: int, chosen: list[tuple[Bin, int]]
@@ -186,13 +223,13 @@ class _Floor:
             heappush(queue, entry)
         return short
 
-    def _queues(self, shape: Shape) -> list[list[tuple[Order, int]]]:
-        kind = (shape.constraint, shape.gpus_per_slot > 0, shape.exclusive)
+    def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[Order, int]]]:
+        kind = (shape.constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
         if kind not in self.queues:
             queues: list[list[tuple[Order, int]]] = [[] for _ in THERE]
             for number, bin_ in enumerate(self.bins):
                 wanted = bin_.cores > 0 and (bin_.gpus > 0 or not kind[1]) and (bin_.whole or not kind[2])
-                if wanted and bin_.suits(shape.constraint):
+                if wanted and zone in (None, bin_.zone) and bin_.suits(shape.constraint):
                     queues[bin_.standing].append((bin_.order, number))
             for queue in queues:
                 heapify(queue)

@@ -7,13 +7,14 @@ worked out only where somebody asks: a gang's pieces are dealt out like cards, s
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 
 from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, fit
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.seating import on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.fleet.supply import Offer, Place
 from nodemanager.model import JobId, Shape
@@ -50,15 +51,14 @@ class Work:
             before += end - begin
         return None
 
-    def item(self, memory_max: int) -> Item:
-        """``memory_max``: of the node with the most. No scheduler refuses a job for memory, nor do we."""
+    def item(self, memory_bytes: int) -> Item:
+        """``memory_bytes``: what each piece is to have."""
         shape, slots, jobs = self.shape, slots_per_piece(self.shape), self.jobs
-        memory_bytes = slots * shape.memory_bytes_per_slot
         return Item(
             pieces=jobs * self.pieces_each,
             cores=max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots),
             gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots),
-            memory_bytes=memory_bytes if memory_bytes <= memory_max else 0,
+            memory_bytes=memory_bytes,
             per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
             whole=shape.exclusive,
         )
@@ -70,6 +70,7 @@ class Stack:
 
     offer: int
     nodes: int
+    zone: str
     pieces: tuple[tuple[int, int], ...]
     cores: int
     gpus: int
@@ -78,13 +79,19 @@ class Stack:
 
 @dataclass(slots=True)
 class Shelf:
-    """The offers, and what has been taken of them so far. ``cost``: what a node of an offer costs for so long."""
+    """The offers, and what has been taken of them so far.
+
+    ``cost``: what a node of an offer costs for so long. ``memory_bytes``: what a piece of a job is to have.
+    ``zones``: where the nodes of those jobs stand that want them all in one zone.
+    """
 
     offers: Sequence[Offer]
     cost: Callable[[Offer, float], int]
     price: Callable[[Offer], int]
     nodes_left: int
     price_left: int
+    memory_bytes: Callable[[Shape], int]
+    zones: Mapping[Shape, str]
     works: list[Work] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
@@ -98,14 +105,48 @@ class Shelf:
 
         ``share``: whether what is free on nodes with other work may be used.
         """
+        items = [work.item(self.memory_bytes(work.shape)) for work in works]
+        if sum(item.pieces * item.cores for item in items) > self._cores_left(share=share):
+            return None  # as would come out, after every way to pack it has been tried
         made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
-        return made if made._add(works, share=share) else None  # noqa: SLF001 - its own kind
+        return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
 
-    def _add(self, works: Sequence[Work], *, share: bool) -> bool:
+    def takes_at_most(self, work: Work) -> int:
+        """No more pieces of this than so many find a place on what is left of the offers, however it is done."""
+        item = work.item(self.memory_bytes(work.shape))
+        pieces, nodes_left = 0, self.nodes_left
+        on_sale: list[tuple[int, int]] = []
+        for offer, left in zip(self.offers, self.left, strict=True):
+            if not left or not offer.suits(work.shape.constraint):
+                continue
+            of = offer.node_type
+            each = fit(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
+            if offer.paid:
+                pieces += left * each
+            else:
+                price = self.price(offer)
+                on_sale.append((each, min(left, self.price_left // price) if price > 0 else left))
+        for each, count in sorted(on_sale, reverse=True):
+            bought = max(0, min(count, nodes_left))
+            nodes_left -= bought
+            pieces += bought * each
+        return pieces
+
+    def _cores_left(self, *, share: bool) -> int:
+        """No more cores than these can be had for what is yet to be laid."""
+        cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
+        nodes_left = self.nodes_left
+        for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
+            offer, left = self.offers[number], self.left[number]
+            if not offer.paid:
+                left = max(0, min(left, nodes_left))
+                nodes_left -= left
+            cores += left * offer.node_type.cores
+        return cores
+
+    def _add(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
         first = len(self.works)
         self.works += works
-        memory_max = max((offer.node_type.memory_bytes for offer in self.offers), default=0)
-        items = [work.item(memory_max) for work in works]
         span_s = max((work.span_s for work in works), default=0.0)
         if sum(item.pieces for item in items) <= PIECES_EXACT:
             return self._lay(items, first, span_s, None, stacks=share, paid=True, on_sale=True)
@@ -189,7 +230,10 @@ class Shelf:
     def _may_have(self, source: Stack | int, work: Work) -> bool:
         if isinstance(source, Stack) and work.shape.exclusive:
             return False
-        return self.offers[source.offer if isinstance(source, Stack) else source].suits(work.shape.constraint)
+        offer = self.offers[source.offer if isinstance(source, Stack) else source]
+        zone = self.zones.get(work.shape)
+        stands = (source.zone,) if isinstance(source, Stack) else offer.zones
+        return (zone is None or zone in stands) and offer.suits(work.shape.constraint)
 
     def _holds_all(self, source: Stack | int, shape: Shape) -> bool:
         of = self.offers[source.offer if isinstance(source, Stack) else source].node_type
@@ -209,9 +253,15 @@ class Shelf:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
             of = offer.node_type
+            zone = self._zone_of(offer, pieces)
             self.stacks.append(
-                self._loaded(Stack(source, load.nodes, (), of.cores, of.gpus, of.memory_bytes), pieces)
+                self._loaded(Stack(source, load.nodes, zone, (), of.cores, of.gpus, of.memory_bytes), pieces)
             )
+
+    def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
+        """Works that are laid together want the same zone, or none: the layout sees to it."""
+        asked = (self.zones.get(self.works[number].shape) for number, _ in pieces)
+        return next((zone for zone in asked if zone is not None), offer.zones[0])
 
     def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> None:
         """On so many of the nodes of a stack, which becomes two where it is not all of them."""
@@ -242,6 +292,7 @@ class Laid:
 
     place: Place
     offer: Offer
+    zone: str
     pieces: tuple[tuple[int, int, int], ...]
 
 
@@ -276,7 +327,7 @@ class Dealt:
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)
                     for work, count in stack.pieces
                 )
-                yield Laid(place, self._offers[stack.offer], pieces)
+                yield Laid(place, self._offers[stack.offer], stack.zone, pieces)
             for work, count in stack.pieces:
                 begins[work] += stack.nodes * count
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from nodemanager.facts import (
     CloudCallFailed,
     CloudListed,
     FailureKind,
     NodeCordoned,
+    NodeCreated,
     NodeDrained,
+    OrderLapsed,
     RanksSeen,
 )
-from nodemanager.fleet import measured
+from nodemanager.fleet import measured, refusals, safe_mode
 from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of, with_nodes
-from nodemanager.fleet.snapshot import EVERYTHING, Block, Node, Scope, Snapshot, Source, Stray
+from nodemanager.fleet.snapshot import Node, Snapshot, Source, Stray
 from nodemanager.model import (
     CallKind,
     CloudNode,
@@ -35,7 +37,6 @@ from nodemanager.model import (
 )
 
 RETRY_S_MAX = 60.0
-_NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
 
 def drain_text(launch: LaunchId) -> str:
@@ -68,6 +69,13 @@ def answered(node: Node, kind: CallKind) -> Node:
     return replace(node, call=None, tries=0, retry_s=0.0) if waits_for(node, kind) else node
 
 
+def lapsed(node: Node, fact: OrderLapsed) -> Node:
+    """The node after an order for it was left undone: nothing has happened, and it may be given anew."""
+    if fact.order == "CreateNode" and node.state is NodeState.REQUESTED:
+        node = replace(node, create_sent_s=None, absences=0, absent_s=None)
+    return answered(node, node.call.kind) if node.call is not None else node
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
@@ -79,8 +87,9 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    looked = _looked_at(snapshot, ranks, changes, fact.started_s)
-    snapshot = with_nodes(measured.with_boots(snapshot, looked), looked)
+    looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
+    snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
+    snapshot = with_nodes(snapshot, looked)
     if changes:
         hosts = {after.host if after is not None else None for _, after in changes}
         same_hosts = hosts == {before.host if before is not None else None for before, _ in changes}
@@ -95,7 +104,8 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         )
     return replace(
         snapshot,
-        division=_division(fact, snapshot),
+        unready_since_s=safe_mode.unready_since_s(snapshot, policy),
+        division=_division(fact, snapshot) if changes else snapshot.division,
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
@@ -120,6 +130,7 @@ def _looked_at(
     ranks: Mapping[Rank, FluxRank],
     changes: list[tuple[FluxRank | None, FluxRank | None]],
     started_s: float,
+    policy: Policy,
 ) -> dict[LaunchId, Node]:
     """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
     roll = roll_of(snapshot)
@@ -133,14 +144,26 @@ def _looked_at(
         for id_, node in touched.items()
         if node.launch.rank in ranks
         and started_s >= node.rank_seen_s
-        and not _tells_nothing_new(node, ranks[node.launch.rank])
+        and not _tells_nothing_new(node, ranks[node.launch.rank], policy)
     }
 
 
-def _tells_nothing_new(node: Node, rank: FluxRank) -> bool:
-    """Whether it stays as it is: it waits for its rank, which is away as before. (Idleness counts looks.)"""
-    waits = node.state in (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.GONE)
-    return waits and not rank.online and node.rank is not None and node.rank == rank
+def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
+    """Whether it stays as it is, because its rank does: as long as a look more or less decides nothing."""
+    if node.rank is not rank and node.rank != rank:
+        return False
+    match node.state:
+        case NodeState.IDLE:
+            seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
+            return seen and rank.idle and rank.drain_reason is None
+        case NodeState.BUSY:
+            return rank.online and rank.allocated
+        case NodeState.DRAINING:
+            return rank.drain_reason == drain_text(node.id) and node.idle_looks == 0
+        case NodeState.STOPPING:
+            return node.idle_looks == 0
+        case _:
+            return not rank.online  # it waits for its rank, which is away as before
 
 
 def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
@@ -161,7 +184,8 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         # Ours, from before a restart: go on where it was left.
-        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=_found_drained(node, snapshot))
+        why = node.retiring or _found_drained(node, snapshot)
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
     return _count_idleness(node, rank, snapshot)
@@ -171,7 +195,7 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
         return because("retired_by_operator", by=mark.by, since_at=mark.at)
-    return because("found_drained")
+    return node.misfit if node.misfit is not None else because("found_drained")
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -200,7 +224,8 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
-        return replace(node, idle_looks=0, idle_since_s=None)
+        counted = node.idle_looks or node.idle_since_s is not None
+        return replace(node, idle_looks=0, idle_since_s=None) if counted else node
     since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
     return replace(node, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
 
@@ -214,24 +239,32 @@ def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
     return min(snapshot.now_s, max(node.requested_s, ended_s))  # clocks differ, and jump
 
 
-def drained(node: Node, fact: NodeDrained) -> Node:
+def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
+    """When the newest look at its rank began: the latest one at all ranks, or one at this rank alone."""
+    of_all_s = snapshot.flux.seen_s if node.launch.rank in snapshot.ranks else None
+    return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
+
+
+def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
     node = answered(node, CallKind.DRAIN)
-    if node.state is not NodeState.DRAINING:
+    if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
     node = replace(node, drained_s=fact.started_s)
-    if fact.started_s < node.rank_seen_s:
+    if fact.started_s < _rank_seen_s(node, snapshot):
         return node
     node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+    if node.state is NodeState.STOPPING:
+        return node
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
     return _let_go(node, fact.started_s) if held else node
 
 
-def cordoned(node: Node, fact: NodeCordoned) -> Node:
+def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot) -> Node:
     node = answered(node, CallKind.DRAIN)
-    if fact.started_s < node.rank_seen_s:
+    if fact.started_s < _rank_seen_s(node, snapshot):
         return node
     return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
 
@@ -239,9 +272,12 @@ def cordoned(node: Node, fact: NodeCordoned) -> Node:
 # --- the cloud --------------------------------------------------------------------------------------------
 
 
-def created(node: Node, cloud: CloudNode, snapshot: Snapshot) -> Node:
+def created(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
     """The provider answered the create, perhaps long after we stopped waiting."""
-    return _listed(answered(node, CallKind.CREATE), cloud, snapshot, snapshot.now_s)
+    if fact.launch not in snapshot.nodes:
+        return snapshot
+    node = _listed(answered(snapshot.nodes[fact.launch], CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+    return refusals.granted(with_nodes(snapshot, {node.id: node}), node, policy)
 
 
 def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
@@ -257,16 +293,17 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     believed = doubted == 0 or doubted > policy.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
-        nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
+        if not _is_listed_as_before(snapshot.nodes[id_], cloud):
+            nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
     if believed:
         for node in lacking:
             nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
     for id_, cloud in pairing.paired.items():
-        if cloud.died_of is not None and snapshot.nodes[id_].state in _NOT_UP_YET:
+        if cloud.died_of is not None and snapshot.nodes[id_].state in refusals.NOT_UP_YET:
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
-            snapshot = _blocked(snapshot, nodes[id_], cloud.died_of, cloud.died_because, policy)
+            snapshot = refusals.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
-        with_nodes(snapshot, nodes),
+        with_nodes(refusals.boots_ended(snapshot.nodes, nodes, snapshot, policy), nodes),
         strays={
             cloud.provider_id: replace(
                 snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
@@ -290,6 +327,16 @@ def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
     vanished = sum(1 for node in lacking if node.provider_shows_it)
     return vanished > max(2, shown // 2)
+
+
+def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
+    """Whether the list says nothing new of it. (When it was last known of counts only while it is looked for.)"""
+    return (
+        node.absences == 0
+        and node.billed_from_s is not None
+        and (node.cloud is cloud or node.cloud == cloud)
+        and not allows(node, Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED)
+    )
 
 
 def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
@@ -357,23 +404,5 @@ def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy
         return with_nodes(snapshot, {node.id: node})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
-    return _blocked(with_nodes(snapshot, {node.id: node}), node, fact.kind, fact.detail, policy, fact.retry_after_s)
-
-
-def _blocked(
-    snapshot: Snapshot, node: Node, kind: FailureKind, detail: str, policy: Policy, retry_after_s: float = 0.0
-) -> Snapshot:
-    """The snapshot with what a refused create says something about not bought for a while."""
-    scope = _scope(node, kind, policy)
-    until_s = snapshot.now_s + max(retry_after_s, policy.block_s[kind])
-    block = Block(until_s, because(f"create_{kind}", detail=detail))
-    longest = max(snapshot.blocks.get(scope, block), block, key=lambda block: block.until_s)
-    return replace(snapshot, blocks={**snapshot.blocks, scope: longest})
-
-
-def _scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
-    """What a refused create says something about."""
-    name = node.launch.type_name
-    if kind is FailureKind.CAPACITY and name in policy.types:
-        return Scope(name, policy.types[name].market, node.launch.zone)
-    return Scope(name) if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else EVERYTHING
+    snapshot = with_nodes(snapshot, {node.id: node})
+    return refusals.refused(snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.reach)

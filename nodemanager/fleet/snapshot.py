@@ -19,6 +19,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     Job,
     JobId,
     JoinPhase,
@@ -26,11 +27,13 @@ from nodemanager.model import (
     LaunchId,
     Market,
     NodeState,
+    Promise,
     ProviderId,
     Rank,
     Reason,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     UnreadableJob,
@@ -59,8 +62,10 @@ class Node:
     absent_s: float | None = None  # when the first of them was begun
     known_s: float = 0.0  # the newest moment at which the provider surely had it, or may have got it
     rank: FluxRank | None = None
-    rank_seen_s: float = 0.0  # when the look began that showed ``rank``
-    idle_looks: int = 0  # looks in a row that found it idle
+    rank_seen_s: float = (
+        0.0  # when the look began that showed ``rank`` first: as long as it stays so, none is noted
+    )
+    idle_looks: int = 0  # looks in a row that found it idle, counted as far as the policy asks for
     idle_since_s: float | None = None
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when its broker was told to stop
@@ -69,6 +74,8 @@ class Node:
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
     replayed: bool = False  # its ticket was shown again, by another
+    hardware: Hardware | None = None  # as it was measured when it joined
+    misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
     call: Call | None = None
     tries: int = 0  # of the call that failed last
     retry_s: float = 0.0  # nothing more is ordered for it before
@@ -110,10 +117,31 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something is not bought for a while."""
+    """Something is not bought for a while. ``rounds``: how often it was tried and refused in a row."""
 
     until_s: float
     reason: Reason
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many nodes we may have of a scope, as a refusal taught. From ``probe_s`` on one more is tried."""
+
+    cap: int
+    probe_s: float
+    pause_s: float  # between the refusal and that
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Boots of one node type from one image that failed in a row; from ``retry_s`` on one more is tried."""
+
+    failures: int
+    retry_s: float
+    pause_s: float
+    why: str  # the code of the latest failure's reason
 
 
 ALL_TYPES = TypeName("*")
@@ -121,7 +149,7 @@ ALL_TYPES = TypeName("*")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a block concerns: one type everywhere, or on one market in one zone."""
+    """What a block concerns: one type everywhere, or on one market in one zone; or all types of a market."""
 
     type_name: TypeName
     market: Market | None = None
@@ -171,6 +199,10 @@ class Snapshot:
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
+    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
+    # come to promise since this process began.
+    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
+    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
     wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
@@ -178,17 +210,22 @@ class Snapshot:
     intruders: tuple[CloudNode, ...] = ()  # our cluster's name, another cluster's UUID: never touched
     strangers: int = 0  # not ours, never touched
     swept_s: float | None = None  # when a sweep for leftovers was last asked for
+    unready_since_s: float | None = None  # since when too large a part of the nodes that were up is not
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
+    quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
+    streaks: Mapping[tuple[TypeName, str], Streak] = field(default_factory=_empty)  # by node type and image
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # What nodes that are gone and jobs that have ended have cost, by the period ("day" or "month"), its begin
-    # (seconds since the epoch) and account: "" for the whole site, "user 1000", "queue batch". Kept by
-    # ``spending``, and only where there is a budget. It begins empty with the process: whoever keeps it beyond that
-    # puts it here.
+    # What nodes that are gone and jobs that have ended have cost, as ``Spend`` has it. Kept by ``spending``, and
+    # only where there is a budget; nothing is added to it before the record was read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
+    counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
+    spend_on_record: Spend | None = None  # None: the record was not read yet
+    spend_kept_s: float = 0.0  # when it was last kept
+    bookkeeper: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # its end's being taken by the provider. A restart begins anew.

@@ -24,11 +24,16 @@ def spare_purchases(
     """What is to be bought beside what jobs need, each with why."""
     till = _Till(layout.market, layout, found)
     bought: list[tuple[Purchase, str]] = []
-    have = idle_or_coming(snapshot, found.needed)
+    kept = any(node_type.spares for node_type in policy.node_types)
+    have = idle_or_coming(snapshot, found.needed) if kept else {}
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
             place = till.take(node_type)
-            bought += [(Purchase(place, node_type, (), 0), "spare")] if place is not None else []
+            bought += (
+                [(Purchase(place, node_type, layout.market.open_zones[node_type.name][0], (), 0), "spare")]
+                if place is not None
+                else []
+            )
     states = roll_of(snapshot).states
     counted = (*supply.USABLE, *supply.COMING)
     there = sum(states.get(state, 0) for state in counted) - steered_of(snapshot, counted)
@@ -36,7 +41,9 @@ def spare_purchases(
         for node_type in sorted(policy.node_types, key=cheapest):
             place = till.take(node_type)
             if place is not None:
-                bought.append((Purchase(place, node_type, (), 0), "nodes_min"))
+                bought.append(
+                    (Purchase(place, node_type, layout.market.open_zones[node_type.name][0], (), 0), "nodes_min")
+                )
                 break
             if till.waits_for(node_type):
                 break

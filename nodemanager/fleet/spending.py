@@ -3,26 +3,43 @@
 A node is paid by its billing rule, from its creation on; what is paid counts in the period in which it falls due. A
 job is taken to have spent its share of a node's cores at the node's price. Every figure is an estimate, in the
 site's currency. What is gone is added up in the snapshot (``Snapshot.spend``); what stands is counted when asked.
+
+The sum outlives the manager: it lies in the instance beside the leases. A node that is gone keeps its lease until
+the sum with it is on record, which names it until then: so each is counted once, whenever the manager is killed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.facts import Fact, QueueSeen
+from nodemanager.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.fleet import billing
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of
-from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import Figure, Job, JobId, JobState, NodeState, NodeType, Reason, TypeName, because
+from nodemanager.fleet.snapshot import Node, Snapshot, Source
+from nodemanager.model import (
+    NOTHING_SPENT,
+    Figure,
+    Job,
+    JobId,
+    JobState,
+    NodeState,
+    NodeType,
+    Reason,
+    Spend,
+    TypeName,
+    because,
+)
 
 SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
 
 ALL = ""  # the account of the whole site
+KEEP_AGAIN_S = 1.0  # after it could not be put on record
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +82,17 @@ def _first_day(year: int, month: int) -> int:
 
 def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """Add what has just gone: nodes by their bill, jobs by their share. Nothing to do where there is no budget."""
-    if not policy.budgets:
+    if not policy.budgets or after.spend_on_record is None:
         return after
     gone: dict[tuple[str, int, str], Decimal] = {}
+    ended: list[Node] = []
+    if after.nodes is not before.nodes:
+        ended = list(_ended(before, after))
+        counted = {*(id_ for id_ in after.counted if id_ in after.nodes), *(node.id for node in ended)}
+        after = replace(after, counted=frozenset(counted))
     for period in periods(after.wall_at):
-        if after.nodes is not before.nodes:
-            for node in _ended(before, after):
-                _add(gone, period, ALL, _paid_within(node, period, after, policy))
+        for node in ended:
+            _add(gone, period, ALL, _paid_within(node, period, after, policy))
         if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
             for job in _finished(before.jobs, after.jobs, fact):
                 for account in accounts(job.userid, job.queue):
@@ -93,8 +114,9 @@ def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: 
 def _ended(before: Snapshot, after: Snapshot) -> Iterator[Node]:
     for id_, node in roll_of(after).restless.items():
         was = before.nodes.get(id_)
-        if node.state is NodeState.GONE and was is not None and was.costs and was.cloud is not None:
-            yield was
+        has_gone = node.state is NodeState.GONE and was is not None and was.costs
+        if was is not None and has_gone and node.cloud is not None and id_ not in after.counted:
+            yield node
 
 
 def _finished(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen) -> Iterator[Job]:
@@ -143,6 +165,47 @@ def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
             node_type = policy.types[place[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
     return price
+
+
+# --- the record -------------------------------------------------------------------------------------------
+
+
+def spend_of(snapshot: Snapshot) -> Spend:
+    """What is to be put on record."""
+    return Spend(snapshot.spend, snapshot.counted)
+
+
+def to_keep(snapshot: Snapshot, policy: Policy) -> Spend | None:
+    """What is to be put on record now, if anything: at once where a lease waits for it, else every little while."""
+    on_record = snapshot.spend_on_record
+    if not policy.budgets or on_record is None or not snapshot.claimed or spend_of(snapshot) == on_record:
+        return None
+    waited_for = not snapshot.counted <= on_record.counted
+    due = snapshot.now_s - snapshot.spend_kept_s >= policy.probe_s
+    return spend_of(snapshot) if waited_for or due else None
+
+
+def waits_for_record(node: Node, snapshot: Snapshot) -> bool:
+    """Whether its cost is not on record yet: until then its lease is not ended."""
+    on_record = snapshot.spend_on_record or NOTHING_SPENT
+    return node.id in snapshot.counted and node.id not in on_record.counted
+
+
+def read(snapshot: Snapshot, on_record: Spend) -> Snapshot:
+    """After the record was read. What we know ourselves is in it, unless it was not kept yet: the larger counts."""
+    amounts = dict(on_record.amounts)
+    for key, amount in snapshot.spend.items():
+        amounts[key] = max(amount, amounts.get(key, amount))
+    counted = frozenset(id_ for id_ in snapshot.counted | on_record.counted if id_ in snapshot.nodes)
+    return replace(snapshot, spend=amounts, counted=counted, spend_on_record=on_record, bookkeeper=Source())
+
+
+def kept(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
+    if isinstance(fact, SpendKept):
+        return replace(snapshot, spend_on_record=fact.spend, spend_kept_s=snapshot.now_s, bookkeeper=Source())
+    again_s = snapshot.now_s + KEEP_AGAIN_S
+    failed = replace(snapshot.bookkeeper, answer_due_s=None, failure=fact.why, retry_s=again_s)
+    return replace(snapshot, bookkeeper=failed)
 
 
 # --- what it forbids --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -17,6 +16,7 @@ from nodemanager.facts import (
     SteeringNotKept,
 )
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
@@ -107,6 +107,8 @@ def kept(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
 
 def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
     """What an operator's word means for the node now; None where the rest of the rules decides."""
+    if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
+        return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
         return None  # there is nothing yet to keep work from; or it is too late
     if (hold := steering.holds.get(node.id)) is not None:

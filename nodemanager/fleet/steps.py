@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nodemanager.fleet import measured, retirement, steering
+from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
@@ -27,6 +29,8 @@ NodeAction = (
 )
 
 BUSY = because("busy")
+# Of a type that is only observed these are left as they are. What was begun with a node is ended.
+STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 
@@ -43,8 +47,10 @@ class Outlook:
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
     overspent: Reason | None  # the budget is spent
+    allowance: Allowance  # by quotas and breakers
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
+    leads_s: dict[TypeName, float] = field(default_factory=dict)  # of each type that was asked for
 
     @property
     def now_s(self) -> float:
@@ -54,6 +60,11 @@ class Outlook:
     def all_blocked(self) -> bool:
         block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
+
+    def stop_lead_s(self, name: TypeName) -> float:
+        if name not in self.leads_s:
+            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy.stop_lead_s)
+        return self.leads_s[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,11 @@ def step(node: Node, outlook: Outlook) -> Step:
     if outlook.now_s < node.retry_s:
         return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
     steered = steering.step(node, outlook.snapshot.steering)
-    return Step(*steered) if steered is not None else STEPS[node.state](node, outlook)
+    if steered is not None:
+        return Step(*steered)
+    if node.launch.type_name in outlook.policy.observed and node.state in STANDING:
+        return Step(because("only_observed", node_type=node.launch.type_name))
+    return STEPS[node.state](node, outlook)
 
 
 def _requested(node: Node, outlook: Outlook) -> Step:
@@ -80,15 +95,20 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
+    if outlook.overspent is not None:
+        return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
     block = block_on(node_type, node.launch.zone, outlook.snapshot)
     if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
         obstacle = reason_of(block)
         return Step(obstacle, None if outlook.all_blocked else EndLease(node.launch, obstacle))
+    if (none_left := outlook.allowance.why_none(node_type)) is not None:
+        return Step(none_left, EndLease(node.launch, none_left))
     if outlook.creates_left <= 0:
         return Step(because("create_paced", creates_per_s=outlook.policy.creates_per_s))
     if outlook.cloud_calls_left <= 0:
         return Step(_too_many_calls(outlook))
+    outlook.allowance.take(node_type)
     outlook.creates_left -= 1
     outlook.cloud_calls_left -= 1
     return Step(because("creating"), CreateNode(node.launch, node_type))
@@ -98,6 +118,8 @@ def _booting(node: Node, outlook: Outlook) -> Step:
     given_up = retirement.overdue(node, outlook.policy, outlook.now_s)
     if given_up is not None:
         return _drain(node, given_up)
+    if outlook.overspent is not None:
+        return _drain(node, outlook.overspent)
     waited_s = outlook.now_s - node.requested_s
     return Step(because("booting", waited_s=waited_s, boot_timeout_s=outlook.policy.boot_timeout_s))
 
@@ -136,7 +158,7 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spare = node_type is not None and outlook.ready.get(name, 0) <= node_type.spares
-    lead_s = measured.stop_lead_s(outlook.snapshot, name, policy.stop_lead_s)
+    lead_s = outlook.stop_lead_s(name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:
         return Step(reason)
@@ -155,7 +177,16 @@ def _held(node: Node) -> bool:
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
-    del outlook
+    if node.misfit is not None:
+        # No more work; what runs there runs to its end.
+        text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
+        free = node.rank is not None and node.rank.drain_reason is None
+        return Step(node.misfit, CordonNode(node.id, node.launch.rank, text, node.misfit) if free else None)
+    if outlook.overspent is not None and node.rank is not None:
+        # What runs there ends in its own time; nothing begins there any more.
+        text = drain_text(node.id)
+        order = CordonNode(node.id, node.launch.rank, text, outlook.overspent)
+        return Step(outlook.overspent, order if node.rank.drain_reason is None else None)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -164,14 +195,14 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None and not (outlook.policy.destroy_on_replay and node.replayed):
+    if wanted is not None and node.misfit is None and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, outlook)
-    if obstacle.code == "job_slipped_in" and node.rank.online:
+    if obstacle.code == "job_slipped_in" and node.rank.online and node.misfit is None:
         return _reprieve(node, outlook, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained"):
         return _drain(node, node.retiring or obstacle)
@@ -182,6 +213,9 @@ def _stopping(node: Node, outlook: Outlook) -> Step:
     """Again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
         return Step(because("job_slipped_in"))
+    if node.drained_s is None:
+        # The claim was made anew since: another one may have kept the node meanwhile, and given it work.
+        return _drain(node, node.retiring or because("drain_unanswered"))
     return _stop(node, outlook)
 
 
@@ -211,12 +245,15 @@ def _gone(node: Node, outlook: Outlook) -> Step:
     if node.cloud is not None and rank is not None and rank.online:
         # Its slot is free only when the overlay has noticed too.
         return Step(because("gone_yet_online"))
+    if waits_for_record(node, outlook.snapshot):
+        return Step(because("spend_to_record"))
     reason = because("gone")
     return Step(reason, EndLease(node.launch, reason))
 
 
 def _drain(node: Node, reason: Reason) -> Step:
-    return Step(reason, DrainNode(node.id, node.launch.rank, reason))
+    note = hardware.note(reason) if reason == node.misfit else ""
+    return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
 
 
 def _reprieve(node: Node, outlook: Outlook, reason: Reason) -> Step:
@@ -251,3 +288,4 @@ ORDER = (
     NodeState.BOOTING,
     NodeState.REQUESTED,
 )
+TURN: Mapping[NodeState, int] = {state: turn for turn, state in enumerate(ORDER)}

@@ -14,18 +14,20 @@ from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import none_to_be_had
 from nodemanager.fleet.retirement import overdue
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import Bin, Standing
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Stray
-from nodemanager.fleet.zones import blocked_types, zone_for
+from nodemanager.fleet.zones import blocked_types, open_zones
 from nodemanager.model import (
     All,
     AnyOf,
     Constraint,
     FluxRank,
     HasProperty,
+    Launch,
     LaunchId,
     NodeState,
     NodeType,
@@ -45,29 +47,28 @@ Place = tuple[SlotName, Rank]
 # --- what is there ----------------------------------------------------------------------------------------
 
 
-def room(snapshot: Snapshot, policy: Policy, *, idle_go: bool = False) -> list[Bin]:
+def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bin]:
     """What is free on every node that takes jobs, and on those that could be kept from leaving.
 
-    ``idle_go``: the budget is spent, so none is kept, and of nodes that are idle none is counted on.
+    ``all_go``: the budget is spent, so none is kept, and none takes a job any more.
     """
     roll = roll_of(snapshot)
     bins: list[Bin] = []
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
-        if node is None or _takes_jobs(node, snapshot, idle_go):
-            bins.append(_what_is_free(rank, policy))
+        if node is None or _takes_jobs(node, snapshot, all_go):
+            bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        leaves = node.state is NodeState.DRAINING and not idle_go and not snapshot.steered(node)
+        leaves = node.state is NodeState.DRAINING and not all_go and not snapshot.steered(node)
         if node_type is not None and leaves and _may_be_kept(node):
-            bins.append(_empty(node_type, (node.launch.slot, node.launch.rank), Standing.KEPT))
+            bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
-def _takes_jobs(node: Node, snapshot: Snapshot, idle_go: bool) -> bool:
-    goes = snapshot.steered(node) or (idle_go and node.state is NodeState.IDLE)
-    return node.state in USABLE and not goes
+def _takes_jobs(node: Node, snapshot: Snapshot, all_go: bool) -> bool:
+    return node.state in USABLE and not all_go and not snapshot.steered(node)
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -95,7 +96,8 @@ def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
         if in_s <= horizon_s[place[0]]:
             properties = policy.types[place[0]].properties
             whole = cores >= rank.cores
-            bins.append(Bin(rank.host, number, properties, cores, gpus, Standing.SOON, whole, in_s))
+            zone = _zone_of(_owner(number, snapshot))
+            bins.append(Bin(rank.host, number, properties, cores, gpus, Standing.SOON, whole, in_s, zone))
     return bins
 
 
@@ -104,16 +106,34 @@ def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float
     return (measured.boot_s(snapshot, type_name) or 0.0) + policy.patience_s
 
 
-def _what_is_free(rank: FluxRank, policy: Policy) -> Bin:
+def _owner(rank: Rank, snapshot: Snapshot) -> Node | None:
+    id_ = roll_of(snapshot).of_rank.get(rank)
+    return snapshot.nodes[id_] if id_ is not None else None
+
+
+def _zone_of(node: Node | None) -> str:
+    """Of a rank that no node of ours stands behind, nothing is known: it counts as left to the provider."""
+    return node.launch.zone if node is not None else ""
+
+
+def _what_is_free(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
     place = policy.place_of_slot.get(rank.host)
     properties = policy.types[place[0]].properties if place is not None else frozenset()
     return Bin(
-        rank.host, rank.rank, properties, rank.cores_free, rank.gpus_free, Standing.UP, whole=not rank.allocated
+        rank.host,
+        rank.rank,
+        properties,
+        rank.cores_free,
+        rank.gpus_free,
+        Standing.UP,
+        whole=not rank.allocated,
+        zone=_zone_of(node),
     )
 
 
-def _empty(node_type: NodeType, place: Place, standing: Standing) -> Bin:
-    return Bin(place[0], place[1], node_type.properties, node_type.cores, node_type.gpus, standing)
+def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
+    cores, gpus = node_type.cores, node_type.gpus
+    return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
 
 
 def _may_be_kept(node: Node) -> bool:
@@ -133,6 +153,7 @@ class Offer:
     count: int
     example: Place
     places: Callable[[], Iterator[Place]]
+    zones: tuple[str, ...]  # where they stand, or where they may be made, in the order in which that is tried
     since_s: float | None = None  # when those that come were ordered; None for those on sale
 
     @property
@@ -146,16 +167,18 @@ class Offer:
 
 def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint]) -> list[Offer]:
     """The nodes that will be up, in the order in which they were ordered."""
-    found: dict[tuple[float, TypeName, tuple[bool, ...]], list[Place]] = {}
+    found: dict[tuple[float, TypeName, tuple[bool, ...], str], list[Place]] = {}
     for node in roll_of(snapshot).restless.values():
         node_type = policy.types.get(node.launch.type_name)
         if node_type is not None and not snapshot.steered(node) and _will_be_up(node, snapshot, policy):
             place = (node.launch.slot, node.launch.rank)
             kind = _kind(node_type, place, told_apart)
-            found.setdefault((node.requested_s, node_type.name, kind), []).append(place)
+            found.setdefault((node.requested_s, node_type.name, kind, node.launch.zone), []).append(place)
     return [
-        Offer(policy.types[name], Standing.COMING, len(places), min(places), sorted(places).__iter__, since_s)
-        for (since_s, name, _), places in sorted(found.items(), key=lambda entry: entry[0])
+        Offer(
+            policy.types[name], Standing.COMING, len(places), min(places), sorted(places).__iter__, (zone,), since_s
+        )
+        for (since_s, name, _, zone), places in sorted(found.items(), key=lambda entry: entry[0])
     ]
 
 
@@ -204,7 +227,7 @@ class Market:
     leased: Mapping[TypeName, set[int]]  # vacant places that are taken all the same
     ending: Mapping[TypeName, Sequence[int]]  # and those that are free in a moment
     blocked: Mapping[TypeName, Reason]
-    zones: Mapping[TypeName, str]
+    open_zones: Mapping[TypeName, tuple[str, ...]]  # where each may be made now, in the order of the site
     nodes_left: int
     price_left: Decimal
     budget_left: Reason | None = None  # where it is the budget that leaves no more
@@ -260,13 +283,13 @@ class Market:
             (Standing.COMING, soon, partial(self.free_soon, node_type)),
         ):
             if not told_apart and count:
-                yield Offer(node_type, standing, count, next(places()), places)
+                yield Offer(node_type, standing, count, next(places()), places, self.open_zones[name])
             elif count:
                 kinds: dict[tuple[bool, ...], list[Place]] = {}
                 for place in places():
                     kinds.setdefault(_kind(node_type, place, told_apart), []).append(place)
                 for alike in kinds.values():
-                    yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__)
+                    yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__, self.open_zones[name])
 
 
 def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.Verdict | None = None) -> Market:
@@ -281,7 +304,7 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
     for slot in {**{node.launch.slot: None for node in roll.restless.values()}, **dict.fromkeys(held)}:
         place = policy.place_of_slot.get(slot)
         rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
-        if place is None or rank is None or not _is_listed(ground, place):
+        if place is None or rank is None or rank.online or not _is_listed(ground, place):
             continue
         leased.setdefault(place[0], set()).add(place[1])
         owner = roll.of_slot.get(slot)
@@ -300,8 +323,8 @@ def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.
         of_slot=roll.of_slot,
         leased=leased,
         ending={name: sorted(places) for name, places in ending.items()},
-        blocked={**blocked_types(snapshot, policy), **closed},
-        zones={it.name: zone_for(it, snapshot) for it in policy.node_types},
+        blocked={**blocked_types(snapshot, policy), **none_to_be_had(snapshot, policy), **closed},
+        open_zones={it.name: open_zones(it, snapshot) for it in policy.node_types},
         nodes_left=policy.nodes_max - costing - len(ownerless),
         price_left=price_left,
         budget_left=budget_left,

@@ -6,14 +6,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from heapq import merge
 from types import MappingProxyType
 
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.line import BatchKey, key_of
 from nodemanager.fleet.seating import Standing
+from nodemanager.fleet.snapshot import Node
 from nodemanager.fleet.supply import Place
-from nodemanager.model import Job, JobId, NodeType, Reason, SlotName, because
+from nodemanager.model import Job, JobId, LaunchId, NodeType, Reason, SlotName, because
 
 NAMES_MAX = 10
 
@@ -32,6 +33,7 @@ class Purchase:
 
     place: Place
     node_type: NodeType
+    zone: str
     serves: tuple[JobId, ...]
     jobs: int
 
@@ -56,7 +58,8 @@ class JobReasons(Mapping[JobId, Reason]):
         return self._reason(key, ids, index)
 
     def __iter__(self) -> Iterator[JobId]:
-        return chain(self._layout.demand.withheld, *self._layout.demand.batches.values())
+        """In the order of their ids, in whichever order they became known."""
+        return merge(sorted(self._layout.demand.withheld), *self._layout.demand.batches.values())
 
     def __len__(self) -> int:
         demand = self._layout.demand
@@ -105,7 +108,29 @@ class JobReasons(Mapping[JobId, Reason]):
         nodes = tuple(slot for slot, when in standing.items() if when is latest)
         unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
         soon = {"free_in_s": free_in_s} if latest is Standing.SOON else {}
-        return because(SERVED_BY[latest], nodes=nodes, **soon, **unheeded)
+        zone = {"zone": layout.zones[key.shape]} if latest is not Standing.UP and key.shape in layout.zones else {}
+        return because(SERVED_BY[latest], nodes=nodes, **soon, **zone, **unheeded)
+
+
+class NodeReasons(Mapping[LaunchId, Reason]):
+    """Why each node stays or goes, in the order of their ids. Of thousands, most are only at work."""
+
+    def __init__(self, nodes: Mapping[LaunchId, Node], decided: Mapping[LaunchId, Reason], rest: Reason) -> None:
+        self._nodes = nodes
+        self._decided = decided  # of those, and of those that are bought now
+        self._rest = rest
+
+    def __getitem__(self, id_: LaunchId) -> Reason:
+        reason = self._decided.get(id_)
+        if reason is None and id_ not in self._nodes:
+            raise KeyError(id_)
+        return self._rest if reason is None else reason
+
+    def __iter__(self) -> Iterator[LaunchId]:
+        return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self._decided)}))
+
+    def __len__(self) -> int:
+        return len(self._nodes) + sum(id_ not in self._nodes for id_ in self._decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +152,7 @@ def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
     for laid in layout.dealt.nodes():
         serves, count = layout.dealt.jobs_on(laid, NAMES_MAX)
         if laid.offer.standing is Standing.NEW:
-            purchases.append(Purchase(laid.place, laid.offer.node_type, serves, count))
+            purchases.append(Purchase(laid.place, laid.offer.node_type, laid.zone, serves, count))
         else:
             needed.setdefault(laid.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))

@@ -1,18 +1,23 @@
-"""Why each node type is bought or not; and where a node with GPUs stands open to jobs that want none."""
+"""Why each node type is bought or not; and where the scheduler may do otherwise than a job, or the site, wants.
+
+Where a node with GPUs stands open to jobs that want none, or is taken by such; where a job that wants one zone may
+start across several.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from nodemanager.fleet.layout import Layout
-from nodemanager.fleet.obstacles import pieces_on
+from nodemanager.fleet.obstacles import memory_bytes, pieces_on
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.seating import slots_per_piece
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.fleet.verdicts import Verdicts
-from nodemanager.model import NodeType, Reason, Shape, TypeName, because
+from nodemanager.fleet.verdicts import NAMES_MAX, Verdicts
+from nodemanager.model import FluxRank, JobId, NodeType, Rank, Reason, Shape, TypeName, because
 
 
 def type_reasons(policy: Policy, layout: Layout, found: Verdicts) -> Mapping[TypeName, Reason]:
@@ -37,7 +42,9 @@ def _why_not(node_type: NodeType, layout: Layout, instead: Reason | None) -> Rea
         return _nothing_bought(layout)
     short = [work.shape for work in layout.shelf.works]
     if not any(
-        pieces_on(node_type, shape) and market.slots_that_suit(node_type, shape.constraint) for shape in short
+        pieces_on(node_type, shape, memory_bytes(shape, market))
+        and market.slots_that_suit(node_type, shape.constraint)
+        for shape in short
     ):
         return because("fits_no_job_that_is_short")
     if market.free(name) <= 0:
@@ -56,13 +63,22 @@ def _nothing_bought(layout: Layout) -> Reason:
 
 
 def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
+    """What the site should mend: see the module."""
+    return (
+        *_unguarded(snapshot, policy, layout, found),
+        *_taken(snapshot, policy, layout),
+        *_across_zones(layout),
+    )
+
+
+def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
     """Where the scheduler may give a node with GPUs to a job that wants none, though cheaper ones would do.
 
     It gives a job the node with the most free cores; only a property or a queue keeps small jobs off.
     """
     there = roll_of(snapshot).types
     bought = {purchase.node_type.name for purchase in found.purchases}
-    told = []
+    told = [why for why in layout.market.blocked.values() if why.code == "breaker_open"]
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (there.get(node_type.name) or node_type.name in bought):
             continue
@@ -81,3 +97,57 @@ def _open_to(node_type: NodeType, shape: Shape, layout: Layout) -> bool:
 
     others = (it for it in layout.market.policy.node_types if it.gpus == 0)
     return may_start(node_type) and any(may_start(other) for other in others)
+
+
+def _taken(snapshot: Snapshot, policy: Policy, layout: Layout) -> Iterator[Reason]:
+    """Where jobs that use no GPU fill the nodes that the first job waits for which needs one.
+
+    For that one another node is bought, as far as the limits go. In queue order only jobs ahead of it can take that
+    one too, so it has its own in the end.
+    """
+    waits = min(_wait_for_gpus(layout), key=lambda it: it[:2], default=None)
+    if waits is None:
+        return
+    _, job, shape = waits
+    for node_type in policy.node_types:
+        if (
+            node_type.gpus
+            and pieces_on(node_type, shape)
+            and layout.market.slots_that_suit(node_type, shape.constraint)
+        ):
+            ranks = (snapshot.ranks.get(snapshot.rank_of_slot.get(slot, Rank(-1))) for slot in node_type.slots)
+            taken = [rank.host for rank in ranks if rank is not None and _filled_without_gpus(rank, shape)]
+            if taken:
+                nodes = tuple(taken[:NAMES_MAX])
+                yield because("gpu_node_taken", node_type=node_type.name, job=str(job), nodes=nodes)
+
+
+def _wait_for_gpus(layout: Layout) -> Iterator[tuple[int, JobId, Shape]]:
+    """Of each kind of job that wants GPUs the first that does not sit on what is up."""
+    for key, ids in layout.demand.batches.items():
+        if key.shape.gpus_per_slot and key not in layout.demand.put_off:
+            seated = ids[: layout.seating.seated.get(key, 0)]
+            first = next((id_ for id_ in seated if id_ in layout.seating.short), None)
+            if first is not None or len(seated) < len(ids):
+                yield -key.priority, first if first is not None else ids[len(seated)], key.shape
+
+
+def _filled_without_gpus(rank: FluxRank, shape: Shape) -> bool:
+    """Whether all its GPUs are free, and a piece of the job finds no place for want of cores."""
+    unused = rank.online and rank.allocated and rank.gpus_free == rank.gpus > 0
+    wanted = rank.cores if shape.exclusive else slots_per_piece(shape) * shape.cores_per_slot
+    return unused and rank.cores_free < wanted
+
+
+def _across_zones(layout: Layout) -> tuple[Reason, ...]:
+    """Where a job that wants one zone will start on nodes of several: they are up and free, and it fits on them."""
+    told = []
+    for key, ids in layout.demand.batches.items():
+        if key.shape.one_zone:
+            served = ids[: min(layout.served.get(key, 0), layout.seating.seated.get(key, 0))]
+            for id_ in served:
+                zones = {bin_.zone for bin_, _ in layout.seating.seats[id_]}
+                if len(zones) > 1:
+                    told.append(because("job_across_zones", job=str(id_), zones=tuple(sorted(zones))))
+                    break
+    return tuple(told)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import EVERYTHING, Block, Scope, Snapshot
+from nodemanager.fleet.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
 from nodemanager.model import NodeType, Reason, TypeName, because
 
 
@@ -18,23 +18,30 @@ def zones_of(node_type: NodeType) -> tuple[str, ...]:
     return node_type.zones or ("",)
 
 
-def zone_for(node_type: NodeType, snapshot: Snapshot) -> str:
-    """The zone for the type's next node: the first that is not blocked, or the first where all are."""
+def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
+    """The zones for the type's next nodes: those that are not blocked; the first of all where all are."""
     zones = zones_of(node_type)
-    return next((zone for zone in zones if block_on(node_type, zone, snapshot) is None), zones[0])
+    return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
+
+
+def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
+    """The wider scopes that a type is in, the account's first."""
+    return EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
 
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
     """What keeps the type from being bought in a zone now."""
-    scopes = (EVERYTHING, Scope(node_type.name), Scope(node_type.name, node_type.market, zone))
+    scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
     blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
     standing = [block for block in blocks if block.until_s > snapshot.now_s]
     return max(standing, key=lambda block: block.until_s, default=None)
 
 
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that are to be had in no zone; each with the block that ends first."""
-    return {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
+    observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    return {**blocked, **observed}
 
 
 def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:

@@ -15,8 +15,8 @@ import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from nodemanager.ports import FluxError
@@ -195,6 +195,17 @@ def rank_of(handle: Handle) -> int:
 def ask(handle: Handle, topic: str, payload: object = None, *, rank: int = LEADER, timeout_s: float) -> Any:
     """Send one RPC and await its answer, decoded from JSON. Raises ``CallFailed``."""
     return ask_all(handle, {topic: payload}, rank=rank, timeout_s=timeout_s)[topic]
+
+
+def ask_texts(handle: Handle, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
+    """Send one RPC to each rank, all together; what those answer that do, as it is and not as JSON."""
+    with ExitStack() as futures:
+        sent = {rank: futures.enter_context(handle.rpc(topic, None, rank)) for rank in ranks}
+        answers: dict[int, str] = {}
+        for rank, future in sent.items():
+            with suppress(CallFailed), named(_at(topic, rank)):
+                answers[rank] = str(future.wait_for(timeout_s).get_str())
+        return answers
 
 
 def ask_all(

@@ -77,7 +77,11 @@ def _free(
     with bindings.connection(site.flux.uri) as handle:
         owner = owner_of(handle, timeout_s=TIMEOUT_S)
     if owner is not None:
-        raise ExpandError(f"a manager runs there ({owner}): with provider = flux it grows the instance by itself")
+        # It would know nothing of what is promised here, and might lease the same slots.
+        raise ExpandError(
+            f"a manager runs there ({owner}) and may lease the same slots, and of two brokers on a slot the second"
+            " puts out the first. With provider = flux it grows the instance by itself; else stop it first"
+        )
     flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, timeout_s=TIMEOUT_S)
     port = flux.port()
     try:

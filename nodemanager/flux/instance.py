@@ -21,6 +21,7 @@ class RealFlux:
     ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``,
     whose conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be
     changed. ``status`` is what ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
+    ``measures``: whether ports find out what the machines of ranks really have.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class RealFlux:
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
         status: Status = dict,
+        measures: bool = False,
     ) -> None:
         bindings.load()
         with suppress(FluxError), bindings.connection(uri):
@@ -43,6 +45,7 @@ class RealFlux:
         self._timeout_s = timeout_s
         self._folder = folder
         self._node_types = tuple(node_types)
+        self._measures = measures
         self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
@@ -54,6 +57,7 @@ class RealFlux:
             folder=self._folder,
             node_types=self._node_types,
             timeout_s=self._timeout_s,
+            measures=self._measures,
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:

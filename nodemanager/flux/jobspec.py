@@ -3,7 +3,12 @@
 Read as flux-core's default scheduler reads them, so that what is bought is what it will use: the resources are
 walked from the top, the last node, slot, core and gpu entry on the way count, whatever stands above a node
 (a slot too) multiplies the nodes, and any other type of resource is passed over. Those others come back as
-``unheeded``: the job asks for them and nobody looks.
+``unheeded``: the job asks for them and no scheduler looks.
+
+What a job may say to us alone stands in ``attributes.system.node-manager``, as ``flux submit
+--setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone`` puts it there: the memory of each slot, and
+that its nodes be made in one zone. Memory is read from the resources too, where an entry with a unit stands in the
+slot.
 """
 
 from __future__ import annotations
@@ -16,13 +21,23 @@ from typing import Any
 from nodemanager.flux.constraint import read_constraint
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
 from nodemanager.model import Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.notation import NotationError, parse_bytes
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources: flux-core's own bound
 
 WHY_MAX = 500  # characters: a user's jobspec is not to fill the log either
 
-_SYSTEM_READ = ("duration", "queue", "constraints")  # of attributes.system
+TO_US = "node-manager"  # of attributes.system: what a job says to us alone
+_SYSTEM_READ = ("duration", "queue", "constraints", TO_US)  # of attributes.system
+
+# RFC 14 gives a resource a unit and leaves open which there are. "GB" is 10⁹ to some and 2³⁰ to others: the larger
+# is taken, so that a node which is bought has enough for both.
+_UNIT_BYTES = {
+    unit: 2**power
+    for power, units in ((0, "B"), (10, "K KB KiB"), (20, "M MB MiB"), (30, "G GB GiB"), (40, "T TB TiB"))
+    for unit in units.split()
+}
 
 # RFC 45: "2-8", "2+", "2-8:2:*"; or an idset (RFC 22): "4", "1,4,7-9". Either may stand in brackets.
 _RANGE = re.compile(r"([0-9]{1,10})(?:\+|-([0-9]{1,10}))(?::[0-9]{1,10}(?::[+*^])?)?", re.ASCII)
@@ -45,17 +60,18 @@ def read_job(
         spec = object_at(jobspec, "jobspec")
         resources = _read_resources(spec)
         system = _system(spec)
+        wish = _read_wish(system)
         return Job(
             id=job_id,
             state=state,
-            shape=_shape(resources, system),
+            shape=_shape(resources, system, wish),
             submitted_at=submitted_at,
             urgency=urgency,
             priority=priority,
             duration_s=_read_duration_s(spec, system),
             queue=text_at(system.get("queue", ""), "attributes.system.queue"),
             userid=userid,
-            unheeded=tuple(sorted(resources.others)),
+            unheeded=tuple(sorted(resources.others | wish.unheeded)),
         )
     except ValueError as error:
         return UnreadableJob(job_id, str(error)[:WHY_MAX])
@@ -96,7 +112,8 @@ def _with_value(inside: object, keys: list[str], value: object) -> dict[str, Any
 
 def read_shape(jobspec: Mapping[str, Any]) -> Shape:
     """What the job asks of nodes. Raises ``ValueError``, which names the place in the jobspec."""
-    return _shape(_read_resources(jobspec), _system(jobspec))
+    system = _system(jobspec)
+    return _shape(_read_resources(jobspec), system, _read_wish(system))
 
 
 # --- resources --------------------------------------------------------------------------------------------
@@ -111,6 +128,7 @@ class _Resources:
     cores: int | None = None
     gpus: int = 0
     exclusive: bool = False
+    memory_bytes: int = 0  # of each slot
     others: set[str] = field(default_factory=set)
 
 
@@ -120,8 +138,8 @@ def _read_resources(spec: Mapping[str, Any]) -> _Resources:
     return found
 
 
-def _walk(entries: object, where: str, above: int, depth: int, found: _Resources) -> None:
-    """Take in one level. ``above`` is how often it is there, by the counts over it."""
+def _walk(entries: object, where: str, above: int, depth: int, found: _Resources, in_slot: int = 0) -> None:
+    """Take in one level. ``above`` is how often it is there, by the counts over it; ``in_slot``, in one slot."""
     if depth > DEPTH_MAX:
         raise ValueError(f"{shortened(where)}: resources nest deeper than {DEPTH_MAX} levels")
     for index, entry in enumerate(list_at(entries, where)):
@@ -132,8 +150,16 @@ def _walk(entries: object, where: str, above: int, depth: int, found: _Resources
         below = _take(of_type, count, above, bool(vertex.get("exclusive")), found)
         if below > COUNT_MAX:
             raise ValueError(f"{shortened(place)}: more than {COUNT_MAX} in all")
+        if of_type == "memory":
+            found.memory_bytes = in_slot * count * _unit_bytes(vertex.get("unit"))
         if vertex.get("with") is not None:
-            _walk(vertex["with"], f"{place}.with", below, depth + 1, found)
+            inside = 1 if of_type == "slot" else in_slot * count
+            _walk(vertex["with"], f"{place}.with", below, depth + 1, found, inside)
+
+
+def _unit_bytes(unit: object) -> int:
+    """0 where a unit is not known, or not given: then how much is meant is not known either."""
+    return _UNIT_BYTES.get(unit, 0) if isinstance(unit, str) else 0
 
 
 def _take(of_type: str, count: int, above: int, exclusive: bool, found: _Resources) -> int:
@@ -155,7 +181,7 @@ def _take(of_type: str, count: int, above: int, exclusive: bool, found: _Resourc
     return above * count
 
 
-def _shape(found: _Resources, system: Mapping[str, Any]) -> Shape:
+def _shape(found: _Resources, system: Mapping[str, Any], wish: _Wish) -> Shape:
     nodes, slots, cores = found.nodes, found.slots, found.cores
     if slots is None:
         raise ValueError("resources: a slot is needed, and there is none")
@@ -173,6 +199,8 @@ def _shape(found: _Resources, system: Mapping[str, Any]) -> Shape:
         nodes=nodes,
         exclusive=found.exclusive,
         constraint=read_constraint(system.get("constraints"), "attributes.system.constraints"),
+        memory_bytes_per_slot=max(found.memory_bytes, wish.memory_bytes),
+        one_zone=wish.one_zone,
     )
 
 
@@ -220,3 +248,33 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     if "duration" not in system and spec.get("version") != 1:
         return 0.0
     return seconds_at(system.get("duration"), "attributes.system.duration")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a job says to us alone. ``unheeded``: what of it no scheduler knows."""
+
+    memory_bytes: int = 0  # of each slot
+    one_zone: bool = False
+
+    @property
+    def unheeded(self) -> set[str]:
+        return {name for name, asked in (("memory", self.memory_bytes), ("one-zone", self.one_zone)) if asked}
+
+
+def _read_wish(system: Mapping[str, Any]) -> _Wish:
+    """A key that is not known is refused: one that is misspelt would be passed over without a word."""
+    where = f"attributes.system.{TO_US}"
+    wish = object_at(system.get(TO_US, {}), where)
+    unknown = next((key for key in wish if key not in ("memory", "one-zone")), None)
+    if unknown is not None:
+        raise ValueError(f'{where}: no key {shortened(repr(unknown))}; known are "memory" and "one-zone"')
+    memory, one_zone = wish.get("memory", "0B"), wish.get("one-zone", 0)
+    if not isinstance(memory, str):
+        raise wrong(f"{where}.memory", 'the size of each slot, such as "16GiB"', memory)
+    if one_zone not in (0, 1):
+        raise wrong(f"{where}.one-zone", "1 (which is what --setattr gives it) or 0", one_zone)
+    try:
+        return _Wish(parse_bytes(memory), bool(one_zone))
+    except NotationError as error:
+        raise ValueError(f"{where}.memory: {error}") from error

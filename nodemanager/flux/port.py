@@ -16,20 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodemanager.flux import kvs, record, retyping, steering_record
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, close, connect
+from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
-from nodemanager.flux.resources import read_job_ends, read_ranks
+from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
+    NOTHING_SPENT,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     NodeType,
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -37,9 +40,9 @@ from nodemanager.notation import parse_idset
 from nodemanager.ports import FluxError, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
-OUR_DRAINS = "flux-node-manager:"
 _LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get")
 _ENDED_JOBS_MAX = 1000
+_MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
 
 
 class RealFluxPort:
@@ -54,6 +57,7 @@ class RealFluxPort:
         folder: Path | None = None,
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
+        measures: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -62,8 +66,12 @@ class RealFluxPort:
         self._opened: Handle | None = None
         self._folder = folder
         self._node_types = tuple(node_types)
+        self._measures = measures
+        self._online: frozenset[Rank] = frozenset()
+        self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
         self._last_job_ended_at: dict[Rank, float] = {}
+        self._look = Look()
         self._ended_known_until_at = 0.0
 
     def close(self) -> None:
@@ -128,8 +136,8 @@ class RealFluxPort:
         with self._handle() as handle:
             return owner_of(handle, timeout_s=self._timeout_s)
 
-    def _must_act(self) -> None:
-        """Every changing call comes here first."""
+    def must_act(self) -> None:
+        """Every changing call comes here first, those to a provider too."""
         owner = self._owner()
         if owner is None:
             raise NotTheActor(f"the name {SERVICE} is not held by us any more: claim it again")
@@ -155,7 +163,7 @@ class RealFluxPort:
         return tuple(self._read_records([record.slot_of(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
-        self._must_act()
+        self.must_act()
         new = self._not_yet_on_record(launches)
         if not new:
             return
@@ -178,7 +186,7 @@ class RealFluxPort:
         return tuple(new.values())
 
     def forget(self, launch: Launch) -> None:
-        self._must_act()
+        self.must_act()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({record.key_of(launch.slot): None})
@@ -212,8 +220,27 @@ class RealFluxPort:
             ) from fault
 
     def keep_steering(self, steering: Steering) -> None:
-        self._must_act()
+        self.must_act()
         self._commit({steering_record.KEY: steering_record.encoded(steering)})
+
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        text = self._read([spend_record.KEY]).get(spend_record.KEY)
+        if text is None:
+            return NOTHING_SPENT
+        try:
+            return spend_record.decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
+                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
+                f" {spend_record.KEY}"
+            ) from fault
+
+    def keep_spend(self, spend: Spend) -> None:
+        self.must_act()
+        self._commit({spend_record.KEY: spend_record.encoded(spend)})
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:
@@ -240,8 +267,25 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            return read_ranks(resources, scheduler, overlay, self._last_job_ended_at, division)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division)
         except (ValueError, FluxConfigError) as fault:
+            raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+        ranks = tuple(self._look.ranks.values())
+        self._online = frozenset(rank.rank for rank in ranks if rank.online)
+        self._measured &= self._online
+        return ranks
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []
+        if not unknown:
+            return {}
+        with self._handle() as handle:
+            topologies = ask_texts(handle, "resource.topo-get", unknown, timeout_s=self._timeout_s)
+        # One that does not answer is leaving; should it come back, it is asked then.
+        self._measured |= frozenset(unknown)
+        try:
+            return {Rank(rank): read_topology(text) for rank, text in topologies.items()}
+        except ValueError as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
 
     def jobs_ended(self) -> int:
@@ -253,7 +297,7 @@ class RealFluxPort:
             raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
-        self._must_act()
+        self.must_act()
         for job, text in texts.items():
             # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
             memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
@@ -279,7 +323,7 @@ class RealFluxPort:
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
 
     def drain(self, rank: Rank, reason: str) -> None:
-        self._must_act()
+        self.must_act()
         # Asked first, for Flux would write our reason to one that was drained without giving any.
         if rank in self._drain_reasons():
             return
@@ -290,7 +334,7 @@ class RealFluxPort:
                 raise
 
     def undrain(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         self._undrain(rank)
 
     def _undrain(self, rank: Rank) -> None:
@@ -313,18 +357,18 @@ class RealFluxPort:
     # --- the division of the slots ---
 
     def repair(self) -> bool:
-        self._must_act()
+        self.must_act()
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
         return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        self._must_act()
+        self.must_act()
         self._retyping().change(wish, moves)
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        self._must_act()
+        self.must_act()
         if self.slots_wish() == wish:
             answer = retyping.encoded_answer(retyping.Answer(wish.id, {}, why))
             self._commit({retyping.WISH: None, retyping.ANSWER: answer})
@@ -340,7 +384,7 @@ class RealFluxPort:
     # --- brokers ---
 
     def stop_broker(self, rank: Rank) -> None:
-        self._must_act()
+        self.must_act()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
             self._ask("rexec.exec", terminate(pid), rank=rank)

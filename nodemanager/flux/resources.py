@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
+from xml.etree import ElementTree as ET
 
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Holding, Overlay, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, Hardware, Holding, Overlay, Rank, SlotName, TypeName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
+OUR_DRAINS = "flux-node-manager:"
 _OVERLAY: Mapping[str, Overlay] = {state.value: state for state in Overlay}
 
 
@@ -34,36 +36,8 @@ def read_ranks(
     the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
     ``OFFLINE`` by what the resource module says. ``division``: the node type of each slot, where it is known.
     """
-    division = division or {}
-    seen = _read_resource_status(resource_status)
-    sched = _read_sched_status(sched_resource_status)
-    overlay = _read_overlay(overlay_health)
-    usable = (seen.online & sched.up) - seen.drains.keys() - seen.torpid - seen.excluded
-    ranks = []
-    for rank in sorted(seen.inventory.keys() - {LEADER}):
-        units = seen.inventory[rank]
-        free = units.without(sched.allocated.get(rank)) if rank in usable else _NOTHING
-        online = rank in seen.online
-        ranks.append(
-            FluxRank(
-                rank=rank,
-                host=seen.hosts[rank],
-                online=online,
-                cores=len(units.cores),
-                gpus=len(units.gpus),
-                cores_free=len(free.cores),
-                gpus_free=len(free.gpus),
-                allocated=rank in sched.allocated,
-                schedulable=rank in sched.up,
-                drain_reason=seen.drains.get(rank),
-                torpid=rank in seen.torpid,
-                excluded=rank in seen.excluded,
-                overlay=overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
-                type_name=division.get(seen.hosts[rank]),
-                last_job_ended_at=last_job_ended_at.get(rank),
-            )
-        )
-    return tuple(ranks)
+    look = Look().next(resource_status, sched_resource_status, overlay_health, last_job_ended_at, division)
+    return tuple(look.ranks.values())
 
 
 def read_holdings(r: object) -> tuple[tuple[Holding, ...], float | None]:
@@ -117,6 +91,23 @@ def read_job_ends(job_list: object) -> dict[Rank, float]:
     return ends
 
 
+def read_topology(xml: str) -> Hardware:
+    """A machine by the answer to ``resource.topo-get``, which is hwloc's XML: cores and hardware threads.
+
+    Its GPUs it shows only where hwloc was built to find them, and its memory by NUMA node, where what was added to
+    a running machine is missing: neither is taken from here.
+    """
+    try:
+        topology = ET.fromstring(xml)  # noqa: S314 - who owns a broker of ours owns the instance
+    except ET.ParseError as fault:
+        raise ValueError(f"resource.topo-get: hwloc's XML is needed: {fault}") from fault
+    objects = [element.get("type") for element in topology.iter("object")]
+    threads = objects.count("PU")
+    if not threads:
+        raise ValueError("resource.topo-get: no PU in it")
+    return Hardware(cores=objects.count("Core") or threads, threads=threads)
+
+
 # --- the replies ------------------------------------------------------------------------------------------
 
 
@@ -137,20 +128,120 @@ class _Units:
 _NOTHING = _Units()
 
 
+@lru_cache(maxsize=1024)
+def _units(cores: frozenset[int], gpus: frozenset[int]) -> _Units:
+    """Kept, so that what is equal mostly is the same object, in one look and from one to the next."""
+    return _Units(cores, gpus)
+
+
 @dataclass(frozen=True, slots=True)
 class _ResourceStatus:
-    inventory: Mapping[Rank, _Units]
-    hosts: Mapping[Rank, SlotName]
-    online: frozenset[Rank]
-    drains: Mapping[Rank, str]
-    torpid: frozenset[Rank]
-    excluded: frozenset[Rank]
+    inventory: Mapping[Rank, _Units] = field(default_factory=dict)
+    hosts: Mapping[Rank, SlotName] = field(default_factory=dict)
+    online: frozenset[Rank] = frozenset()
+    drains: Mapping[Rank, str] = field(default_factory=dict)
+    torpid: frozenset[Rank] = frozenset()
+    excluded: frozenset[Rank] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class _SchedStatus:
-    allocated: Mapping[Rank, _Units]  # by jobs and by housekeeping
-    up: AbstractSet[Rank]
+    allocated: Mapping[Rank, _Units] = field(default_factory=dict)  # by jobs and by housekeeping
+    up: AbstractSet[Rank] = frozenset()
+
+
+# --- one look after another -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The ranks as one look showed them, in order, and what they were read off.
+
+    The next one reuses each that is as it was: of thousands a few change, and whoever compares two looks compares
+    what is the same object at no cost.
+    """
+
+    ranks: Mapping[Rank, FluxRank] = field(default_factory=dict)
+    _seen: _ResourceStatus = field(default_factory=_ResourceStatus)
+    _sched: _SchedStatus = field(default_factory=_SchedStatus)
+    _overlay: Mapping[Rank, Overlay] = field(default_factory=dict)
+    _ended_at: Mapping[Rank, float] = field(default_factory=dict)
+    _division: Mapping[SlotName, TypeName] = field(default_factory=dict)
+
+    def next(
+        self,
+        resource_status: object,
+        sched_resource_status: object,
+        overlay_health: object,
+        last_job_ended_at: Mapping[Rank, float],
+        division: Mapping[SlotName, TypeName] | None = None,
+    ) -> Look:
+        """The look after this one, from replies as :func:`read_ranks` takes them."""
+        read = Look(
+            {},
+            _read_resource_status(resource_status),
+            _read_sched_status(sched_resource_status),
+            _read_overlay(overlay_health),
+            dict(last_job_ended_at),
+            division or {},
+        )
+        changed = read._changed_since(self)
+        usable = (read._seen.online & read._sched.up) - read._seen.drains.keys() - read._seen.torpid
+        usable -= read._seen.excluded
+        ranks = {
+            rank: read._rank(rank, rank in usable) if changed is None or rank in changed else self.ranks[rank]
+            for rank in sorted(read._seen.inventory.keys() - {LEADER})
+        }
+        return replace(read, ranks=ranks)
+
+    def _changed_since(self, before: Look) -> AbstractSet[Rank] | None:
+        """The ranks of which something is said otherwise than before; None: perhaps all."""
+        seen, was = self._seen, before._seen
+        if seen.hosts != was.hosts or self._division != before._division:
+            return None
+        return (
+            (seen.online ^ was.online)
+            | (seen.torpid ^ was.torpid)
+            | (seen.excluded ^ was.excluded)
+            | (self._sched.up ^ before._sched.up)
+            | _differing(seen.inventory, was.inventory)
+            | _differing(seen.drains, was.drains)
+            | _differing(self._sched.allocated, before._sched.allocated)
+            | _differing(self._overlay, before._overlay)
+            | _differing(self._ended_at, before._ended_at)
+        )
+
+    def _rank(self, rank: Rank, usable: bool) -> FluxRank:
+        seen, sched = self._seen, self._sched
+        units = seen.inventory[rank]
+        free = units.without(sched.allocated.get(rank)) if usable else _NOTHING
+        online = rank in seen.online
+        return FluxRank(
+            rank=rank,
+            host=seen.hosts[rank],
+            online=online,
+            cores=len(units.cores),
+            gpus=len(units.gpus),
+            cores_free=len(free.cores),
+            gpus_free=len(free.gpus),
+            allocated=rank in sched.allocated,
+            schedulable=rank in sched.up,
+            drain_reason=seen.drains.get(rank),
+            torpid=rank in seen.torpid,
+            excluded=rank in seen.excluded,
+            overlay=self._overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
+            type_name=self._division.get(seen.hosts[rank]),
+            last_job_ended_at=self._ended_at.get(rank),
+        )
+
+
+def _differing(one: Mapping[Rank, object], other: Mapping[Rank, object]) -> set[Rank]:
+    """Where two mappings differ."""
+    lacks = other.keys() - one.keys() if len(other) > len(one) or other.keys() != one.keys() else set()
+    return lacks | {rank for rank, it in one.items() if (was := other.get(rank)) is not it and was != it}
+
+
+# --- reading the replies ----------------------------------------------------------------------------------
 
 
 def _read_resource_status(reply: object) -> _ResourceStatus:
@@ -164,12 +255,14 @@ def _read_resource_status(reply: object) -> _ResourceStatus:
 
 
 def _read_drains(value: object, where: str) -> dict[Rank, str]:
-    """The reason by rank; "" where none was given."""
+    """The reason by rank; "" where none was given. Of a drain of ours, the mark."""
     drains: dict[Rank, str] = {}
     for ranks, entry in object_at(value, where).items():
         reason = object_at(entry, f"{where}.{ranks}").get("reason")
         said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
-        drains.update(dict.fromkeys(_ranks(ranks, where), said))
+        # Behind a mark of ours stands a note for people.
+        mark = said.partition(" ")[0] if said.startswith(OUR_DRAINS) else said
+        drains.update(dict.fromkeys(_ranks(ranks, where), mark))
     return drains
 
 
@@ -211,7 +304,7 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
             frozenset(_ids(children.get(kind, ""), f"{place}.children.{kind}", _unit_ids))
             for kind in ("core", "gpu")
         )
-        units = _Units(cores, gpus)
+        units = _units(cores, gpus)
         for rank in _ranks(entry.get("rank"), f"{place}.rank"):
             before = found.get(rank)
             found[rank] = units if before is None else before.joined(units)

@@ -31,11 +31,12 @@ from nodemanager.flux_config import (
     FluxConfigError,
     division_in,
     hosts_of,
+    promises_in,
     redivided,
     redivided_text,
     units_missing,
 )
-from nodemanager.model import FluxRank, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import FluxRank, NodeType, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.ports import FluxError, SlotsUnchanged
 
 SLOTS = f"{SERVICE}.slots"
@@ -167,7 +168,7 @@ class Retyping:
         if not moves:
             self._answer(answer)
             return
-        before = self._prepared(moves)
+        before = self._prepared(moves, wish.promises)
         schedulers = self._schedulers()
         self.calls.commit({MARKER: _encoded_marker(wish.id, moves, schedulers)})
         try:
@@ -190,13 +191,13 @@ class Retyping:
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
 
-    def _prepared(self, moves: Division) -> str:
+    def _prepared(self, moves: Division, promises: Mapping[TypeName, Promise]) -> str:
         """Have the slots drained and the file written; its former text. Whatever is in the way changes nothing."""
         try:
             before = self.file().text()
             self._drain(moves)
             self._second_look(moves)
-            self._write_file(moves)
+            self._write_file(moves, promises)
         except (FluxConfigError, SlotsUnchanged) as error:
             self._undrain(self._drained_by_us())
             raise SlotsUnchanged(str(error)) from error
@@ -253,7 +254,7 @@ class Retyping:
         if taken:
             raise SlotsUnchanged(f"slot {taken[0]} has been taken meanwhile")
 
-    def _write_file(self, moves: Division) -> None:
+    def _write_file(self, moves: Division, promises: Mapping[TypeName, Promise]) -> None:
         file = self.file()
         config = file.read()
         if hosts_of(config) != hosts_of(self.calls.ask("config.get")):
@@ -262,10 +263,10 @@ class Retyping:
             )
         division = self._division(config) | dict(moves)
         held = held_units(self.calls.ask("resource.status"), self.calls.ask("sched.resource-status"))
-        lacking = units_missing(redivided(config, division, self.node_types), held)
+        lacking = units_missing(redivided(config, division, self.node_types, promises), held)
         if lacking:
             raise SlotsUnchanged(f"{file.path} would declare less for {lacking[0]} than a job holds there")
-        file.write(redivided_text(file.text(), division, self.node_types))
+        file.write(redivided_text(file.text(), division, self.node_types, promises))
 
     def _division_of_file(self) -> dict[SlotName, TypeName]:
         try:
@@ -285,7 +286,8 @@ class Retyping:
         """Give the running configuration the file's division: what else was edited there waits for its restart."""
         division = self._division_of_file()
         try:
-            config = redivided(self.calls.ask("config.get"), division, self.node_types)
+            promises = promises_in(self.file().read())
+            config = redivided(self.calls.ask("config.get"), division, self.node_types, promises)
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
         self.calls.ask("config.load", config, timeout_s=LOAD_WITHIN_S)

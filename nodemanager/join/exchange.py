@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodemanager.facts import NodeReported
+from nodemanager.facts import JoinFact
 from nodemanager.join.ledger import READ_MAX, LedgerError, read_reports
 from nodemanager.model import LaunchId, Roster, RosterEntry, SlotName
 from nodemanager.ports import JoinError
@@ -51,8 +51,8 @@ class FileExchange:
         except OSError as error:
             raise JoinError(f"{path} cannot be written: {error.strerror}") from error
 
-    def reports(self) -> tuple[NodeReported, ...]:
-        found: list[NodeReported] = []
+    def reports(self) -> tuple[JoinFact, ...]:
+        found: list[JoinFact] = []
         try:
             while rows := read_reports(self._folder.ledger, self._read_until):
                 self._read_until = rows[-1][0]

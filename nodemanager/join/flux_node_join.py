@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NoReturn, Optional, Tuple
 
 CALL_TIMEOUT_S = 10.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
@@ -117,7 +117,9 @@ class Joining:
         self.running_with = ""  # the digest of what the running broker was started with
         self.hosts_digest = ""
         self.cannot = ""  # why this machine will never join
-        self.reports: List[Tuple[str, str]] = []
+        # First of all what this machine really has: the manager compares it with what the slot declares.
+        measured = machine.measured()
+        self.reports: List[Tuple[str, str]] = [("measured", json.dumps(measured))] if measured else []
         self.ended = False
 
     def step(self) -> Optional[float]:
@@ -346,6 +348,20 @@ class Machine:
     def log(self, text: str) -> None:
         sys.stderr.write("flux-node-join: {}\n".format(text))
         sys.stderr.flush()
+
+    def measured(self) -> Dict[str, int]:
+        """What this machine has of all that a slot declares; {} where it does not say."""
+        try:
+            processors = os.sched_getaffinity(0)
+            return {
+                "cores": cores_of(processors),
+                "threads": len(processors),
+                "gpus": count_gpus(),
+                "memory_bytes": memory_bytes(),
+            }
+        except (OSError, ValueError) as error:
+            self.log("what this machine has cannot be read: {!r}".format(error))
+            return {}
 
     # --- files ---
 
@@ -603,6 +619,48 @@ def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dic
     if response.status != 200:
         raise Refused(str(answer.get("error", response.status)))
     return answer
+
+
+# --- what the machine has ---------------------------------------------------------------------------------
+
+# PCI: 3D and display controllers and accelerators are GPUs, whoever made them; what is called a VGA controller is
+# one where NVIDIA or AMD made it, and else shows a console.
+GPU_CLASSES = ("0x0302", "0x0380", "0x1200")
+VGA_CLASS = "0x0300"
+GPU_VENDORS = ("0x10de", "0x1002")
+
+
+def cores_of(processors: Iterable[int]) -> int:
+    """How many cores these hardware threads are of; as many as they are where the kernel does not say."""
+    cores = set()
+    for processor in processors:
+        topology = Path("/sys/devices/system/cpu/cpu{}/topology".format(processor))
+        try:
+            place = tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+        except OSError:
+            place = (str(processor),)
+        cores.add(place)
+    return len(cores)
+
+
+def count_gpus(devices: Path = Path("/sys/bus/pci/devices"), nodes: Path = Path("/dev")) -> int:
+    """On the PCI bus, or by their device nodes, which is all that a container may see."""
+    on_the_bus = 0
+    for device in devices.iterdir() if devices.is_dir() else ():
+        try:
+            kind, vendor = ((device / name).read_text().strip() for name in ("class", "vendor"))
+        except OSError:
+            continue
+        on_the_bus += kind[:6] in GPU_CLASSES or (kind[:6] == VGA_CLASS and vendor in GPU_VENDORS)
+    by_node = sum(1 for name in os.listdir(str(nodes)) if re.match(r"^nvidia[0-9]+$", name))
+    return max(on_the_bus, by_node)
+
+
+def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    found = re.search(r"^MemTotal:\s+([0-9]+) kB$", meminfo.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError("no MemTotal in {}".format(meminfo))
+    return int(found.group(1)) * 1024
 
 
 # --- what the kernel says ---------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ is on disk before the answer leaves. The manager reads the reports from the same
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from nodemanager.facts import NodeReported
-from nodemanager.model import JoinPhase, LaunchId
+from nodemanager.facts import JoinFact, NodeMeasured, NodeReported
+from nodemanager.model import Hardware, JoinPhase, LaunchId
 
 REPORTS_KEPT_MAX = 50  # of one launch
 REPLAYS_KEPT_MAX = 10
@@ -32,7 +33,7 @@ CREATE INDEX IF NOT EXISTS reports_of_launch ON reports (launch, id);
 """
 
 
-Reports = tuple[tuple[int, NodeReported], ...]  # each with its id, oldest first
+Reports = tuple[tuple[int, JoinFact], ...]  # each with its id, oldest first
 
 
 class LedgerError(Exception):
@@ -143,7 +144,22 @@ def _reports(db: sqlite3.Connection, after: int) -> Reports:
     rows = db.execute(query, (after, READ_MAX)).fetchall()
     known = set(JoinPhase)
     return tuple(
-        (id_, NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at))
+        (id_, _fact(NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at)))
         for id_, launch, phase, detail, reported_at in rows
         if phase in known
     )
+
+
+def _fact(report: NodeReported) -> JoinFact:
+    if report.phase is not JoinPhase.MEASURED:
+        return report
+    return NodeMeasured(report.launch, decoded_hardware(report.detail), report.reported_at)
+
+
+def decoded_hardware(text: str) -> Hardware:
+    """What a client says of its machine, as a JSON object of four whole numbers. Raises ``ValueError``."""
+    read = json.loads(text)
+    names = ("cores", "threads", "gpus", "memory_bytes")
+    if not isinstance(read, dict) or any(type(read.get(name)) is not int or read[name] < 0 for name in names):
+        raise ValueError(f"an object of whole numbers is needed: {', '.join(names)}")
+    return Hardware(*(read[name] for name in names))

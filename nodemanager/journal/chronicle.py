@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from nodemanager.actors.manager import Published
 from nodemanager.facts import Fact
+from nodemanager.journal.advice import Advice, Advised
 from nodemanager.journal.entries import Entries, Entry
 from nodemanager.journal.lives import Life, Lives
 from nodemanager.journal.spend import Spend, Spent
@@ -35,6 +36,7 @@ class Happened:
     entries: tuple[Entry, ...]
     lives: tuple[tuple[Life | None, Life], ...]
     spent: Spent
+    advised: Advised | None = None
 
 
 class Follower:
@@ -44,6 +46,7 @@ class Follower:
         self._entries = Entries()
         self._lives = Lives()
         self._spend = Spend()
+        self._advice = Advice()
 
     def of(self, publications: Sequence[Published]) -> Happened:
         """From one publication at the least, in their order."""
@@ -56,6 +59,7 @@ class Follower:
             entries=self._entries.of(publications),
             lives=self._lives.of(newest, facts),
             spent=self._spend.of(newest),
+            advised=self._advice.of(publications),
         )
 
 

@@ -22,7 +22,7 @@ from nodemanager.facts import (
     RetirementAsked,
     SteeringNotKept,
 )
-from nodemanager.fleet.plan import Action
+from nodemanager.fleet.plan import Action, type_of
 from nodemanager.model import Figure, Job, JobState, Launch, LaunchId, Reason
 from nodemanager.orders import (
     BootNode,
@@ -109,35 +109,29 @@ class Entries:
 
     def _decisions(self, published: Published, edge: Edge) -> Iterator[Entry]:
         said: set[str] = set()
-        for action in published.plan.actions:
+        only_said = (("would", action) for action in published.plan.would)
+        given = "decided" if published.acts else "would"
+        for kind, action in (*((given, action) for action in published.plan.actions), *only_said):
             subject = subject_of(action)
             line = f"{order_of(action)} {_slot_of(action) or subject}"
             said.add(line)
-            if not published.acts and line in self._would:
+            if kind == "would" and line in self._would:
                 continue
             reason = reason_of(action)
             figures = dict(edge.figures(reason)) if reason is not None else {}
             if isinstance(action, BootNode):
                 figures["serves"] = tuple(str(job) for job in action.serves)
-            node_type = _type_of(action, published)
-            kind = "decided" if published.acts else "would"
+            node_type = type_of(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
             yield Entry(edge.wall_at, kind, subject, order_of(action), code, figures, node_type)
+        if not published.plan.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._would if line.startswith(BootNode.__name__)}
         self._would = frozenset(said)
 
 
 def _slot_of(action: Action) -> str:
     """Where a launch is only thought of, its id is another at every plan, and its slot the same."""
     return action.launch.slot if isinstance(action, BootNode) else ""
-
-
-def _type_of(action: Action, published: Published) -> str:
-    match action:
-        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
-            return launch.type_name
-        case _:
-            known = published.snapshot.nodes.get(LaunchId(subject_of(action)))
-            return known.launch.type_name if known is not None else ""
 
 
 def _of_fact(fact: Fact, edge: Edge) -> Iterator[Entry]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nodemanager.journal.advice import in_a_line
 from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
 
 ENTRIES_MAX = 1000
@@ -110,6 +111,7 @@ class JournalReader:
             "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
             "by_queue": self._sums("queue", hour, f"AND use = '{WORK}'"),
             "waits": self._waits(since_at),
+            "observed": self._observed(since_at),
             "boots": self._boots(since_at),
             "failures": self._rows(
                 "SELECT what AS operation, code AS kind, COUNT(*) AS count, MAX(at) AS last_at FROM entries"
@@ -133,6 +135,29 @@ class JournalReader:
     def _waits(self, since_at: float) -> Mapping[str, Any]:
         waits_s = sorted(row["wait_s"] for row in self._rows("SELECT wait_s FROM waits WHERE at >= ?", since_at))
         return {"jobs": len(waits_s), "median_s": _quantile(waits_s, 0.5), "p95_s": _quantile(waits_s, 0.95)}
+
+    def _observed(self, since_at: float) -> Mapping[str, Any] | None:
+        """What it would have come to, had been done what was only said; None where everything was done."""
+        (row,) = self._rows(
+            "SELECT SUM(span_s) AS span_s, SUM(cost) AS cost, SUM(cost_advised) AS cost_advised,"
+            " SUM(busy_touched) AS busy_touched FROM advised WHERE hour >= ?",
+            int(since_at // HOUR_S),
+        )
+        if row["span_s"] is None:
+            return None
+        waits = self._rows("SELECT wait_s, advised_s FROM waits WHERE at >= ? AND advised_s IS NOT NULL", since_at)
+        p95_s = _quantile(sorted(it["wait_s"] for it in waits), 0.95)
+        p95_advised_s = _quantile(sorted(it["advised_s"] for it in waits), 0.95)
+        longer_s = p95_advised_s - p95_s if p95_s is not None and p95_advised_s is not None else None
+        return {
+            **row,
+            "jobs": len(waits),
+            "p95_s": p95_s,
+            "p95_advised_s": p95_advised_s,
+            "text": in_a_line(
+                row["span_s"], row["cost"], row["cost_advised"], row["busy_touched"], p95_longer_s=longer_s
+            ),
+        }
 
     def _boots(self, since_at: float) -> list[dict[str, Any]]:
         rows = self._rows(

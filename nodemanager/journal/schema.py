@@ -52,6 +52,16 @@ STEPS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     CREATE INDEX waits_by_time ON waits (at);
     """,
+    """
+    CREATE TABLE advised (
+        hour INTEGER PRIMARY KEY,
+        span_s REAL NOT NULL,
+        cost REAL NOT NULL,         -- of the nodes that stood
+        cost_advised REAL NOT NULL, -- had been done what was only said
+        busy_touched INTEGER NOT NULL
+    );
+    ALTER TABLE waits ADD COLUMN advised_s REAL;
+    """,
 )
 VERSION = len(STEPS)
 

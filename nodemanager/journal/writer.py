@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from nodemanager.journal.advice import Advised
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.lives import Life
@@ -53,7 +54,7 @@ class Journal:
         self._thread.start()
 
     def take_in(self, happened: Happened) -> None:
-        if not (happened.entries or happened.lives or happened.spent):
+        if not (happened.entries or happened.lives or happened.spent or happened.advised):
             return
         try:
             self._waiting.put_nowait(happened)
@@ -168,7 +169,9 @@ class Journal:
                 ("lives", "requested_at", SPEND_KEPT_S),
             ):
                 connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
-            connection.execute("DELETE FROM spend WHERE hour < ?", ((wall_at - SPEND_KEPT_S) // HOUR_S,))
+            for table in ("spend", "advised"):
+                oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
+                connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -204,7 +207,14 @@ def _insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
         " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s",
         _spend_rows(batch),
     )
-    connection.executemany("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?)", _wait_rows(entries))
+    advised = [happened.advised for happened in batch if happened.advised is not None]
+    connection.executemany(
+        "INSERT INTO advised VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET span_s = span_s + excluded.span_s,"
+        " cost = cost + excluded.cost, cost_advised = cost_advised + excluded.cost_advised,"
+        " busy_touched = busy_touched + excluded.busy_touched",
+        [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised],
+    )
+    connection.executemany("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)", _wait_rows(entries, advised))
 
 
 def _entry_row(entry: Entry) -> tuple[object, ...]:
@@ -247,7 +257,8 @@ def _spend_rows(batch: list[Happened]) -> Iterable[tuple[object, ...]]:
         )
 
 
-def _wait_rows(entries: list[Entry]) -> Iterable[tuple[object, ...]]:
+def _wait_rows(entries: list[Entry], advised: list[Advised]) -> Iterable[tuple[object, ...]]:
+    waits = {str(job): wait for it in advised for job, wait in it.waits.items()}
     for entry in entries:
         if entry.kind == "job" and entry.what == "began":
             yield (
@@ -256,4 +267,5 @@ def _wait_rows(entries: list[Entry]) -> Iterable[tuple[object, ...]]:
                 entry.figures["wait_s"],
                 entry.figures["user"],
                 entry.figures["queue"],
+                waits[entry.subject].as_advised_s if entry.subject in waits else None,
             )

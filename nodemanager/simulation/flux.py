@@ -20,6 +20,7 @@ from nodemanager.model import (
     Slot,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
 )
@@ -53,6 +54,7 @@ class SimulatedFlux:
         self.faults = FluxFaults()
         self.records: dict[SlotName, Launch] = {}
         self.steering = Steering()
+        self.spend = Spend()
         self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
@@ -188,18 +190,20 @@ class SimulatedFlux:
         """The type of each slot, as the instance's configuration has it."""
         return dict(self._type_of)
 
-    def begin_change(self, moves: Mapping[SlotName, TypeName], wish_id: str) -> None:
+    def begin_change(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         """Give slots other types. Until ``end_change`` there is no scheduler; running jobs keep what they have."""
         held = {grant.rank for _, grant in self._jobs.holders()}
         for slot in moves:
             rank = self._rank_of[slot]
             if self._ranks.connected(rank) or rank in held:
                 raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
+        for name, promise in wish.promises.items():
+            self._types[name] = self._types[name].promising(promise)
         for slot, type_name in moves.items():
             self._type_of[slot] = type_name
             of_type = self._types[type_name]
             self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
-        self.half_changed = wish_id
+        self.half_changed = wish.id
         self._pool.close(closed=True)
         self._lose_followers("the resource module is loaded anew")
 

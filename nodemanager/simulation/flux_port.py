@@ -8,7 +8,18 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from nodemanager.flux.resources import read_ranks
-from nodemanager.model import FluxRank, JobId, Launch, Rank, SlotName, SlotsWish, Steering, TypeName
+from nodemanager.model import (
+    FluxRank,
+    Hardware,
+    JobId,
+    Launch,
+    Rank,
+    SlotName,
+    SlotsWish,
+    Spend,
+    Steering,
+    TypeName,
+)
 from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
@@ -59,6 +70,9 @@ class SimulatedFluxPort:
         if holder != self._token:
             raise NotTheActor(f"the name node-manager is held by {holder or 'nobody'}, not by {self._token}")
 
+    def must_act(self) -> None:
+        self._call(self._must_act)
+
     # --- the record of launches ---
 
     def launches(self) -> tuple[Launch, ...]:
@@ -98,7 +112,21 @@ class SimulatedFluxPort:
 
         self._change(keep)
 
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        return self._call(lambda: self._flux.spend)
+
+    def keep_spend(self, spend: Spend) -> None:
+        def keep() -> None:
+            self._flux.spend = spend
+
+        self._change(keep)
+
     # --- jobs ---
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        return {}
 
     def jobs_ended(self) -> int:
         return self._call(lambda: self._flux.jobs_ended)
@@ -145,13 +173,13 @@ class SimulatedFluxPort:
         return self._call(lambda: self._flux.wish)
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        self._change(lambda: self._change_slots(moves, wish.id))
+        self._change(lambda: self._change_slots(wish, moves))
 
-    def _change_slots(self, moves: Mapping[SlotName, TypeName], wish_id: str) -> None:
+    def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         leased = [slot for slot in moves if slot in self._flux.records]
         if leased:
             raise SlotsUnchanged(f"slot {leased[0]} has been taken meanwhile")
-        self._flux.begin_change(moves, wish_id)
+        self._flux.begin_change(wish, moves)
         if self._happens(self._flux.faults.p_half_changed):
             raise FluxError("the change of the slots was cut short")
         self._end_change()

@@ -9,23 +9,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from nodemanager.facts import NodeReported
+from nodemanager.facts import JoinFact, NodeReported
 from nodemanager.join.desk import Answer, Granted, JoinDesk, Rules
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreachable
 from nodemanager.join.ledger import Ledger
 from nodemanager.join.material import Material
 from nodemanager.join.tickets import SiteKey
-from nodemanager.model import CloudNode, JoinPhase, LaunchId, ProviderId, Roster, SlotName, TypeName
+from nodemanager.model import (
+    CloudNode,
+    Identity,
+    JoinPhase,
+    LaunchId,
+    Misfit,
+    ProviderId,
+    Roster,
+    SlotName,
+    TypeName,
+)
 from nodemanager.ports import JoinError, JoinPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.invariants import Violation
 from nodemanager.simulation.scenario import Scenario
+from nodemanager.simulation.site import NODE_TYPES
 from nodemanager.simulation.world import World
 
 SILENCE_MAX_S = 120.0
@@ -48,6 +59,7 @@ class JoinFaults:
     p_service_dies: float = 0.0
     p_post_fails: float = 0.0
     p_twin: float = 0.0
+    p_short: float = 0.0  # a machine has three quarters of the cores that its type is said to have
 
 
 @dataclass
@@ -99,6 +111,8 @@ class SimulatedJoins:
         self.deaths = 0
         self.refusals = 0
         self.ends = 0
+        self.short = 0
+        self.types = {node_type.name: node_type for node_type in NODE_TYPES}
         self._ledger = FragileLedger(self._service_may_die)
         self._desk: JoinDesk | None = self._new_desk()
 
@@ -148,7 +162,7 @@ class SimulatedJoins:
         """Of a manager that begins its life."""
         return SimulatedJoinPort(self)
 
-    def reports(self, after: int) -> tuple[tuple[int, NodeReported], ...]:
+    def reports(self, after: int) -> tuple[tuple[int, JoinFact], ...]:
         return self._ledger.reports(after)
 
     # --- machines ---
@@ -161,9 +175,18 @@ class SimulatedJoins:
         if self.happens(self.faults.p_twin):
             names.append(f"twin of {node.provider_id}")
         for name in names:
-            machine = SimulatedMachine(self, name, node.identity.launch, node.identity.slot)
+            machine = SimulatedMachine(
+                self, name, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
+            )
             self.machines.append(machine)
             self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
+
+    def hardware_of(self, identity: Identity) -> dict[str, int]:
+        """What a machine finds of itself."""
+        had = self.types[identity.type_name]
+        cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
+        self.short += cores < had.cores
+        return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
 
     def ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``: the machine is gone at one stroke. A twin is not the provider's."""
@@ -197,7 +220,7 @@ class SimulatedJoinPort:
         self.joins.exchange.roster = roster
         self.joins.exchange.posted_s = self.joins.world.now_s
 
-    def reports(self) -> tuple[NodeReported, ...]:
+    def reports(self) -> tuple[JoinFact, ...]:
         rows = self.joins.reports(self.read_until)
         if rows:
             self.read_until = rows[-1][0]
@@ -212,6 +235,7 @@ class SimulatedMachine:
     name: str
     launch: LaunchId
     slot: SlotName
+    hardware: dict[str, int]
     kept: dict[str, Any] = field(default_factory=dict)
     powered: bool = True
     broker: bool = False
@@ -277,6 +301,9 @@ class SimulatedMachine:
 
     def log(self, text: str) -> None:
         del text
+
+    def measured(self) -> dict[str, int]:
+        return self.hardware
 
     def load(self) -> dict[str, Any]:
         return dict(self.kept)
@@ -355,6 +382,8 @@ class JoinScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
+        self.rules.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted
         self.provider.on_end = self.joins.ended

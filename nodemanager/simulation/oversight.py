@@ -47,6 +47,11 @@ class Oversight:
     _queue_open_s: float = 0.0
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
+    def begin_peace(self) -> None:
+        """From now on nothing lies: who has no owner has one within the grace."""
+        self.peace = True
+        self._unowned_s.clear()
+
     def published(self, published: Published) -> None:
         snapshot, made = published.snapshot, published.plan
         now_s = snapshot.now_s

@@ -32,7 +32,8 @@ PLENTY = Decimal(1000)
 PEACE_S = 1500.0  # what the rest may take without faults
 ASK_AGAIN_S = 15.0
 SEEN_LATE_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
-BLINDS = ("manager.", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
+# Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
+BLINDS = ("manager.clock_jumps", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
 TRACE_MAX = 10_000
 
 
@@ -76,7 +77,7 @@ class Scenario:
         self.provider.on_boot, self.provider.on_end = self.boots.booted, self.boots.ended
         self.rules = Rules(self.flux, self.provider, self.policy)
         self.demand = Demand()
-        # Whether one process sees it all, by an honest clock and honest lists: so that it can know what was spent.
+        # Whether it can be known what was spent: by an honest clock, and honest lists.
         self.sees_all = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
         self.peace = False
         self._started = 0
@@ -84,10 +85,7 @@ class Scenario:
 
     def run(self) -> Outcome:
         """Faults, then peace."""
-        self.provider.add_stranger()
-        for act in self.script.acts:
-            self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
-        self.start_process()
+        self.begin()
         self._until(FAULTS_S, lambda: False)
         self._make_peace()
         if not self._until(FAULTS_S + PEACE_S, self._all_done):
@@ -104,6 +102,12 @@ class Scenario:
             decisions=self.decisions,
             virtual_s=self.world.now_s,
         )
+
+    def begin(self) -> None:
+        self.provider.add_stranger()
+        for act in self.script.acts:
+            self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
+        self.start_process()
 
     def _until(self, end_s: float, done: Callable[[], bool]) -> bool:
         """Step by step, each step checked, to a moment or an end."""
@@ -152,7 +156,7 @@ class Scenario:
         self.peace = True
         self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, PLENTY))
         for process in self.processes:
-            process.oversight.peace = True
+            process.oversight.begin_peace()
             process.calls_left = None
             process.manager.tell(UsePolicy(self.policy))
         self.provider.faults = healthy()
@@ -163,8 +167,6 @@ class Scenario:
             end()
         self._ends.clear()
         self._let_go()
-        if not self.processes:
-            self.start_process()
 
     # --- the processes of the service ---
 
@@ -259,11 +261,10 @@ class Scenario:
 
     def _check_spend(self) -> None:
         """What was recorded is what was spent."""
-        if self.published is None or not self.policy.budgets or not self.sees_all:
+        if not self.policy.budgets or not self.sees_all:
             return
-        snapshot = self.published.snapshot
-        month = spending.periods(snapshot.wall_at)[1]
-        recorded = snapshot.spend.get((month.name, month.begins_at, spending.ALL), Decimal(0))
+        month = spending.periods(self.world.wall_at())[1]
+        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.ALL), Decimal(0))
         least, most = self.rules.spent(self.world.now_s), self.rules.spent(self.world.now_s, lag_s=SEEN_LATE_S)
         self.rules.require(
             least <= recorded <= most, f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth"

@@ -44,7 +44,8 @@ class Kind:
 
 
 # Of these, a seed has a part only: some faults show themselves only where others do not cover them.
-SHARE = 0.4
+ROOM_SHARE = 0.7  # of the rooms that faults come from: "cloud", "manager" and so on
+SHARE = 0.5  # of the faults of a room
 JOIN_SHARE = 0.8
 
 # These last for the whole phase; their amount is how likely they are, of the most that each may be.
@@ -120,9 +121,10 @@ JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
         "join.service_dies": 0.1,
         "join.post_fails": 0.2,
         "join.twin": 0.3,
+        "join.short": 0.3,
     }
 )
-JOIN_KINDS: Mapping[str, Kind] = MappingProxyType({"manager.away": Kind(300.0)})
+JOIN_KINDS: Mapping[str, Kind] = MappingProxyType({"manager.away": Kind(120.0)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,20 @@ def script_of(seed: int, *, joins: bool = False) -> Script:
         acts=(),
     )
     kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
-    drawn = [*_jobs(draws), *_knobs(draws, KNOBS, SHARE), *_troubles(draws, kinds)]
+    rooms = {
+        room for room in dict.fromkeys(_room(name) for name in (*KNOBS, *KINDS)) if draws.random() < ROOM_SHARE
+    }
+    knobs = {name: most for name, most in KNOBS.items() if _room(name) in rooms}
+    kinds = {name: kind for name, kind in kinds.items() if _room(name) in rooms}
+    drawn = [*_jobs(draws), *_knobs(draws, knobs, SHARE), *_troubles(draws, kinds)]
     if joins:
         drawn += _knobs(draws, JOIN_KNOBS, JOIN_SHARE)
     drawn.sort(key=lambda act: act.at_s)
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
+
+
+def _room(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _jobs(draws: Random) -> list[Act]:

@@ -117,6 +117,7 @@ def node_type(published: Published, name: str) -> Document:
         "subject": found.name,
         "at": edge.wall_at,
         "node_type": _offer(found),
+        "acts": published.acts and found.name not in published.policy.observed,
         "reason": reason_document(reason, edge) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
         "wanted": nodes_wanted(published).get(found.name, 0),

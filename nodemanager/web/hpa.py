@@ -52,7 +52,7 @@ def resources() -> Document:
     """The metrics that there are."""
     return {
         "kind": "APIResourceList",
-        "apiVersion": "v1beta2",
+        "apiVersion": "v1",  # of the list itself, as Kubernetes has it; flux-metrics-api says v1beta2
         "groupVersion": GROUP_VERSION,
         "resources": [
             {"name": name, "singularName": name, "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}

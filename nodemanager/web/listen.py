@@ -90,6 +90,8 @@ def _listen_unix(path: Path) -> Listening:
         raise CannotListen(
             f"unix:{path}: a socket's path has {UNIX_PATH_MAX} bytes at most: say [Web] listen = unix:PATH"
         )
+    if path.exists() and not path.is_socket():
+        raise CannotListen(f"unix:{path}: something that is no socket lies there, and is left alone")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -21,12 +21,14 @@ from nodemanager.facts import (
     FailureKind,
     LaunchesRecorded,
     LeaseEnded,
+    NodeCordoned,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
     NodeUndrained,
     QueueSeen,
     RanksSeen,
+    SpendKept,
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
@@ -57,6 +59,7 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KeepSpend,
     RecordLaunches,
     RefuseSlots,
     StopBroker,
@@ -126,7 +129,8 @@ class Production:
 
     def _tell_time(self) -> None:
         now_s = self._stage.now_s
-        self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
+        if now_s != self._snapshot.now_s or not self.facts:
+            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
@@ -264,7 +268,11 @@ class Production:
             self._look()
         made = plan(self._snapshot, policy)
         self.plans += 1
-        # What it asks for has been told, or would tell nothing new.
+        for ask in made.asks:
+            if isinstance(ask, KeepSpend):
+                self._observe(SpendKept(ask.spend))
+                self._plan_by(now_s + TICK_S, urgent=True)  # leases wait for it
+        # What else it asks for has been told, or would tell nothing new.
         self._snapshot = asked(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
         if made.actions:
             self._snapshot = committed(self._snapshot, made, policy)
@@ -275,7 +283,7 @@ class Production:
         if not made.settled and self._stage.scheduler.line:
             self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
 
-    def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901 - one arm an order
+    def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
         leases: list[Launch] = []
         for action in actions:
             match action:
@@ -304,8 +312,12 @@ class Production:
                     self._stage.undrain(launch.rank)
                     waits = bool(self._stage.scheduler.line)
                     self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
-                case ChangeSlots() | RefuseSlots() | CordonNode():
-                    raise ValueError(f"nobody wishes for other slots or steers a node here: {action}")
+                case CordonNode(launch=launch_id, rank=rank, text=text):
+                    self._say(action, launch_id, str(action.reason))
+                    self._stage.drain(rank, text)
+                    self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
+                case ChangeSlots() | RefuseSlots():
+                    raise ValueError(f"nobody wishes for other slots here: {action}")
                 case _:
                     assert_never(action)
         if leases:
@@ -325,6 +337,9 @@ class Production:
         self._say(order, order.provider_id, str(order.reason))
         self._stage.destroy(self._machines[order.provider_id])
         self._answer(CLOUD_CALL_S, _fact(NodeDestroyed(order.launch, order.provider_id)))
+
+    def _cordoned(self, order: CordonNode) -> NodeCordoned:
+        return NodeCordoned(order.launch, self._stage.now_s, self._rank(order.rank))
 
     def _drained(self, order: DrainNode) -> NodeDrained:
         """With the second look, which is taken when the drain is answered."""

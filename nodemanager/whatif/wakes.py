@@ -11,6 +11,7 @@ from math import inf
 from nodemanager.fleet import billing, measured
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import Figure, NodeState, Reason
 
@@ -36,9 +37,9 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     """The next such moment, and whether a call waits for another one's end."""
     wake_s = inf
     held = False
-    for id_, reason in made.nodes.items():
-        node = snapshot.nodes.get(id_)
-        if node is None:
+    for id_, node in roll_of(snapshot).restless.items():
+        reason = made.nodes.get(id_)
+        if reason is None:
             continue
         held = held or reason.code in HELD_CALLS
         wake_s = min(wake_s, _of_node(node, reason, snapshot, policy))

@@ -1,22 +1,23 @@
 from dataclasses import dataclass, field
+from typing import Any
 
 from nodemanager.actors.crew import Crew
 from nodemanager.model import LaunchId, ProviderId, because
-from nodemanager.orders import CloudOrder, DestroyNode
+from nodemanager.orders import CloudOrder, DestroyNode, Timely
 
 
 @dataclass
 class Post:
     """A mailbox that keeps what it is told."""
 
-    told: list[CloudOrder] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
 
     def tell(self, message: CloudOrder) -> None:
         self.told.append(message)
 
 
-def destroy(name: str) -> DestroyNode:
-    return DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test"))
+def destroy(name: str) -> Timely[DestroyNode]:
+    return Timely(DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test")), 60.0)
 
 
 def test_an_order_goes_to_a_worker_that_has_none() -> None:
@@ -34,8 +35,8 @@ def test_a_worker_that_hangs_holds_up_nobody_else() -> None:
     for name in ("a", "b", "c"):
         crew.give(name, destroy(name))
         crew.done(name)
-    assert [order.launch for order in hung.told] == ["hangs"]
-    assert [order.launch for order in other.told] == ["a", "b", "c"]
+    assert [it.order.launch for it in hung.told] == ["hangs"]
+    assert [it.order.launch for it in other.told] == ["a", "b", "c"]
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:

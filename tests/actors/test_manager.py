@@ -14,7 +14,7 @@ from nodemanager.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSee
 from nodemanager.messages import Begin, UsePolicy
 from nodemanager.model import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId, Rank, SlotName, TypeName
 from nodemanager.orders import ListCloud, SweepCloud
-from tests.builders import a_policy
+from tests.builders import a_job, a_policy, a_snapshot
 
 
 @dataclass
@@ -51,6 +51,26 @@ def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
     manager.on_receive(Tick(2.0, 1001.0))
     assert seen[-1].policy.nodes_max == 2
     assert seen[-1].policy.place_of_slot[SlotName("cloud1")][0] == "gpu"
+
+
+def test_what_is_only_said_is_logged_once_though_the_queue_is_restless_in_between() -> None:
+    policy = a_policy()
+    manager = Manager(policy, acts=False, publish=lambda _: None, fate=Fate())
+    ranks = tuple(a_snapshot(policy).ranks.values())
+    jobs = a_job(1, submitted_at=1000.0), a_job(2, submitted_at=1000.0, urgency=0)
+    with capture_logs() as said:
+        manager.on_receive(Begin(Post(), Post(), [Post()]))
+        manager.on_receive(Tick(1.0, 1000.0))
+        seen = QueueSeen(1.0, complete=True, jobs=(jobs[0],), queues_stopped=frozenset())
+        for fact in (ClaimHeld(1.0, ()), seen, RanksSeen(1.0, ranks), CloudListed(1.0, ())):
+            manager.on_receive(fact)
+        for now_s in (3.0, 4.0):
+            manager.on_receive(Tick(now_s, 1000.0 + now_s))
+        manager.on_receive(QueueSeen(4.1, jobs=(jobs[1],)))
+        for now_s in (4.2, 6.0, 8.0):
+            manager.on_receive(Tick(now_s, 1000.0 + now_s))
+    would = [line["order"] for line in said if line["event"] == "would"]
+    assert would == ["BootNode cloud1"]
 
 
 def test_what_was_swept_up_is_said() -> None:

@@ -24,9 +24,13 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
+    OrderLapsed,
+    RanksMeasured,
     RanksSeen,
     SlotsChanged,
     SlotsRefused,
+    SpendKept,
+    SpendNotKept,
     SteeringKept,
     SteeringNotKept,
 )
@@ -35,6 +39,7 @@ from nodemanager.model import (
     CloudNode,
     CloudState,
     FluxRank,
+    Hardware,
     JobId,
     Launch,
     LaunchId,
@@ -46,6 +51,7 @@ from nodemanager.model import (
     Rank,
     SlotName,
     SlotsWish,
+    Spend,
     Steering,
     TypeName,
     because,
@@ -58,22 +64,28 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    FluxEffect,
+    KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
     ShowOnJobs,
+    StopBroker,
     SweepCloud,
+    Timely,
 )
 from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
 STEERING = Steering(holds={LaunchId("cloud1-1"): Mark("ada", 900.0)})
+SPEND = Spend({("day", 0, ""): Decimal("1.25")}, frozenset({LaunchId("cloud1-1")}))
 LEFT = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), LAUNCH.id)
 NODE = CloudNode(ProviderId("i-1"), CloudState.PENDING, None)
 RANK = FluxRank(Rank(1), SlotName("cloud1"), online=True, cores=4)
 
+HARDWARE = {Rank(1): Hardware(cores=2, threads=4)}
 WISH = SlotsWish("wish-1", {TypeName("small"): 1})
 
 
@@ -85,9 +97,12 @@ class Post:
         self.told.append(message)
 
 
+NOW_S = 7.0
+
+
 class FrozenClock:
     def monotonic_s(self) -> float:
-        return 7.0
+        return NOW_S
 
     def wall_at(self) -> float:
         return 1000.0
@@ -135,6 +150,9 @@ class Flux:
     def claim(self) -> None:
         self._call("claim")
 
+    def must_act(self) -> None:
+        self._call("must_act")
+
     def launches(self) -> tuple[Launch, ...]:
         self._call("launches")
         return (LAUNCH,)
@@ -161,6 +179,17 @@ class Flux:
 
     def keep_steering(self, steering: Steering) -> None:
         self._call("keep_steering")
+
+    def spend(self) -> Spend:
+        self._call("spend")
+        return SPEND
+
+    def keep_spend(self, spend: Spend) -> None:
+        self._call("keep_spend")
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        self._call("measured")
+        return HARDWARE
 
     def jobs_ended(self) -> int:
         self._call("jobs_ended")
@@ -192,13 +221,17 @@ def flux_worker(port: Flux, *, acts: bool = True) -> tuple[FluxWorker, list[Any]
     return FluxWorker(port, FrozenClock(), post, acts, Fate()), post.told
 
 
+def cloud_worker(port: Cloud, post: Post, mandate: Flux | None = None) -> CloudWorker:
+    return CloudWorker(port, mandate or Flux(), FrozenClock(), post, Fate())
+
+
 MOVES = {SlotName("cloud1"): TypeName("large")}
 
 
 def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert port.calls == ["change_slots", "ranks"]
     assert told == [SlotsChanged("wish-1", 7.0, (RANK,))]
 
@@ -206,14 +239,14 @@ def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
 def test_a_change_that_left_nothing_behind_is_answered_with_why() -> None:
     port = Flux("change_slots", SlotsUnchanged("slot cloud1 has been taken meanwhile"))
     worker, told = flux_worker(port)
-    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert port.calls == ["change_slots", "refuse_slots slot cloud1 has been taken meanwhile"]
     assert told == [SlotsRefused("wish-1")]
 
 
 def test_a_change_that_may_be_half_done_is_no_answer() -> None:
     worker, told = flux_worker(Flux("change_slots"))
-    worker.on_receive(ChangeSlots(WISH, MOVES, because("slots_wished")))
+    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert told == [FluxCallFailed((), "ChangeSlots", "no answer")]
 
 
@@ -221,14 +254,14 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
     for acts in (True, False):
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3)]
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
     post = Post()
-    CloudWorker(Cloud(), post, Fate()).on_receive(CreateNode(LAUNCH, SMALL))
+    cloud_worker(Cloud(), post).on_receive(Timely(CreateNode(LAUNCH, SMALL), NOW_S))
     broken = Cloud(CloudError(FailureKind.AMBIGUOUS, "reply lost", 3.0))
-    CloudWorker(broken, post, Fate()).on_receive(CreateNode(LAUNCH, SMALL))
+    cloud_worker(broken, post).on_receive(Timely(CreateNode(LAUNCH, SMALL), NOW_S))
     assert post.told == [
         NodeCreated(LAUNCH.id, NODE),
         CloudCallFailed("create", LAUNCH.id, FailureKind.AMBIGUOUS, "reply lost", 3.0),
@@ -238,12 +271,75 @@ def test_a_create_that_works_and_one_that_does_not() -> None:
 def test_a_destroy_that_works_and_one_that_does_not() -> None:
     post = Post()
     order = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
-    CloudWorker(Cloud(), post, Fate()).on_receive(order)
-    CloudWorker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post, Fate()).on_receive(order)
+    cloud_worker(Cloud(), post).on_receive(Timely(order, NOW_S))
+    cloud_worker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post).on_receive(Timely(order, NOW_S))
     assert post.told == [
         NodeDestroyed(LAUNCH.id, NODE.provider_id),
-        CloudCallFailed("destroy", LAUNCH.id, FailureKind.TRANSIENT, "500"),
+        CloudCallFailed("destroy", LAUNCH.id, FailureKind.TRANSIENT, "500", provider_id=NODE.provider_id),
     ]
+
+
+CREATE = CreateNode(LAUNCH, SMALL)
+DESTROY = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
+CREATE_LAPSED = ("CreateNode", (LAUNCH.id,), None)
+DESTROY_LAPSED = ("DestroyNode", (LAUNCH.id,), NODE.provider_id)
+
+
+@pytest.mark.parametrize(("order", "lapsed"), [(CREATE, CREATE_LAPSED), (DESTROY, DESTROY_LAPSED)])
+def test_53_an_order_that_comes_late_to_the_cloud_is_left_undone(
+    order: CreateNode | DestroyNode, lapsed: tuple[str, tuple[LaunchId, ...], ProviderId | None]
+) -> None:
+    """As after a SIGSTOP: another manager may have taken over since it was given."""
+    post = Post()
+    calls_are_bugs = Cloud(AssertionError("a late order was carried out"))
+    cloud_worker(calls_are_bugs, post).on_receive(Timely(order, NOW_S - 0.5))
+    assert post.told == [OrderLapsed(*lapsed, "0.5 s too late")]
+
+
+@pytest.mark.parametrize(("order", "lapsed"), [(CREATE, CREATE_LAPSED), (DESTROY, DESTROY_LAPSED)])
+@pytest.mark.parametrize("error", [NotTheActor("process 7 has it"), FluxError("no answer")])
+def test_53_who_does_not_surely_act_calls_no_cloud(
+    order: CreateNode | DestroyNode,
+    lapsed: tuple[str, tuple[LaunchId, ...], ProviderId | None],
+    error: FluxError,
+) -> None:
+    post = Post()
+    calls_are_bugs = Cloud(AssertionError("one that does not act called the cloud"))
+    mandate = Flux(fails_at="must_act", error=error)
+    cloud_worker(calls_are_bugs, post, mandate).on_receive(Timely(order, NOW_S + 30))
+    assert post.told == [OrderLapsed(*lapsed, str(error))]
+
+
+def test_53_the_clock_is_looked_at_after_the_name() -> None:
+    """A stop during the look at the name counts as well."""
+    clock = FrozenClock()
+
+    class SlowMandate(Flux):
+        def must_act(self) -> None:
+            clock.monotonic_s = lambda: NOW_S + 60.0  # type: ignore[method-assign]
+
+    post = Post()
+    CloudWorker(Cloud(), SlowMandate(), clock, post, Fate()).on_receive(Timely(CREATE, NOW_S + 30))
+    assert post.told == [OrderLapsed(*CREATE_LAPSED, "30.0 s too late")]
+
+
+@pytest.mark.parametrize(
+    ("order", "launches"),
+    [
+        (StopBroker(LAUNCH.id, Rank(1)), (LAUNCH.id,)),
+        (RecordLaunches((LAUNCH,)), (LAUNCH.id,)),
+        (EndLease(LAUNCH, because("gone")), (LAUNCH.id,)),
+        (ChangeSlots(WISH, MOVES, because("slots_wished")), ()),
+    ],
+)
+def test_53_an_order_that_comes_late_to_flux_is_left_undone(
+    order: FluxEffect, launches: tuple[LaunchId, ...]
+) -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(Timely(order, NOW_S - 2.0))
+    assert port.calls == []
+    assert told == [OrderLapsed(type(order).__name__, launches, None, "2.0 s too late")]
 
 
 def test_a_list_carries_the_moment_it_was_begun() -> None:
@@ -273,15 +369,18 @@ def test_a_claim_brings_what_is_on_record() -> None:
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(ClaimInstance())
-    assert port.calls == ["claim", "repair", "launches", "steering"]
-    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING)]
+    assert port.calls == ["claim", "repair", "launches", "steering", "spend"]
+    assert told == [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)]
 
 
 def test_one_that_only_observes_does_not_take_the_name() -> None:
     port = Flux()
     worker, told = flux_worker(port, acts=False)
     worker.on_receive(ClaimInstance())
-    assert (port.calls, told) == (["launches", "steering"], [ClaimHeld(7.0, (LAUNCH,), STEERING)])
+    assert (port.calls, told) == (
+        ["launches", "steering", "spend"],
+        [ClaimHeld(7.0, (LAUNCH,), STEERING, SPEND)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,40 +399,40 @@ def test_a_claim_that_fails_says_whether_another_one_acts(error: FluxError, fact
 def test_the_second_look_is_asked_after_the_drain() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(DrainNode(LAUNCH.id, Rank(1), because("window_closes")))
+    worker.on_receive(Timely(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert port.calls == ["drain flux-node-manager:cloud1-1", "ranks"]
     assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
 
 
 def test_without_a_second_look_no_drain_counts() -> None:
     worker, told = flux_worker(Flux(fails_at="ranks"))
-    worker.on_receive(DrainNode(LAUNCH.id, Rank(1), because("window_closes")))
+    worker.on_receive(Timely(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "DrainNode", "no answer")]
 
 
 def test_a_lease_ends_after_its_slot_is_undrained() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(EndLease(LAUNCH, because("gone")))
+    worker.on_receive(Timely(EndLease(LAUNCH, because("gone")), NOW_S))
     assert (port.calls, told) == (["undrain", "forget"], [LeaseEnded(LAUNCH.id)])
 
 
 def test_who_lost_the_name_says_so_beside_the_failure() -> None:
     worker, told = flux_worker(Flux(fails_at="record", error=NotTheActor("lost")))
-    worker.on_receive(RecordLaunches((LAUNCH,)))
+    worker.on_receive(Timely(RecordLaunches((LAUNCH,)), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "RecordLaunches", "lost"), ClaimRefused(7.0, "lost")]
 
 
 def test_a_look_brings_all_ranks() -> None:
     worker, told = flux_worker(Flux())
     worker.on_receive(LookAtRanks())
-    assert told == [RanksSeen(7.0, (RANK,), WISH, 3)]
+    assert told == [RanksSeen(7.0, (RANK,), WISH, 3), RanksMeasured(HARDWARE)]
 
 
 def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")))
+    worker.on_receive(Timely(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")), NOW_S))
     assert port.calls == ["drain ours", "ranks"]
     assert told == [NodeCordoned(LAUNCH.id, 7.0, RANK)]
 
@@ -344,6 +443,12 @@ def test_what_operators_set_is_said_to_be_on_record_once_it_is() -> None:
     assert told == [SteeringKept(STEERING)]
 
 
+def test_what_was_spent_is_said_to_be_on_record_once_it_is() -> None:
+    worker, told = flux_worker(Flux())
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendKept(SPEND)]
+
+
 @pytest.mark.parametrize(
     ("error", "more"), [(FluxError("away"), []), (NotTheActor("away"), [ClaimRefused(7.0, "away")])]
 )
@@ -351,6 +456,9 @@ def test_what_could_not_be_put_on_record_is_said(error: FluxError, more: list[ob
     worker, told = flux_worker(Flux(fails_at="keep_steering", error=error))
     worker.on_receive(KeepSteering(STEERING))
     assert told == [SteeringNotKept("away"), *more]
+    worker, told = flux_worker(Flux(fails_at="keep_spend", error=error))
+    worker.on_receive(KeepSpend(SPEND))
+    assert told == [SpendNotKept("away"), *more]
 
 
 def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:
@@ -363,8 +471,8 @@ def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:
 @pytest.mark.parametrize(
     "start",
     [
-        lambda fate: CloudWorker.start(Cloud(ZeroDivisionError("a bug")), Post(), fate).tell(
-            CreateNode(LAUNCH, SMALL)
+        lambda fate: CloudWorker.start(Cloud(ZeroDivisionError("a bug")), Flux(), FrozenClock(), Post(), fate).tell(
+            Timely(CreateNode(LAUNCH, SMALL), NOW_S)
         ),
         lambda fate: CloudWatcher.start(Cloud(ZeroDivisionError("a bug")), FrozenClock(), Post(), fate).tell(
             ListCloud()

@@ -14,9 +14,9 @@ from libcloud.common.types import InvalidCredsError, LibcloudError, MalformedRes
 from libcloud.compute.base import Node, NodeDriver
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.libcloud_port import LibcloudPort, NodeRequest, classify, identity_in, retry_after_s
+from nodemanager.cloud.libcloud_port import LibcloudPort, NodeRequest, classify, identity_in, refusal, retry_after_s
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, ProviderId
+from nodemanager.model import CloudNode, CloudState, ProviderId, Reach
 from nodemanager.ports import CloudError
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type
 
@@ -29,6 +29,23 @@ def http(status: int | str, message: str = "", headers: dict[str, str] | None = 
 
 
 class TestClassify:
+    @pytest.mark.parametrize(
+        ("detail", "reach"),
+        [
+            ("VcpuLimitExceeded: you have requested more vCPU capacity than your limit of 32", Reach.TYPE),
+            ("InstanceLimitExceeded: 20 of m5.large", Reach.TYPE),
+            ("MaxSpotInstanceCountExceeded: enough", Reach.MARKET),
+            ("VolumeLimitExceeded: enough", None),
+            ("Quota exceeded for cores: Requested 8, but already used 17 of 20 cores", Reach.TYPE),
+            ("Quota exceeded for instances: Requested 1, but already used 10 of 10 instances", None),
+            ("Quota 'CPUS_ALL_REGIONS' exceeded. Limit: 12.0 globally.", Reach.TYPE),
+            ("Quota 'NVIDIA_T4_GPUS' exceeded", Reach.TYPE),
+        ],
+    )
+    def test_a_quota_reaches_as_far_as_the_provider_says(self, detail: str, reach: Reach | None) -> None:
+        assert refusal(FailureKind.QUOTA, detail).reach is reach
+        assert refusal(FailureKind.CAPACITY, detail).reach is None
+
     @pytest.mark.parametrize(
         ("error", "creating", "otherwise"),
         [

@@ -37,6 +37,7 @@ from nodemanager.orders import (
     RecordLaunches,
     RefuseSlots,
     StopBroker,
+    Timely,
     UndrainNode,
 )
 from tests.builders import CLUSTER, CLUSTER_UUID, World, a_type, a_world, tasks
@@ -109,11 +110,14 @@ class Loop:
         self.world: World = a_world(*types)
         self.told: list[Fact] = []
         # Plain objects: actors that were not started.
-        self.worker = CloudWorker(self._port(), self, Fate())
+        self.worker = CloudWorker(self._port(), self, self, self, Fate())
         self.watcher = CloudWatcher(self._port(), self, self, Fate())
 
     def tell(self, fact: Fact) -> None:
         self.told.append(fact)
+
+    def must_act(self) -> None:
+        """Nobody else is there."""
 
     def monotonic_s(self) -> float:
         return self.world.snapshot.now_s
@@ -141,7 +145,7 @@ class Loop:
             case RecordLaunches(launches=launches):
                 self.tell(LaunchesRecorded(launches))
             case CreateNode() | DestroyNode():
-                self.worker.on_receive(action)
+                self.worker.on_receive(Timely(action, self.monotonic_s()))
             case EndLease(launch=launch):
                 self.tell(LeaseEnded(launch.id))
             case DrainNode(launch=launch_id):
@@ -220,7 +224,7 @@ def test_a_slot_whose_create_is_sent_again_by_a_manager_that_lost_its_memory_get
     loop.run(2)
     (node,) = loop.world.snapshot.nodes.values()
     again = Loop(loop.nova)
-    again.worker.on_receive(CreateNode(node.launch, again.world.policy.node_types[0]))
+    again.worker.on_receive(Timely(CreateNode(node.launch, again.world.policy.node_types[0]), again.monotonic_s()))
     (told,) = again.told
     assert isinstance(told, NodeCreated)
     assert loop.nova.made == 1

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
-from nodemanager.model import FluxRank, JobId, Launch, LaunchId, Mark, Rank, SlotName, SlotsWish, Steering, TypeName
+from nodemanager.model import (
+    FluxRank,
+    JobId,
+    Launch,
+    LaunchId,
+    Mark,
+    Rank,
+    SlotName,
+    SlotsWish,
+    Spend,
+    Steering,
+    TypeName,
+)
 from nodemanager.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
@@ -139,6 +152,31 @@ def test_what_operators_set_is_read_whole_by_the_next_manager(subject: FluxSubje
     assert subject.manager().port.steering() == STEERING
     actor.keep_steering(Steering())
     assert subject.manager().port.steering() == Steering()
+
+
+# --- what was spent ---------------------------------------------------------------------------------------
+
+SPEND = Spend(
+    {
+        ("day", 1_790_000_000, ""): Decimal("12.3400000000000000000000000001"),
+        ("month", 1_789_000_000, "queue a.b c"): Decimal(0),
+        ("month", 1_789_000_000, "user 1000"): Decimal("1E+2"),
+    },
+    frozenset({LaunchId("slot.1-7f"), LaunchId("slot2-80")}),
+)
+
+
+def test_nothing_is_spent_where_nothing_was_kept(actor: FluxPort) -> None:
+    assert actor.spend() == Spend()
+
+
+def test_what_was_spent_is_read_whole_and_to_the_last_digit_by_the_next_manager(
+    subject: FluxSubject, actor: FluxPort
+) -> None:
+    actor.keep_spend(SPEND)
+    assert subject.manager().port.spend() == SPEND
+    actor.keep_spend(Spend())
+    assert subject.manager().port.spend() == Spend()
 
 
 # --- jobs -------------------------------------------------------------------------------------------------
@@ -360,6 +398,7 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "undrain": lambda port: port.undrain(Rank(1)),
     "stop_broker": lambda port: port.stop_broker(Rank(1)),
     "keep_steering": lambda port: port.keep_steering(STEERING),
+    "keep_spend": lambda port: port.keep_spend(SPEND),
     "show_on_jobs": lambda port: port.show_on_jobs({JobId(1): "text"}),
     "repair": lambda port: _ignored(port.repair()),
     "change_slots": lambda port: port.change_slots(WISH, MOVES),

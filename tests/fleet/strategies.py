@@ -48,8 +48,12 @@ from tests.builders import (
 
 SLOTS = ("cloud1", "cloud2", "cloud3", "gpu1", "gpu2")
 TYPES = (
-    a_type("cloud", slots=3, cores=4, price="0.30"),
-    a_type("gpu", slots=2, cores=8, gpus=2, price="1.10", properties=["gpu"]),
+    replace(a_type("cloud", slots=3, cores=4, price="0.30"), zones=("a", "b")),
+    replace(
+        a_type("gpu", slots=2, cores=8, gpus=2, price="1.10", properties=["gpu"]),
+        memory_bytes=2**36,
+        zones=("b", "c"),
+    ),
 )
 
 _LEAVES: st.SearchStrategy[Constraint] = st.one_of(
@@ -74,6 +78,8 @@ SHAPES = st.builds(
     nodes=st.one_of(st.none(), st.integers(1, 4)),
     exclusive=st.booleans(),
     constraint=CONSTRAINTS,
+    memory_bytes_per_slot=st.sampled_from([0, 0, 0, 2**34, 2**35, 2**40]),
+    one_zone=st.sampled_from([False, False, True]),
 )
 
 POLICIES = st.builds(
@@ -142,7 +148,7 @@ def ranks(policy: Policy, slot: str, launch: LaunchId | None = None) -> st.Searc
 @st.composite
 def nodes(draw: st.DrawFn, policy: Policy, slot: str) -> Node:
     """A node in any state, with what a manager may know of it in that state."""
-    launch = a_launch(slot, policy)
+    launch = replace(a_launch(slot, policy), zone=draw(st.sampled_from(["", "a", "b"])))
     state = draw(st.sampled_from(NodeState))
     rank = draw(st.one_of(st.none(), ranks(policy, slot, launch.id)))
     changes: dict[str, Any] = {

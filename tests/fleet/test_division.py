@@ -99,7 +99,7 @@ def test_the_last_free_slot_moves() -> None:
 
 @pytest.mark.parametrize("state", list(NodeState))
 def test_a_leased_slot_never_moves(state: NodeState) -> None:
-    world = a_world()
+    world = a_world(unready_nodes=4)
     for number in range(1, 5):
         world = world.node(f"cloud{number}", state)
     assert orders(wished(world, cloud=3, gpu=3).plan()) == ["refuse slots_in_use"]

@@ -8,20 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from nodemanager.fleet.snapshot import Block, Scope
-from nodemanager.model import Holding, JobId, JobState, Market, Rank, TypeName, because
+from nodemanager.fleet.spending import periods
+from nodemanager.model import Holding, JobId, JobState, Market, NodeState, Rank, TypeName, because
 from nodemanager.orders import BootNode
 from tests.builders import (
     NOW_S,
     WALL_AT,
     World,
     a_job,
+    a_launch,
+    a_rank,
     a_type,
     a_world,
+    busy,
     nodes,
     orders,
     tasks,
@@ -47,6 +52,12 @@ def few() -> World:
 def worst_fit() -> World:
     world = a_world(SMALL, LARGE, GPU, nodes_max=10).idle_node("gpu1").idle_node("small1")
     return world.job(tasks(1), nodes(1, cores=8))
+
+
+def gpu_taken() -> World:
+    world = a_world(LARGE, GPU, nodes_max=10).idle_node("large1").job(tasks(1, cores=4, gpus=1), id=JobId(2))
+    taken = replace(busy(a_rank("gpu1", world.policy)), gpus_free=2)
+    return world.node("gpu1", NodeState.BUSY, rank=taken)
 
 
 def gang() -> World:
@@ -75,12 +86,28 @@ def zone() -> World:
     return world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-a"): block})
 
 
+def one_zone() -> World:
+    world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE, nodes_max=10)
+    world.node("small1", NodeState.IDLE, launch=replace(a_launch("small1", world.policy), zone="eu-b"))
+    block = Block(NOW_S + 90, because("create_capacity", detail="no small left"))
+    world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-b"): block})
+    return world.job(replace(whole_nodes(3), one_zone=True), tasks(2))
+
+
+def spent() -> World:
+    day, _ = periods(WALL_AT)
+    world = a_world(SMALL, nodes_max=10, budgets={("", "day"): Decimal(100)})
+    world.idle_node("small1").busy_node("small2").booting_node("small3").job(tasks(4))
+    return world.but(spend={("day", day.begins_at, ""): Decimal("99.40")})
+
+
 def window() -> World:
     return a_world(SMALL).idle_node("small1", hour_ends_in_s=50).idle_node("small2", hour_ends_in_s=1700)
 
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
-    made.__name__: made for made in (mix, few, worst_fit, gang, stuck, soon, short_job, zone, window)
+    made.__name__: made
+    for made in (mix, few, worst_fit, gpu_taken, gang, stuck, soon, short_job, zone, one_zone, spent, window)
 }
 
 

@@ -109,7 +109,7 @@ INWARDS: dict[str, set[str]] = {
         "scenario",
     },
     "slots": {*VALUES, "notation", "ports", "fleet", "config", "flux", "flux_config", "app"},
-    "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config"},
+    "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config", "join"},
 }
 
 STAGED = ("scenario", "joining", "oversight", "process", "troubles", "chaos")

@@ -13,14 +13,29 @@ from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.line import Line, key_of, line_of, moved
 from nodemanager.fleet.supply import price_per_hour
 from nodemanager.fleet.verdicts import SERVED_BY
-from nodemanager.model import Job, JobId, NodeState, OnHosts, QueuePolicy, Reason, Shape, TypeName, because
+from nodemanager.model import (
+    Holding,
+    Job,
+    JobId,
+    JobState,
+    NodeState,
+    OnHosts,
+    QueuePolicy,
+    Reason,
+    Shape,
+    TypeName,
+    because,
+)
 from tests.builders import (
     CLOUD,
     GPU,
+    WALL_AT,
     World,
+    a_rank,
     a_type,
     a_world,
     boots,
+    busy,
     nodes,
     tasks,
     whole_nodes,
@@ -120,6 +135,31 @@ def test_memory_chooses_what_is_bought() -> None:
     large = replace(a_type("large", price="0.50"), memory_bytes=2**36)
     shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
     assert boots(a_world(CLOUD, large).job(shape).plan()) == ["large1"]
+
+
+def test_a_job_waits_for_the_memory_that_one_type_has_rather_than_start_where_there_is_too_little() -> None:
+    """The scheduler does not look at memory: on a smaller node the job would start, and run out of it."""
+    large = replace(a_type("large", slots=1, price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
+    world = a_world(CLOUD, large).busy_node("large1").job(shape)
+    assert boots(world.plan()) == []
+    assert world.why_job(1) == because("no_free_slot", node_type="large", slots=1, short=1)
+    assert world.plan().types[TypeName("cloud")].code == "job_held_up"
+
+
+def test_a_whole_node_is_bought_with_the_memory_that_the_job_asks_for() -> None:
+    large = replace(a_type("large", price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=2, cores_per_slot=1, nodes=1, exclusive=True, memory_bytes_per_slot=2**34)
+    assert boots(a_world(CLOUD, large).job(shape).plan()) == ["large1"]
+    assert boots(a_world(CLOUD, large).job(replace(shape, memory_bytes_per_slot=2**33)).plan()) == ["cloud1"]
+
+
+def test_memory_that_too_few_slots_have_keeps_nobody_waiting() -> None:
+    """A gang of three, and two slots with so much: Flux, which does not look at memory, would start it."""
+    large = replace(a_type("large", slots=2, price="0.50"), memory_bytes=2**36)
+    shape = Shape(slots=1, cores_per_slot=1, nodes=3, memory_bytes_per_slot=2**35)
+    assert boots(a_world(CLOUD, large).job(shape).plan()) == ["cloud1", "cloud2", "cloud3"]
+    assert boots(a_world(CLOUD, large).job(replace(shape, nodes=2)).plan()) == ["large1", "large2"]
 
 
 def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
@@ -278,6 +318,39 @@ def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
     assert a_world().idle_node("gpu1").job(tasks(1, gpus=1)).plan().warnings == ()
     assert a_world().job(tasks(1)).plan().warnings == ()  # there is no such node
     assert a_world(GPU).idle_node("gpu1").job(tasks(1)).plan().warnings == ()  # and no other type
+
+
+def test_a_gpu_node_that_a_small_job_took_is_bought_again_and_the_site_is_told() -> None:
+    """A large node and a GPU node are bought; the GPU node is up first, and is given to the first job."""
+    large = a_type("large", cores=8, price="0.80")
+    asked = tasks(1, cores=8), tasks(1, cores=4, gpus=1)
+    first = a_world(large, GPU, nodes_max=6).job(*asked).plan()
+    assert sorted(boots(first)) == ["gpu1", "large1"]
+    assert [warning.code for warning in first.warnings] == ["gpu_node_unguarded"]
+    fleet = a_world(large, GPU, nodes_max=6).booting_node("gpu1").booting_node("large1").job(*asked)
+    taken = replace(busy(a_rank("gpu1", fleet.policy)), gpus_free=2)
+    begun = replace(
+        fleet.snapshot.jobs[JobId(1)], state=JobState.RUN, holds=(Holding(taken.rank, 8, 0),), began_at=WALL_AT
+    )
+    fleet.see_queue(begun).see_ranks(taken, a_rank("large1", fleet.policy, online=True)).wait(1)
+    second = fleet.decide()
+    assert boots(second) == ["gpu2"]
+    assert second.warnings == (because("gpu_node_taken", node_type="gpu", job="2", nodes=("gpu1",)),)
+
+
+def test_where_small_jobs_fill_all_gpu_nodes_the_one_that_waits_is_told_so_and_has_the_first_that_is_free() -> None:
+    fleet = a_world(CLOUD, GPU)
+    for slot in ("gpu1", "gpu2"):
+        fleet.node(slot, NodeState.BUSY, rank=replace(busy(a_rank(slot)), gpus_free=2))
+    fleet.job(tasks(1, gpus=1), tasks(1))
+    made = fleet.plan()
+    assert boots(made) == [], "in queue order nothing passes the one that waits, on a free node neither"
+    assert fleet.why_job(1).code == "no_free_slot"
+    assert fleet.why_job(2).code == "behind_a_stuck_job"
+    assert because("gpu_node_taken", node_type="gpu", job="1", nodes=("gpu1", "gpu2")) in made.warnings
+    fleet.see_ranks(a_rank("gpu2", online=True))
+    assert fleet.why_job(1) == because("fits_on_a_node_that_is_up", nodes=("gpu2",))
+    assert "gpu_node_taken" not in [warning.code for warning in fleet.plan().warnings]
 
 
 @settings(deadline=None)

@@ -31,6 +31,7 @@ from nodemanager.facts import (
     NodeDestroyed,
     NodeDrained,
     NodeUndrained,
+    OrderLapsed,
     QueueProbed,
     QueueSeen,
     RanksSeen,
@@ -147,7 +148,7 @@ class Loop(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(
         which=st.integers(0, 30),
-        how=st.sampled_from(["done", "done", "done", "failed", "lost"]),
+        how=st.sampled_from(["done", "done", "done", "failed", "lost", "lapsed"]),
         age_s=AGES_S,
         state=st.sampled_from([CloudState.RUNNING, *CloudState]),
         condition=st.sampled_from(["drained by us", "drained by us", *CONDITIONS]),
@@ -161,6 +162,8 @@ class Loop(RuleBasedStateMachine):
             self._done(action, age_s, state, condition)
         elif how == "failed":
             self._failed(action, kind)
+        elif how == "lapsed":
+            self._lapsed(action)
 
     def _done(self, action: Action, age_s: float, state: CloudState, condition: str) -> None:
         match action:
@@ -197,6 +200,22 @@ class Loop(RuleBasedStateMachine):
                 self._take(FluxCallFailed((launch.id,), "EndLease", "no"))
             case DrainNode() | UndrainNode() | StopBroker():
                 self._take(FluxCallFailed((action.launch,), type(action).__name__, "no"))
+
+    def _lapsed(self, action: Action) -> None:
+        match action:
+            case BootNode(launch=launch):
+                lapsed = OrderLapsed("RecordLaunches", (launch.id,), None, "late")
+            case RecordLaunches(launches=launches):
+                lapsed = OrderLapsed("RecordLaunches", tuple(launch.id for launch in launches), None, "late")
+            case CreateNode(launch=launch) | EndLease(launch=launch):
+                lapsed = OrderLapsed(type(action).__name__, (launch.id,), None, "late")
+            case DestroyNode(launch=owner, provider_id=provider_id):
+                lapsed = OrderLapsed("DestroyNode", (owner,) if owner is not None else (), provider_id, "late")
+            case ChangeSlots() | RefuseSlots():
+                lapsed = OrderLapsed(type(action).__name__, (), None, "late")
+            case _:
+                lapsed = OrderLapsed(type(action).__name__, (action.launch,), None, "late")
+        self._take(lapsed)
 
     # --- what is seen ---
 
@@ -349,7 +368,9 @@ class Loop(RuleBasedStateMachine):
                     assert not node.rank.schedulable
                     assert not node.rank.online or node.rank.drain_reason == drain_text(node.id)
             case DrainNode():
-                assert node.state in (NodeState.IDLE, NodeState.BOOTING, NodeState.LOST, NodeState.DRAINING)
+                # One that is being stopped is drained anew once the claim was: another manager may have kept it.
+                retired = node.state in (NodeState.IDLE, NodeState.BOOTING, NodeState.LOST, NodeState.DRAINING)
+                assert retired or (node.state is NodeState.STOPPING and node.drained_s is None)
             case UndrainNode():
                 assert node.rank is None or not _held_by_others(node.rank)
 

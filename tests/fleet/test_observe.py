@@ -166,11 +166,27 @@ def test_a_look_that_began_before_the_second_look_of_a_drain_changes_nothing_for
     assert world["cloud1"].rank == drained(UP, OURS)
 
 
-def test_looks_in_a_row_that_find_it_idle_are_counted() -> None:
+def test_a_look_that_shows_a_node_as_it_was_makes_nothing_new_of_it() -> None:
+    world = a_world().idle_node("cloud1").wait(10).see_ranks(UP)
+    world.wait(1).see_ranks(UP)
+    before = world["cloud1"]
+    assert world.wait(10).see_ranks(UP)["cloud1"] is before
+
+
+def test_a_second_look_that_began_before_the_latest_look_at_all_changes_nothing_but_that_it_came() -> None:
+    world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None).wait(10)
+    world.see_ranks(drained(UP, OURS)).wait(5).see_ranks(drained(UP, OURS))
+    began_s = world.snapshot.now_s - 3
+    world.see(NodeDrained(world["cloud1"].id, began_s, busy(UP)))
+    assert world["cloud1"].rank == drained(UP, OURS)
+    assert world["cloud1"].drained_s == began_s
+
+
+def test_looks_in_a_row_that_find_it_idle_are_counted_as_far_as_the_policy_asks_for() -> None:
     world = a_world().node("cloud1", NodeState.BUSY)
-    for seconds in (1, 2, 3):
+    for looks in (1, 2, 2):
         world.wait(1).see_ranks(UP)
-        assert world["cloud1"].idle_looks == seconds
+        assert world["cloud1"].idle_looks == looks
     assert world["cloud1"].idle_since_s == NOW_S + 1
     world.wait(1).see_ranks(busy(UP))
     assert world["cloud1"].idle_looks == 0
@@ -372,7 +388,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
     for kind, scope in [
         (FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")),
         (FailureKind.CONFIG, Scope(TypeName("cloud"))),
-        (FailureKind.QUOTA, EVERYTHING),
+        (FailureKind.TRANSIENT, EVERYTHING),
     ]:
         world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
@@ -383,7 +399,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
 @pytest.mark.parametrize("state", [NodeState.REQUESTED, NodeState.BOOTING])
 @pytest.mark.parametrize(
     ("kind", "scope"),
-    [(FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")), (FailureKind.QUOTA, EVERYTHING)],
+    [(FailureKind.CAPACITY, Scope(TypeName("cloud"), Market.ON_DEMAND, "")), (FailureKind.CREDENTIALS, EVERYTHING)],
 )
 @pytest.mark.parametrize("ended", [CloudState.FAILED, CloudState.TERMINATED])
 def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
@@ -392,7 +408,7 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
     dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
     world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
     world.see_cloud(dead)
-    assert world.snapshot.blocks[scope].until_s == NOW_S + 120
+    assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
     assert str(world.snapshot.blocks[scope].reason) == f"create_{kind} detail=No valid host was found."
     world.wait(60).see_cloud(dead)
     decided = world.decide()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Node, Scope, Snapshot
+from nodemanager.fleet.snapshot import ALL_TYPES, Node, Scope, Snapshot
 from nodemanager.model import (
     CallKind,
     CloudState,
@@ -245,7 +245,14 @@ def _node_ordered(case: Case, job: Job, figures: Figures) -> None:
     assert {rank.host for rank in _served(case, job, figures)} <= bought
 
 
-STUCK_BY = ("nodes_max", "price_per_hour_max", "no_free_slot", "blocked_create_capacity", "beyond_limits")
+STUCK_BY = (
+    "nodes_max",
+    "price_per_hour_max",
+    "no_free_slot",
+    "blocked_create_capacity",
+    "beyond_limits",
+    "one_zone_short",
+)
 
 
 def _behind_a_stuck_job(case: Case, job: Job, figures: Figures) -> None:
@@ -267,9 +274,46 @@ def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _too_few_slots(case: Case, job: Job, figures: Figures) -> None:
-    fitting = sum(len(_places(case, node_type, job.shape)) for node_type in case.policy.node_types)
-    assert figures["slots"] == fitting
+    able = [it for it in case.policy.node_types if _has_memory(case, it, job.shape)]
+    assert figures["slots"] == sum(len(_places(case, node_type, job.shape)) for node_type in able)
     assert figures["short"] > 0
+
+
+def _one_zone_short(case: Case, job: Job, figures: Figures) -> None:
+    """In no zone are there enough nodes: standing, coming or to be bought, whoever else may want them."""
+    assert job.shape.one_zone
+    want = job.shape.nodes or job.shape.slots
+    assert figures["have"] + figures["short"] == want
+    assert figures["short"] > 0
+    for zone in ("", "a", "b", "c"):
+        assert sum(_in_zone(case, rank, zone, job.shape) for rank in case.snapshot.ranks.values()) < want
+
+
+def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
+    """How many pieces of a job a slot's node could take in a zone at the least: 1, or none."""
+    node_type = next(it for it in case.policy.node_types if rank.host in it.slots)
+    if rank not in _places(case, node_type, shape):
+        return 0
+    node = _node_of(case, rank)
+    if node is not None and node.state is not NodeState.GONE:
+        coming = node.state is NodeState.BOOTING and node.call is None and node.id not in _leaving(case)
+        return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
+    blocks = case.snapshot.blocks
+    scopes = [Scope(ALL_TYPES), Scope(node_type.name)]
+    is_open = not any(scope in blocks and blocks[scope].until_s > case.now_s for scope in scopes)
+    return int(is_open and zone in node_type.zones and _is_free(case, rank) and _has_memory(case, node_type, shape))
+
+
+def _leaving(case: Case) -> set[LaunchId]:
+    return {action.launch for action in case.made.actions if isinstance(action, DrainNode)}
+
+
+def _has_memory(case: Case, node_type: NodeType, shape: Shape) -> bool:
+    """Whether it has what the job asks for, or the site has too little of what has."""
+    slots = shape.slots if shape.nodes is not None else 1
+    able = [it for it in case.policy.node_types if it.memory_bytes >= slots * shape.memory_bytes_per_slot]
+    most = sum(len(_places(case, it, shape)) * (1 if shape.nodes else it.cores) for it in able)
+    return node_type in able or most < (shape.nodes or shape.slots)
 
 
 JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {
@@ -290,6 +334,7 @@ JOBS: Mapping[str, Callable[[Case, Job, Figures], object]] = {
     "behind_a_stuck_job": _behind_a_stuck_job,
     "beyond_limits": _beyond_limits,
     "too_few_slots": _too_few_slots,
+    "one_zone_short": _one_zone_short,
 }
 
 
@@ -602,7 +647,8 @@ def _check_types(case: Case) -> None:
             case "fits_no_job_that_is_short":
                 short = [job for job in case.queue() if case.made.jobs[job.id].code in ("node_ordered", "settling")]
                 (node_type,) = (it for it in case.policy.node_types if it.name == name)
-                assert not any(_places(case, node_type, job.shape) for job in short)
+                fits = (job for job in short if _has_memory(case, node_type, job.shape))
+                assert not any(_places(case, node_type, job.shape) for job in fits)
             case "another_mix_is_cheaper":
                 chosen = reason.figures["node_types"]
                 assert isinstance(chosen, tuple)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.fleet.line import Line, key_of, line_of
-from nodemanager.fleet.seating import Bin, Seating, Standing, seat
+from nodemanager.fleet.seating import Bin, Seating, Standing, Usher
 from nodemanager.model import HasProperty, Job, JobId, Rank, Shape, SlotName
 from nodemanager.simulation.pool import Never, NotNow, Pool
 from nodemanager.simulation.request import jobspec_of, read_request
@@ -27,7 +27,7 @@ def a_bin(
 
 
 def seated(jobs: Sequence[Job], *bins: Bin) -> Seating:
-    return seat(line_of({job.id: job for job in jobs}, Line()).batches, bins, {})
+    return Usher(line_of({job.id: job for job in jobs}, Line()).batches, bins, {}, {}).seat_all()
 
 
 def where(seating: Seating, job: int) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_job_of_a_kind_that_failed_gets_no_seat_from_there_on() -> None:
     jobs = {job.id: job for job in (a_job(number, whole_nodes(1)) for number in (1, 2, 3))}
     key = key_of(jobs[JobId(1)])
     failed = {(key.shape, key.span_s): (-16, 2)}
-    seating = seat(line_of(jobs, Line()).batches, [a_bin(1), a_bin(2), a_bin(3)], failed)
+    seating = Usher(line_of(jobs, Line()).batches, [a_bin(1), a_bin(2), a_bin(3)], failed, {}).seat_all()
     assert list(seating.seats) == [1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -11,10 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.facts import QueueSeen
+from nodemanager.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, SpendKept, SpendNotKept
+from nodemanager.fleet.plan import Plan
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.spending import periods
-from nodemanager.model import CloudState, Holding, Job, JobState, NodeState, QueuePolicy, Rank
-from tests.builders import CLOUD, GPU, NOW_S, WALL_AT, World, a_cloud_node, a_job, a_world, boots, orders, tasks
+from nodemanager.model import CloudState, Holding, Job, JobState, Mark, NodeState, QueuePolicy, Rank, Spend
+from nodemanager.orders import KeepSpend
+from tests.builders import (
+    CLOUD,
+    GPU,
+    NOW_S,
+    WALL_AT,
+    World,
+    a_cloud_node,
+    a_job,
+    a_rank,
+    a_world,
+    boots,
+    busy,
+    drained,
+    orders,
+    tasks,
+)
 
 DAY = ("", "day")
 
@@ -111,10 +130,150 @@ def test_what_running_jobs_may_still_take_is_counted_ahead() -> None:
 def test_once_it_is_spent_idle_nodes_go_and_nobody_waits_for_them() -> None:
     fleet = spent("100", {DAY: "100"}).idle_node("cloud1").busy_node("cloud2").job(tasks(1))
     made = fleet.plan()
-    assert orders(made) == ["drain cloud1-1"]
+    assert orders(made) == ["cordon cloud2-1 flux-node-manager:cloud2-1", "drain cloud1-1"]
     assert made.nodes[fleet.id("cloud1")].code == "budget_spent"
     assert fleet.why_job(1).code == "budget_spent"
-    assert fleet.why("cloud2") == "busy"
+    assert fleet.why("cloud2") == "budget_spent"
+
+
+def test_once_it_is_spent_what_runs_ends_in_its_time_and_nothing_begins() -> None:
+    """A node at work is drained as it is: it goes by the usual way once its jobs have ended."""
+    fleet = spent("100", {DAY: "100"}).busy_node("cloud1", cores_free=2).job(tasks(1))
+    made = fleet.decide()
+    assert orders(made) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
+    assert made.nodes[fleet.id("cloud1")].code == "budget_spent"
+    assert fleet.why_job(1).code == "budget_spent", "what is free there is no room any more"
+    ours = busy(drained(a_rank("cloud1", online=True), drain_text(fleet.id("cloud1"))))
+    fleet.see(NodeCordoned(fleet.id("cloud1"), NOW_S, ours)).wait(1)
+    assert orders(fleet.decide()) == []
+    assert fleet.why("cloud1") == "budget_spent"
+    idle = drained(a_rank("cloud1", online=True), drain_text(fleet.id("cloud1")))
+    fleet.see_ranks(idle)
+    assert fleet["cloud1"].state is NodeState.DRAINING
+    assert orders(fleet.decide()) == ["drain cloud1-1"]
+    assert orders(fleet.see_drained("cloud1").decide()) == ["stop-broker cloud1-1"]
+    assert fleet.why("cloud1") in ("budget_spent", "call_in_flight")
+    retiring = fleet["cloud1"].retiring
+    assert retiring is not None
+    assert retiring.code == "budget_spent"
+
+
+def test_a_new_day_undrains_what_is_still_at_work_and_buys_again() -> None:
+    fleet = spent("100", {DAY: "100"}).busy_node("cloud1")
+    launch = fleet.id("cloud1")
+    ours = busy(drained(a_rank("cloud1", online=True), drain_text(launch)))
+    fleet.decide()
+    fleet.see(NodeCordoned(launch, NOW_S, ours)).job(tasks(1))
+    day, _ = periods(WALL_AT)
+    fleet.wait(day.ends_at - WALL_AT + 1).see_ranks(ours).all_is_fresh().wait(1)
+    made = fleet.decide()
+    assert orders(made) == ["undrain cloud1-1", "boot cloud2"]
+    assert made.nodes[launch].code == "busy_yet_drained_by_us"
+
+
+def test_once_it_is_spent_what_comes_does_not_stay_and_what_was_not_made_is_not() -> None:
+    fleet = spent("100", {DAY: "100"}).booting_node("cloud1").node("cloud2", NodeState.REQUESTED).job(tasks(1))
+    made = fleet.plan()
+    assert sorted(orders(made)) == ["drain cloud1-1", "end-lease cloud2-1"]
+    assert {reason.code for reason in made.nodes.values()} == {"budget_spent"}
+
+
+def test_what_somebody_else_drained_or_holds_is_his_whatever_is_spent() -> None:
+    fleet = spent("100", {DAY: "100"}).busy_node("cloud1").busy_node("cloud2")
+    fleet.see_ranks(replace(fleet.rank_now("cloud1"), drain_reason="bad fan"))
+    fleet.see(HoldPlaced(fleet.id("cloud2"), Mark("ada", WALL_AT)))
+    assert orders(fleet.plan()) == ["cordon cloud2-1 flux-node-manager:hold:cloud2-1"]
+    assert fleet.why("cloud2") == "held_by_operator"
+
+
+# --- across restarts --------------------------------------------------------------------------------------
+
+
+def goes(fleet: World, slot: str) -> World:
+    """A node is seen gone."""
+    fleet.wait(1).see_ranks(a_rank(slot))
+    return fleet.see_cloud(a_cloud_node(fleet[slot].launch, state=CloudState.TERMINATED))
+
+
+def keeps(made: Plan) -> list[Spend]:
+    return [ask.spend for ask in made.asks if isinstance(ask, KeepSpend)]
+
+
+def test_a_lease_is_ended_only_when_what_the_node_cost_is_on_record() -> None:
+    fleet = goes(world({DAY: "100"}).stopping_node("cloud1"), "cloud1")
+    made = fleet.decide()
+    (spend,) = keeps(made)
+    assert spend.counted == {"cloud1-1"}
+    assert orders(made) == []
+    assert fleet.why("cloud1") == "spend_to_record"
+    assert keeps(fleet.wait(1).decide()) == [], "it is under way"
+    fleet.see(SpendKept(spend))
+    assert orders(fleet.decide()) == ["end-lease cloud1-1"]
+
+
+def test_what_could_not_be_put_on_record_is_tried_again() -> None:
+    fleet = goes(world({DAY: "100"}).stopping_node("cloud1"), "cloud1")
+    (spend,) = keeps(fleet.decide())
+    fleet.see(SpendNotKept("no answer"))
+    assert keeps(fleet.decide()) == []
+    assert keeps(fleet.wait(1.1).decide()) == [spend]
+
+
+@pytest.mark.parametrize("on_record", [True, False])
+def test_a_node_counts_once_however_the_manager_is_killed(on_record: bool) -> None:
+    """Killed after it was gone and before its lease was ended, with its cost on record or not yet."""
+    fleet = goes(world({DAY: "100"}).stopping_node("cloud1", billed_from_s=NOW_S - 3700), "cloud1")
+    (spend,) = keeps(fleet.decide())
+    launch = fleet["cloud1"].launch
+    after = world({DAY: "100"}).but(claimed=False, spend_on_record=None, wall_at=WALL_AT + 30)
+    after.see(ClaimHeld(NOW_S, (launch,), spend=spend if on_record else Spend()))
+    ended = a_cloud_node(launch, state=CloudState.TERMINATED, created_at=WALL_AT - 3700)
+    after.wait(1).see_cloud(ended)
+    assert after["cloud1"].state is NodeState.GONE
+    day, _ = periods(WALL_AT)
+    assert after.snapshot.spend["day", day.begins_at, ""] == Decimal("0.80")
+    made = after.decide()
+    assert orders(made) == (["end-lease cloud1-1"] if on_record else [])
+
+
+def test_a_restart_knows_what_was_spent_before() -> None:
+    day, _ = periods(WALL_AT)
+    spend = Spend({("day", day.begins_at, ""): Decimal(100)})
+    after = world({DAY: "100"}).but(claimed=False, spend_on_record=None).job(tasks(1))
+    after.see(ClaimHeld(NOW_S, (), spend=spend))
+    assert after.why_job(1).code == "budget_spent"
+
+
+def test_nothing_is_added_or_kept_before_the_record_was_read() -> None:
+    fleet = world({DAY: "100"}).but(spend_on_record=None).stopping_node("cloud1")
+    assert keeps(goes(fleet, "cloud1").decide()) == []
+    assert not fleet.snapshot.spend
+
+
+def test_when_the_claim_comes_back_the_larger_sum_counts() -> None:
+    """Ours was not kept yet; or another one acted meanwhile."""
+    day, month = periods(WALL_AT)
+    today, this_month = ("day", day.begins_at, ""), ("month", month.begins_at, "")
+    fleet = world({DAY: "100"}).but(spend={today: Decimal(5), this_month: Decimal(50)})
+    fleet.see(ClaimHeld(NOW_S, (), spend=Spend({today: Decimal(7), this_month: Decimal(7)})))
+    assert fleet.snapshot.spend == {today: 7, this_month: 50}
+
+
+def test_what_jobs_have_cost_is_kept_every_little_while() -> None:
+    fleet = world({("user", "day"): "100"}, probe_s=10).busy_node("cloud1").but(spend_kept_s=NOW_S)
+    job = running(began_s_ago=1800, ends_in_s=600)
+    fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
+    assert keeps(fleet.decide()) == []
+    assert len(keeps(fleet.wait(10).decide())) == 1
+
+
+def test_without_a_budget_nothing_is_kept() -> None:
+    fleet = goes(a_world().stopping_node("cloud1"), "cloud1")
+    assert keeps(fleet.plan()) == []
+    assert orders(fleet.plan()) == ["end-lease cloud1-1"]
+
+
+# --- the last of what is left -----------------------------------------------------------------------------
 
 
 def test_no_more_is_bought_at_once_than_what_is_left_pays_for() -> None:

@@ -105,7 +105,8 @@ def test_every_form_of_the_manual_pages_is_read_as_the_scheduler_reads_it(name: 
         ("submit-shape-range-stepped", Shape(slots=1, cores_per_slot=1, nodes=2)),
         ("submit-shape-idset", Shape(slots=1, cores_per_slot=1, nodes=1)),
         ("submit-shape-rack", Shape(slots=1, cores_per_slot=1, nodes=6)),
-        ("submit-resources-json", Shape(slots=1, cores_per_slot=4, nodes=2)),
+        ("submit-resources-json", Shape(slots=1, cores_per_slot=4, nodes=2, memory_bytes_per_slot=16 * 2**30)),
+        ("submit-shape-memory", Shape(slots=1, cores_per_slot=2, memory_bytes_per_slot=8 * 2**30)),
         ("run", SIMPLEST),
         ("run-nodes-tasks", Shape(slots=2, cores_per_slot=2, nodes=2)),
         ("batch-slots", Shape(slots=4, cores_per_slot=2, gpus_per_slot=1)),
@@ -161,6 +162,61 @@ def test_dependencies_do_not_change_the_shape() -> None:
 def test_what_no_scheduler_heeds_is_said() -> None:
     assert read_well(FORMS["submit-shape-memory"]["jobspec"]).unheeded == ("memory",)
     assert read_well(FORMS["submit-shape-socket"]["jobspec"]).unheeded == ("socket",)
+
+
+# --- what is said to us alone -----------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_slot_and_one_zone_for_all_nodes_are_read_from_the_attributes() -> None:
+    """As ``flux submit --setattr=node-manager.memory=1.5GiB --setattr=node-manager.one-zone`` writes them."""
+    job = read_well(a_jobspec(**{"node-manager": {"memory": "1.5GiB", "one-zone": 1}}))
+    assert job.shape == Shape(1, 1, memory_bytes_per_slot=3 * 2**29, one_zone=True)
+    assert job.unheeded == ("memory", "one-zone")
+    assert read_well(a_jobspec(**{"node-manager": {"one-zone": False}})).shape == SIMPLEST
+
+
+def a_slot_with(*within: object) -> dict[str, Any]:
+    return a_jobspec(a_slot(**{"with": [{"type": "core", "count": 1}, *within]}))
+
+
+@pytest.mark.parametrize(
+    ("entry", "memory_bytes"),
+    [
+        ({"type": "memory", "count": 3, "unit": "GiB"}, 3 * 2**30),
+        ({"type": "memory", "count": 3, "unit": "MB"}, 3 * 2**20),  # the larger of the two things it may mean
+        ({"type": "socket", "count": 2, "with": [{"type": "memory", "count": 1, "unit": "KB"}]}, 2 * 2**10),
+        ({"type": "memory", "count": 3}, 0),  # of what?
+        ({"type": "memory", "count": 3, "unit": "pages"}, 0),
+    ],
+)
+def test_memory_in_the_slot_is_read_where_its_unit_says_how_much(entry: object, memory_bytes: int) -> None:
+    job = read_well(a_slot_with(entry))
+    assert job.shape.memory_bytes_per_slot == memory_bytes
+    assert "memory" in job.unheeded
+
+
+def test_memory_beside_the_slot_belongs_to_no_slot() -> None:
+    node = {"type": "node", "count": 1, "with": [a_slot(), {"type": "memory", "count": 3, "unit": "GiB"}]}
+    assert read_well(a_jobspec(node)).shape.memory_bytes_per_slot == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"memory": "4GB"}, 'node-manager.memory: "4GB", column 2: the unit must be one of'),
+        ({"memory": 4}, "node-manager.memory: the size of each slot"),
+        ({"one-zone": "yes"}, "node-manager.one-zone: 1 (which is what --setattr gives it) or 0 is needed"),
+        ({"one_zone": 1}, "no key 'one_zone'; known are"),
+        (1, "attributes.system.node-manager: an object is needed"),
+    ],
+)
+def test_what_is_misspelt_is_told_and_not_passed_over(said: object, why: str) -> None:
+    assert why in refused(a_jobspec(**{"node-manager": said}))
+
+
+def test_what_is_said_to_us_is_kept_of_a_jobspec_that_is_trimmed() -> None:
+    spec = a_jobspec(**{"node-manager": {"one-zone": 1}})
+    assert read(trimmed(spec)) == read(spec)
 
 
 # --- resources --------------------------------------------------------------------------------------------

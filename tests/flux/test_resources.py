@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.flux.resources import read_job_ends, read_ranks, slots_of
-from nodemanager.model import FluxRank, Overlay, Rank, SlotName
+from nodemanager.flux.resources import Look, read_job_ends, read_ranks, read_topology, slots_of
+from nodemanager.model import FluxRank, Hardware, Overlay, Rank, SlotName, TypeName
 from tests.flux.recording import replies
 
 MOMENTS = replies()
@@ -270,3 +270,67 @@ def test_whatever_is_wrong_is_a_value_error(parts: list[tuple[str, str, object]]
         assert len(instance.ranks()) == 2
     except ValueError as error:
         assert str(error)  # noqa: PT017 - it may also be well formed
+
+
+# --- one look after another -------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(list(MOMENTS)), min_size=2, max_size=5))
+def test_a_look_after_others_shows_what_one_of_its_own_would(moments: list[str]) -> None:
+    seen = Look()
+    for moment in moments:
+        said = MOMENTS[moment]
+        resources, scheduler, overlay = (said[topic] for topic in LOOK)
+        seen = seen.next(resources, scheduler, overlay, read_job_ends(said["job-list.list"]))
+        assert {rank.host: rank for rank in seen.ranks.values()} == look(moment)
+        assert list(seen.ranks) == sorted(seen.ranks)
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (lambda it: it.resources.update(offline=""), set()),
+        (lambda it: it.resources.update(online="0,2"), {1}),
+        (lambda it: it.resources.update(torpid="2"), {2}),
+        (lambda it: it.resources.update(exclude="0-1"), {1}),
+        (lambda it: it.resources.update(drain={"1": {"reason": "looked at"}}), {1}),
+        (lambda it: it.scheduler.update(allocated=an_r(("2", "0-1", ""))), {2}),
+        (lambda it: it.scheduler.update(down=an_r(("1", "0-3", "0-1"))), {1}),
+        (lambda it: it.overlay.update(children=[{"rank": 2, "status": "lost"}]), {2}),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_as_it_was_is_the_same_object(change: Callable[[Instance], None], changed: set[int]) -> None:
+    instance = Instance()
+    before = Look().next(instance.resources, instance.scheduler, instance.overlay, {})
+    change(instance)
+    after = before.next(copy.deepcopy(instance.resources), copy.deepcopy(instance.scheduler), instance.overlay, {})
+    assert {rank for rank in after.ranks if after.ranks[rank] is not before.ranks[rank]} == changed
+    ended = after.next(instance.resources, instance.scheduler, instance.overlay, {Rank(1): 5.0})
+    assert {rank for rank in ended.ranks if ended.ranks[rank] is not after.ranks[rank]} == {1}
+    retyped = ended.next(
+        instance.resources, instance.scheduler, instance.overlay, {Rank(1): 5.0}, {SlotName("n2"): TypeName("gpu")}
+    )
+    assert retyped.ranks[Rank(2)].type_name == "gpu"
+    assert retyped.ranks[Rank(1)] == ended.ranks[Rank(1)]
+
+
+# --- a machine --------------------------------------------------------------------------------------------
+
+TOPOLOGY = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine"><object type="Package">
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+    <object type="Core"><object type="PU"/><object type="PU"/></object>
+  </object></object>
+</topology>"""
+
+
+def test_a_topology_has_cores_and_hardware_threads() -> None:
+    assert read_topology(TOPOLOGY) == Hardware(cores=2, threads=4)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '<topology version="2.0"/>'])
+def test_what_is_no_topology_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"resource\.topo-get"):
+        read_topology(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodemanager.facts import NodeReported
 from nodemanager.join.desk import Answer, Granted, JoinDesk, Refusal, Rules
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.ledger import Ledger
@@ -56,7 +57,8 @@ class Desk:
         return str(granted(self.redeem())["lease_key"])
 
     def reported(self, phase: JoinPhase) -> list[str]:
-        return [report.detail for _, report in self.ledger.reports(0) if report.phase is phase]
+        reports = [report for _, report in self.ledger.reports(0) if isinstance(report, NodeReported)]
+        return [report.detail for report in reports if report.phase is phase]
 
 
 def granted(answer: Answer) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class FakeMachine:
     running: bool = False
     busy: bool = False
     disk_is_full: bool = False
+    hardware: dict[str, int] = field(default_factory=dict)
 
     def now_s(self) -> float:
         return self.now
@@ -44,6 +45,9 @@ class FakeMachine:
 
     def log(self, text: str) -> None:
         pass
+
+    def measured(self) -> dict[str, int]:
+        return self.hardware
 
     def load(self) -> dict[str, Any]:
         return self.kept

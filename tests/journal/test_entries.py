@@ -28,6 +28,13 @@ def test_what_is_only_said_is_said_once_though_its_launch_is_another_every_time(
     assert lines(told(*story)[0], "would", "decided") == ["would BootNode demand"]
 
 
+def test_what_is_only_said_is_not_said_again_when_the_queue_was_restless_meanwhile() -> None:
+    restless = a_moment(1, jobs=[a_job(7)], acts=False, newest_job_s=NOW_S + 1)
+    assert (restless.plan.settled, restless.plan.actions) == (False, ())
+    story = [a_moment(0, jobs=[a_job(7)], acts=False), restless, a_moment(9, jobs=[a_job(7)], acts=False)]
+    assert [len(lines(it, "would")) for it in told(*story)] == [1, 0, 0]
+
+
 def test_a_node_s_moves_are_told_with_its_story_by_the_wall_clock() -> None:
     before = a_node("cloud1", NodeState.BOOTING)
     after = replace(before, state=NodeState.IDLE, story=(f"joined -> idle at {NOW_S - 60:.3f}",))

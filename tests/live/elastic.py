@@ -85,7 +85,7 @@ requests_per_s = 1000
 
 NODE_TYPE = """
 [Node {name}]
-cores = 2
+cores = {cores}
 gpus = {gpus}
 memory = 1GiB
 price_per_hour = {price}
@@ -97,12 +97,13 @@ slots = {slots}
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A node type with two cores; its name is its property too."""
+    """A node type with two cores, unless it claims more; its name is its property too."""
 
     name: str
     price: str
     slots: str
     gpus: int = 0
+    cores: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +126,19 @@ class Elastic:
         billing: str = "4s",
         *,
         by_tickets: bool = False,
+        policy: str = "",
     ) -> None:
+        self._policy = policy
         self._folder = folder
         self._settle = settle
         self._types = "".join(
             NODE_TYPE.format(
-                name=offer.name, gpus=offer.gpus, price=offer.price, slots=offer.slots, billing=billing
+                name=offer.name,
+                cores=offer.cores,
+                gpus=offer.gpus,
+                price=offer.price,
+                slots=offer.slots,
+                billing=billing,
             )
             for offer in offers
         )
@@ -152,7 +160,7 @@ class Elastic:
             site = SITE.format(
                 folder=self._folder, port=self._port, settle=self._settle, mode=mode, join=self._join
             )
-            file.write_text(site + self._types, encoding="utf-8")
+            file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
 
     # --- rank 0 ---
@@ -417,13 +425,18 @@ def without_flux() -> dict[str, str]:
 
 @contextmanager
 def an_elastic_site(
-    offers: Sequence[Offer], *, settle: str = "500ms", billing: str = "4s", by_tickets: bool = False
+    offers: Sequence[Offer],
+    *,
+    settle: str = "500ms",
+    billing: str = "4s",
+    by_tickets: bool = False,
+    policy: str = "",
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up; skips the test where there is no Flux. Reaped at the end, come what may."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets)
+        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets, policy=policy)
         try:
             elastic.start_head()
             yield elastic

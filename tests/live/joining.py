@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from nodemanager.config import load_site
+from nodemanager.facts import NodeMeasured
 from nodemanager.flux.bootstrap import write_bootstrap
 from nodemanager.flux.instance import RealFlux
 from nodemanager.join import flux_node_join
@@ -217,7 +218,11 @@ class Yard:
 
     def reports(self) -> list[tuple[str, str, str]]:
         """(launch, phase, detail) of all that was reported."""
-        self._reports += [(report.launch, str(report.phase), report.detail) for report in self._exchange.reports()]
+        for report in self._exchange.reports():
+            if isinstance(report, NodeMeasured):
+                self._reports.append((report.launch, "measured", str(report.hardware)))
+            else:
+                self._reports.append((report.launch, str(report.phase), report.detail))
         return self._reports
 
     def reported(self, launch: str, phase: str) -> list[str]:

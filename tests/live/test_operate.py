@@ -15,6 +15,7 @@ from tests.live.elastic import RPC_WITHIN_S, Elastic
 
 ROOT = Path(__file__).parents[2]
 LARGE = {"properties": ["large"]}  # a type of one slot
+UNTIL = 'until [ -e "$1" ]; do sleep 0.1; done'  # a job that ends when it is told to
 
 
 def verb(elastic: Elastic, *arguments: str) -> Any:
@@ -57,15 +58,17 @@ def test_flux_answers_how_the_fleet_stands(elastic: Elastic) -> None:
 
 
 def test_a_held_node_gets_no_work_outlives_a_restart_and_goes_once_released(
-    elastic: Elastic,
+    elastic: Elastic, tmp_path: Path
 ) -> None:
     first = elastic.start_manager()
-    job = elastic.submit("sleep", "2", requires=LARGE)
+    end = tmp_path / "end"
+    job = elastic.submit("sh", "-c", UNTIL, "sh", str(end), requires=LARGE)
     elastic.eventually("it runs", lambda: elastic.jobs()[job].began_at is not None)
     assert verb(elastic, "hold", "large1")["on_record"]
     elastic.eventually(
         "it is drained", lambda: "flux-node-manager:hold:" in (drain_reason(elastic, "large1") or "")
     )
+    end.touch()
     elastic.eventually("its job ends in peace", lambda: elastic.result(job) == "COMPLETED")
 
     first.process.send_signal(signal.SIGKILL)
@@ -83,12 +86,14 @@ def test_a_held_node_gets_no_work_outlives_a_restart_and_goes_once_released(
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
 
 
-def test_a_busy_node_is_retired_when_its_job_has_ended(elastic: Elastic) -> None:
+def test_a_busy_node_is_retired_when_its_job_has_ended(elastic: Elastic, tmp_path: Path) -> None:
     elastic.start_manager()
-    job = elastic.submit("sleep", "4", requires=LARGE)
+    end = tmp_path / "end"
+    job = elastic.submit("sh", "-c", UNTIL, "sh", str(end), requires=LARGE)
     elastic.eventually("it runs", lambda: elastic.jobs()[job].began_at is not None)
     verb(elastic, "retire", "large1")
     elastic.eventually("it takes no more", lambda: drain_reason(elastic, "large1") is not None)
+    end.touch()
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
     assert elastic.result(job) == "COMPLETED"
 

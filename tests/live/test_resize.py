@@ -56,6 +56,29 @@ def test_nodes_come_back_to_the_longer_table_and_the_manager_uses_it(site: Elast
     site.eventually("a job on both GPU nodes has run", lambda: site.result(pair) == "COMPLETED", within_s=80.0)
 
 
+@pytest.fixture
+def by_tickets() -> Iterator[Elastic]:
+    with an_elastic_site(OFFERS, by_tickets=True) as elastic:
+        elastic.start_join_service()
+        yield elastic
+
+
+def test_nodes_that_join_by_ticket_fetch_the_longer_table_and_come_back(by_tickets: Elastic) -> None:
+    site = by_tickets
+    manager = site.start_manager()
+    job = site.submit("sleep", "600", requires={"properties": ["small"]})
+    site.eventually("the job runs", lambda: site.jobs()[job].began_at is not None)
+    before = site.launches()
+
+    resized(site, "--force", "small=5", "gpu=2")
+
+    wide = site.submit("true", nodes=5, requires={"properties": ["small"]})
+    site.eventually("the node has come back", lambda: site.ranks()["s1"].online, within_s=60.0)
+    assert set(before) <= set(site.launches())
+    site.eventually("a job on all five has run", lambda: site.result(wide) == "COMPLETED", within_s=80.0)
+    assert [said["node"] for said in manager.said("node_reported", phase="started")].count(before[0].id) == 2
+
+
 def resized(site: Elastic, *options: str) -> str:
     """Run the verb, while rank 0 has a supervisor; what it said."""
     counts = [option for option in options if option != "--force"]

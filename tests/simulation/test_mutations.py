@@ -33,7 +33,7 @@ def without_a_second_look(patch: Patch) -> None:
 
 
 def believing_the_first_look(patch: Patch) -> None:
-    def as_it_was(node: Node, fact: NodeDrained) -> Node:
+    def as_it_was(node: Node, fact: NodeDrained, *_: Any) -> Node:
         was = node.rank
         if was is not None:
             reason = sightings.drain_text(node.id)
@@ -163,19 +163,19 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     without_a_second_look: 1,
     believing_the_first_look: 1,
-    believing_one_list: 10,
+    believing_one_list: 17,
     taking_a_lost_reply_for_a_refusal: 1,
     repeating_a_create_without_its_token: 1,
-    buying_two_too_many: 1,
+    buying_two_too_many: 0,
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
     taking_no_notice_of_a_new_division: 2,
-    deciding_on_old_news: 3,
-    forgetting_strays: 3,
-    leaving_orphans_alone: 5,
-    buying_again_what_is_on_its_way: 7,
-    recording_no_spending: 0,
-    buying_for_jobs_that_are_held: 0,
+    deciding_on_old_news: 6,
+    forgetting_strays: 1,
+    leaving_orphans_alone: 1,
+    buying_again_what_is_on_its_way: 6,
+    recording_no_spending: 5,
+    buying_for_jobs_that_are_held: 1,
 }
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.journal.writer import Journal
 from nodemanager.web.listen import Tcp
 from nodemanager.web.thread import WebServer
+from tests.journal.stories import told
 from tests.live.instance import free_port
 from tests.web.browser import Browser, a_browser
 from tests.web.fleets import Stand, a_fleet, a_stand
@@ -25,16 +27,22 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def shown(nodes: int) -> Iterator[tuple[Stand, str]]:
+def shown(nodes: int, moments: int = 3) -> Iterator[tuple[Stand, str]]:
     stand = a_stand(jobs_for_everybody=True, clock_s=[float(turn) for turn in range(10_000)])
-    for moment in range(3):
+    for moment in range(moments):
         stand.post(a_fleet(nodes, waiting=moment + 3, moment=moment * 20))
+    with served(stand) as url:
+        yield stand, url
+
+
+@contextmanager
+def served(stand: Stand) -> Iterator[str]:
     port = free_port()
     server = WebServer(Tcp("127.0.0.1", port), stand.served)
     server.start()
     assert server.listens.wait(STOP_S)
     try:
-        yield stand, f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{port}/"
     finally:
         server.stop(STOP_S)
 
@@ -76,8 +84,28 @@ def test_a_click_explains(browser: Browser) -> None:
         assert browser.errors == []
 
 
+def test_a_click_on_what_happened_to_a_node_that_is_gone_shows_what_is_on_record(
+    browser: Browser, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.start()
+    stand = a_stand(journal.path)
+    for publication in (a_fleet(5), a_fleet(1, moment=20)):
+        stand.post(publication)
+    for happened in told(a_fleet(5), a_fleet(1, moment=20)):
+        journal.take_in(happened)
+    journal.stop(STOP_S)
+    with served(stand) as url:
+        browser.open(url)
+        browser.until("document.querySelectorAll('#events button').length > 5")
+        browser.value(
+            "[...document.querySelectorAll('#events button')].find((it) => it.textContent === 'cpu4-1').click()"
+        )
+        browser.until("document.querySelector('#drawer h4')?.textContent.startsWith('What is on record')")
+
+
 def test_thousands_of_nodes_are_a_grid(browser: Browser) -> None:
-    with shown(MANY) as (_, url):
+    with shown(MANY, moments=1) as (_, url):
         browser.open(url)
         browser.until("document.body?.dataset.turns >= 1")
         assert browser.value("document.querySelectorAll('.strip').length") == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +12,10 @@ from tests.web.fleets import HOST, TOKEN, a_fleet, a_stand
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
-    import schemathesis
+    if TYPE_CHECKING:
+        import schemathesis
+    else:
+        schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis: the extra is fuzz")
 
 stand = a_stand(jobs_for_everybody=True)
 stand.post(a_fleet(6))

@@ -34,7 +34,11 @@ async function ask(path) {
 
 // --- words ----------------------------------------------------------------------------------------------
 
-const money = (amount) => (amount === null || amount === undefined ? "–" : amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+function money(amount) {
+  if (amount === null || amount === undefined) return "–";
+  const digits = Math.abs(amount) < 1000 ? 2 : 0;
+  return amount.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
 
 function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -84,7 +88,8 @@ const counted = (counts) => Object.entries(counts).sort((one, other) => other[1]
 function showStatus(status) {
   document.title = `${status.cluster} · flux-node-manager`;
   the("cluster").textContent = status.cluster;
-  pill("mode", status.mode === "act" ? "acts" : "observes", status.mode === "act" ? "" : "warn");
+  const only = status.observed.length ? `, ${status.observed.join(", ")} only observed` : "";
+  pill("mode", (status.mode === "act" ? "acts" : "observes") + only, status.mode === "act" && !only ? "" : "warn");
   if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "stands still", status.paused ? "warn" : "bad");
   else pill("decides", status.safe_mode.on ? "careful" : "decides", status.safe_mode.on ? "warn" : "good");
   the("clock").textContent = new Date(status.at * 1000).toLocaleString();
@@ -205,7 +210,7 @@ function showEvent(event) {
   if (event.subject && event.node_type) {
     const link = made("button", "", event.subject);
     link.type = "button";
-    link.addEventListener("click", () => explain("node", event.subject));
+    link.addEventListener("click", () => explain("node", event.subject, event.at));
     what.append(link);
   } else what.append(event.subject);
   const because = event.reason?.text ?? event.figures.detail ?? "";
@@ -230,11 +235,13 @@ function list(pairs) {
   return holder;
 }
 
-async function explain(kind, name) {
+// As it stands; of what is gone, what the journal has. at: when that was, where it is known.
+async function explain(kind, name, at) {
   const body = the("drawer-body");
+  const path = `/explain/${kind}/${encodeURIComponent(name)}`;
   the("drawer").hidden = false;
   try {
-    const answer = await ask(`/explain/${kind}/${encodeURIComponent(name)}`);
+    const answer = await ask(path).catch((error) => { if (at === undefined) throw error; return ask(`${path}?at=${at}`); });
     body.replaceChildren(...explanation(kind, answer));
   } catch (error) {
     body.replaceChildren(made("h3", "", name), made("p", "because", error.message));
@@ -262,6 +269,11 @@ function explanation(kind, answer) {
     const story = made("ul");
     story.append(...[...answer.story].reverse().map((line) => made("li", "", line)));
     parts.push(made("h4", "", "Its story, the latest first"), story);
+  }
+  if (answer.history?.length) {
+    const lines = made("ul");
+    lines.append(...answer.history.toReversed().map((it) => made("li", "", `${clockTime(it.at)}  ${it.kind} ${it.what}  ${it.reason?.text ?? ""}`)));
+    parts.push(made("h4", "", "What is on record, the latest first"), lines);
   }
   return parts;
 }

@@ -52,11 +52,13 @@ export class Chart {
 
   draw() {
     const { pen, width, height } = prepared(this.canvas, this.height);
-    const box = { left: 40, right: width - 6, top: 8, bottom: height - 22 };
     const sums = this.at.map((_, index) => this.series.reduce((sum, it) => sum + it.values[index], 0));
     const tops = this.stacked ? sums : this.series.flatMap((it) => it.values);
     const step = niceStep(Math.max(...tops, this.whole ? 1 : 0.01), 4, this.whole);
     const most = Math.max(step, Math.ceil(Math.max(...tops, 0) / step) * step);
+    pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
+    const left = Math.max(40, 12 + pen.measureText(shownNumber(most, this.whole, most)).width);
+    const box = { left, right: width - 6, top: 8, bottom: height - 22 };
     const first = this.at[0] ?? 0;
     const last = this.at.at(-1) ?? 1;
     const span = Math.max(1, last - first);
@@ -82,7 +84,6 @@ export class Chart {
   }
 
   axes(pen, box, y, step, most, first, span) {
-    pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
@@ -229,7 +230,7 @@ export class Grid {
       row.nodes.forEach((index, column) => {
         const x = row.left + column * this.pitch;
         pen.fillStyle = shades[fleet.state[index]];
-        pen.globalAlpha = 0.38;
+        pen.globalAlpha = this.pitch > 11 ? 0.38 : 0.55;  // small cells show their state first
         pen.fillRect(x, row.top, size, size);
         pen.globalAlpha = 1;
         const left = fleet.left[index] ?? 1;

@@ -1,0 +1,53 @@
+"""What was spent in the day and the month, as it lies in the instance's KVS: one JSON value.
+
+Amounts are decimals as text, so that not a digit is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal, InvalidOperation
+
+from nodemanager.flux.fields import list_at, object_at, text_at, whole_at, wrong
+from nodemanager.model import LaunchId, Spend
+
+KEY = "node-manager.spend"
+_VERSION = 1
+
+
+def encoded(spend: Spend) -> str:
+    amounts = [
+        {"period": period, "begins_at": begins_at, "account": account, "amount": str(amount)}
+        for (period, begins_at, account), amount in sorted(spend.amounts.items())
+    ]
+    return json.dumps({"version": _VERSION, "amounts": amounts, "counted": sorted(spend.counted)}, sort_keys=True)
+
+
+def decoded(text: str) -> Spend:
+    """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
+    fields = object_at(json.loads(text), "record")
+    if fields.get("version") != _VERSION:
+        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+    amounts: dict[tuple[str, int, str], Decimal] = {}
+    for number, entry in enumerate(list_at(fields.get("amounts"), "record.amounts")):
+        place = f"record.amounts[{number}]"
+        row = object_at(entry, place)
+        period = text_at(row.get("period"), f"{place}.period")
+        begins_at = whole_at(row.get("begins_at"), f"{place}.begins_at")
+        account = text_at(row.get("account"), f"{place}.account")
+        amounts[period, begins_at, account] = _amount(row.get("amount"), f"{place}.amount")
+    counted = list_at(fields.get("counted"), "record.counted")
+    return Spend(
+        amounts,
+        frozenset(LaunchId(text_at(launch, f"record.counted[{place}]")) for place, launch in enumerate(counted)),
+    )
+
+
+def _amount(value: object, place: str) -> Decimal:
+    try:
+        amount = Decimal(text_at(value, place))
+    except InvalidOperation:
+        raise wrong(place, "a decimal number", value) from None
+    if not (amount.is_finite() and amount >= 0):
+        raise wrong(place, "an amount of 0 or more", value)
+    return amount
