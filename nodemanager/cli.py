@@ -35,6 +35,7 @@ from nodemanager.join.material import MaterialError, make_material, rotate_curve
 from nodemanager.join.user_data import UserDataError
 from nodemanager.ports import CloudError, FluxError
 from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
+from nodemanager.simulation import chaos as chaos_verb
 from nodemanager.whatif import command as whatif
 
 EXIT_OK = 0
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subjects and chosen.verb not in SUBJECTS:
         parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
     chosen.subject = chosen.subjects[0] if chosen.subjects else None
+    if chosen.verb in WITHOUT_SITE:
+        return WITHOUT_SITE[chosen.verb](None, chosen)
+    if chosen.config is None:
+        parser.error("the following arguments are required: --config")
     try:
         # Who lets nodes in is not to know what the cloud asks for.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
@@ -293,6 +298,12 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
     ask.plan(client, app.identified(site), chosen, console, policy_of=app.policy_of)
 
 
+def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Let everything go wrong in a simulated world, by seeds, and see whether a rule breaks (no --config)."""
+    del site
+    return chaos_verb.chaos(chosen)
+
+
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "run": run,
     "check": check,
@@ -302,6 +313,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "join-service": join_service,
     "rotate-cert": rotate_cert,
     "simulate": whatif.simulate,
+    "chaos": chaos,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -327,6 +339,7 @@ SUBJECTS: Mapping[str, str] = {  # what these verbs are about
     "release": "NODE",
     "retire": "NODE",
 }
+WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
 ROTATED = """\
@@ -362,7 +375,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at", metavar="TIME", help='for explain: why it was so at a time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far back (7d)")
     parser.add_argument("--follow", action="store_true", help="for events: go on with what happens")
-    parser.add_argument("--config", required=True, metavar="SITE.INI", help="the site's settings")
+    parser.add_argument("--config", metavar="SITE.INI", help="the site's settings: every verb but chaos needs them")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
     parser.add_argument(
         "--table", metavar="TOML", help='for prices: a table of one\'s own, [REGION] and "SIZE" = price'
@@ -382,6 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--force", action="store_true", help="for resize: though jobs run, which end")
     whatif.add_options(parser)
+    chaos_verb.add_options(parser)
     return parser
 
 

@@ -119,7 +119,8 @@ class Manager(CrashOnlyActor):
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
-                self._policy = divided(policy, self._snapshot.division)
+                # The site says how the slots were divided once; the instance says how they are.
+                self._policy = divided(as_promised(policy, self._snapshot.promised), self._snapshot.division)
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()

@@ -27,6 +27,7 @@ class Billed:
     type_name: TypeName | None  # None for an instance that is not ours
     from_s: float
     to_s: float | None
+    cluster_uuid: str = ""  # whose it is; "" for one that is nobody's
 
 
 @dataclass(slots=True)
@@ -67,6 +68,8 @@ class SimulatedProvider:
         self._created = 0
         # Kept apart from the records, so that a call costs the same in the tenth year as on the first day.
         self._standing: dict[ProviderId, TypeName | None] = {}
+        self._listed: list[CloudNode] = []  # by the list before
+        self.changes = 0  # grows with every node's every step
 
     def port(self, cluster: str, cluster_uuid: str) -> SimulatedCloud:
         return SimulatedCloud(self, cluster, cluster_uuid)
@@ -96,13 +99,14 @@ class SimulatedProvider:
         """Somebody else's running instance appears in the account: untagged, or tagged as ``identity`` says."""
         with self._world.lock:
             machine = self._make(identity, token="")
-            machine.node = replace(machine.node, state=CloudState.RUNNING)
+            self._becomes(machine, CloudState.RUNNING)
             return machine.node.provider_id
 
     # --- what the ports call ---
 
     def create(self, launch: Launch, node_type: NodeType, identity: Identity) -> CloudNode:
         with self._world.lock:
+            self._may_be_refused("create")
             self._may_throttle("create")
             if self.faults.refuse_creates is not None:
                 raise CloudError(self.faults.refuse_creates, f"create {launch.id}: refused until somebody acts")
@@ -117,6 +121,7 @@ class SimulatedProvider:
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         with self._world.lock:
+            self._may_be_refused("list")
             self._may_throttle("list")
             self._may_be_transient("list")
             now_s = self._world.now_s
@@ -129,6 +134,7 @@ class SimulatedProvider:
 
     def destroy(self, provider_id: ProviderId) -> None:
         with self._world.lock:
+            self._may_be_refused("destroy")
             self._may_throttle("destroy")
             self._may_be_transient("destroy")
             self._may_be_refused_unclearly("destroy")
@@ -153,7 +159,9 @@ class SimulatedProvider:
         machine = _Machine(node, token, now_s, now_s + self._drawn(self.faults.list_lag_s))
         self._machines[node.provider_id] = machine
         self._standing[node.provider_id] = identity.type_name if identity else None
-        self._billed.append(Billed(node.provider_id, identity.type_name if identity else None, now_s, None))
+        self.changes += 1
+        whose = identity.cluster_uuid if identity else ""
+        self._billed.append(Billed(node.provider_id, identity.type_name if identity else None, now_s, None, whose))
         if token:
             self._by_token[token] = node.provider_id
         return machine
@@ -164,10 +172,16 @@ class SimulatedProvider:
         if self._happens(self.faults.p_boot_fail):
             self._end(machine, self.faults.boot_fail_state, "failed to boot")
             return
-        machine.node = replace(machine.node, state=CloudState.RUNNING)
+        self._becomes(machine, CloudState.RUNNING)
         self._may_die_one_day(machine)
         if not self._happens(self.faults.p_boot_hang):
-            self._world.after(self._drawn(self.faults.user_data_s), lambda: self._boot(machine))
+            slow = self._happens(self.faults.p_boot_slow)
+            boot_s = self._drawn(self.faults.slow_user_data_s if slow else self.faults.user_data_s)
+            self._world.after(boot_s, lambda: self._boot(machine))
+
+    def _becomes(self, machine: _Machine, state: CloudState, why: str = "") -> None:
+        self.changes += 1
+        machine.node = replace(machine.node, state=state, died_because=why)
 
     def _boot(self, machine: _Machine) -> None:
         if machine.node.state == CloudState.RUNNING and self.on_boot is not None:
@@ -185,7 +199,7 @@ class SimulatedProvider:
         match machine.node.state:
             case CloudState.PENDING | CloudState.RUNNING:
                 was_running = machine.node.state == CloudState.RUNNING
-                machine.node = replace(machine.node, state=CloudState.STOPPING)
+                self._becomes(machine, CloudState.STOPPING)
                 self._world.after(
                     self._drawn(self.faults.stop_delay_s),
                     lambda: self._end(machine, CloudState.TERMINATED, "destroyed"),
@@ -201,7 +215,7 @@ class SimulatedProvider:
         if machine.node.state == CloudState.TERMINATED:
             return
         was_running = machine.node.state == CloudState.RUNNING
-        machine.node = replace(machine.node, state=state, died_because=why)
+        self._becomes(machine, state, why)
         if state == CloudState.TERMINATED:
             machine.ended_s = self._world.now_s
             machine.listed_until_s = machine.ended_s + self.faults.terminated_listed_s
@@ -237,6 +251,10 @@ class SimulatedProvider:
         low, high = between
         return low if low == high else self._draws.uniform(low, high)
 
+    def _may_be_refused(self, operation: str) -> None:
+        if self.faults.refuse_all is not None:
+            raise CloudError(self.faults.refuse_all, f"{operation}: refused until somebody acts")
+
     def _may_throttle(self, operation: str) -> None:
         if self._happens(self.faults.p_throttle):
             raise CloudError(
@@ -271,12 +289,15 @@ class SimulatedProvider:
             raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
 
     def _as_told(self, nodes: list[CloudNode]) -> list[CloudNode]:
+        before, self._listed = self._listed, nodes
+        if self._happens(self.faults.p_stale_list):
+            return before
         if self._happens(self.faults.p_empty_list):
             return []
         if self._happens(self.faults.p_truncated_list):
             return nodes[: len(nodes) // 2]
         if nodes and self._happens(self.faults.p_shuffled_list):
-            nodes.append(self._draws.choice(nodes))
+            nodes = [*nodes, self._draws.choice(nodes)]
             self._draws.shuffle(nodes)
         return nodes
 

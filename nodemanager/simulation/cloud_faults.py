@@ -26,6 +26,8 @@ class CloudFaults:
     p_boot_fail: float = 0.0  # ends instead of running
     boot_fail_state: CloudState = CloudState.TERMINATED  # FAILED: stays listed until it is destroyed
     p_boot_hang: float = 0.0  # runs, and its user-data never does
+    p_boot_slow: float = 0.0  # runs, and its user-data does much later
+    slow_user_data_s: Range = (20.0, 200.0)
     p_death_per_hour: float = 0.0  # of a running node, by itself
     # What becomes of a call.
     p_lost_reply: float = 0.0  # create, destroy: carried out, and raises AMBIGUOUS
@@ -35,6 +37,7 @@ class CloudFaults:
     throttle_retry_after_s: float = 5.0
     p_destroy_ignored: float = 0.0  # accepted, and nothing comes of it
     refuse_creates: FailureKind | None = None  # every create, until it is None again: CONFIG, CREDENTIALS
+    refuse_all: FailureKind | None = None  # every call: an outage (TRANSIENT), CREDENTIALS
     idempotent: bool = True  # a client token seen before gives the node it made, not another
 
     # What may be had.
@@ -46,4 +49,5 @@ class CloudFaults:
     # What the list leaves out: an answer that is no error and is not true.
     p_empty_list: float = 0.0
     p_truncated_list: float = 0.0  # the second half is missing
+    p_stale_list: float = 0.0  # as it was when it was last listed
     p_shuffled_list: float = 0.0  # in another order, and one node twice

@@ -70,6 +70,7 @@ class SimulatedFlux:
         self._followers: list[Follower] = []
         self._down = False
         self._unreachable = False
+        self._unloaded = False  # the scheduler
         self._rank_of = {slot.name: slot.rank for slot in slots}
         # The machines whose brokers come back by themselves when rank 0 does.
         self._machines: dict[Rank, str] = {}
@@ -159,10 +160,10 @@ class SimulatedFlux:
         with self._world.lock:
             self._ranks.set_torpid(self._rank_of[slot], torpid=torpid)
 
-    def hang(self, slot: SlotName) -> None:
-        """The slot's broker stays connected and answers nothing, until it is put out."""
+    def hang(self, slot: SlotName, *, hung: bool = True) -> None:
+        """The slot's broker stays connected and answers nothing, until it is put out, or goes on."""
         with self._world.lock:
-            self._ranks.set_hung(self._rank_of[slot], hung=True)
+            self._ranks.set_hung(self._rank_of[slot], hung=hung)
 
     def set_housekeeping(self, housekeeping_s: Housekeeping, *, partial_release: bool = True) -> None:
         """How long each rank of a job stays allocated after it, of jobs submitted from now on."""
@@ -205,11 +206,13 @@ class SimulatedFlux:
             self._type_of[slot] = type_name
             of_type = self._types[type_name]
             self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
-        self.half_changed, self._pool.closed = wish.id, True
+        self.half_changed = wish.id
+        self._pool.close(closed=True)
         self._lose_followers("the resource module is loaded anew")
 
     def end_change(self) -> None:
-        self.half_changed, self._pool.closed = None, False
+        self.half_changed = None
+        self._pool.close(closed=self._unloaded)
         self._ranks.declare()
         self._jobs.resources_changed()
 
@@ -286,6 +289,23 @@ class SimulatedFlux:
             self._unreachable = unreachable
             if unreachable:
                 self._lose_followers("the connection to the instance is lost")
+
+    def lose_journal(self) -> None:
+        """The journals of who follows them end, and may be followed anew at once."""
+        with self._world.lock:
+            self._lose_followers("the journal has a gap")
+
+    def reload_scheduler(self, down_s: float) -> None:
+        """Nothing is given out for a while; what runs goes on."""
+        with self._world.lock:
+            self._unloaded = True
+            self._pool.close(closed=True)
+            self._world.after(down_s, self._scheduler_loaded)
+
+    def _scheduler_loaded(self) -> None:
+        self._unloaded = False
+        self._pool.close(closed=self.half_changed is not None)
+        self._jobs.resources_changed()
 
     def restart(self, down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
         """Rank 0 stops in good order and is back ``down_s`` later.
@@ -416,7 +436,7 @@ class SimulatedFlux:
 
     def sched_resource_status(self) -> Mapping[str, object]:
         with self._world.lock:
-            if self.half_changed is not None:
+            if self.half_changed is not None or self._unloaded:
                 raise FluxError("the instance has no scheduler")
             return self._ranks.sched_resource_status()
 

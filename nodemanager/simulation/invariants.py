@@ -1,18 +1,23 @@
-"""What must never be, checked against the truth of a world after every step."""
+"""What must never be, checked against the truth of a world: after every step, and just before every call."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import TypeVar
 
+from nodemanager.fleet import billing
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import CloudNode, Launch, Leftover, NodeType, ProviderId, Rank
+from nodemanager.model import CloudNode, CloudState, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank
 from nodemanager.ports import CloudPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.flux_port import SimulatedFluxPort
 from nodemanager.simulation.world import World
+
+T = TypeVar("T")
 
 
 class Violation(AssertionError):
@@ -29,23 +34,24 @@ class Rules:
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
-    _checked: tuple[CloudNode, ...] = ()
+    planted: set[ProviderId] = field(default_factory=set)  # not by the manager: beyond its limits
+    told_to_go: set[ProviderId] = field(default_factory=set)
+    _checked: int = -1
 
     def check(self) -> None:
         """After every step of the world."""
-        nodes = self.provider.nodes()
-        if nodes == self._checked:
+        if self.provider.changes == self._checked:
             return
-        self._checked = nodes
-        standing = [node for node in nodes if self._is_ours(node)]
+        self._checked = self.provider.changes
+        standing = [node for node in self.ours_standing() if node.provider_id not in self.planted]
         self.nodes_peak = max(self.nodes_peak, len(standing))
-        self._require(len(standing) <= self.policy.nodes_max, f"{len(standing)} nodes, above nodes_max")
+        self.require(len(standing) <= self.policy.nodes_max, f"{len(standing)} nodes, above nodes_max")
         types = [node.identity.type_name for node in standing if node.identity is not None]
         price = sum((self.policy.types[name].price_per_hour for name in types), Decimal(0))
-        self._require(price <= self.policy.price_per_hour_max, f"{price} an hour, above price_per_hour_max")
+        self.require(price <= self.policy.price_per_hour_max, f"{price} an hour, above price_per_hour_max")
         slots = Counter(node.identity.slot for node in standing if node.identity is not None)
         twice = [slot for slot, count in slots.items() if count > 1]
-        self._require(not twice, f"two nodes on a slot: {twice}")
+        self.require(not twice, f"two nodes on a slot: {twice}")
 
     def at_create(self, launch: Launch) -> None:
         """Just before a create: its lease is on record."""
@@ -53,37 +59,81 @@ class Rules:
         recorded = self.flux.records.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
         of_type = self.flux.division[launch.slot]
-        self._require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
-        self._require(held, f"create of {launch.id} without its lease on record")
+        self.require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
+        self.require(held, f"create of {launch.id} without its lease on record")
 
     def at_destroy(self, provider_id: ProviderId) -> None:
         """Just before a destroy: it is ours, and nothing runs on it."""
         self.destroys += 1
+        self.told_to_go.add(provider_id)
         node = next((node for node in self.provider.nodes() if node.provider_id == provider_id), None)
         if node is None:
             return
-        self._require(self._is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
-        if node.identity is not None:
+        self.require(self.is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
+        if node.identity is not None and self.flux.machine_of(node.identity.slot) == provider_id:
             self.at_stop(self.flux.rank_of[node.identity.slot])
 
     def at_stop(self, rank: Rank) -> None:
         """Just before a broker or its machine is stopped: its rank is idle, or away."""
         busy = {grant.rank for _, grant in self.flux.holders()}
-        self._require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
+        self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
 
     def at_undrain(self, rank: Rank) -> None:
         """Just before an undrain of a live node: the drain is ours."""
         reason = self.flux.drain_reason(rank)
         foreign = reason is not None and not reason.startswith("flux-node-manager:")
-        self._require(not (foreign and self.flux.online(rank)), f"rank {rank}: a foreign drain was to be undone")
+        self.require(not (foreign and self.flux.online(rank)), f"rank {rank}: a foreign drain was to be undone")
 
-    def _is_ours(self, node: CloudNode) -> bool:
+    def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]]) -> None:
+        """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
+        recorded = self.flux.records.get(launch.slot)
+        if recorded is None or recorded.id != launch.id:
+            return
+        for node in self.ours_standing():
+            if node.identity is not None and node.identity.launch == launch.id:
+                lacking = len(lists) >= self.policy.absences and not any(node.provider_id in it for it in lists)
+                self.require(lacking, f"the lease of {launch.id} was to be ended, and {node.provider_id} stands")
+
+    def ours_standing(self) -> list[CloudNode]:
+        return [node for node in self.provider.nodes() if self.is_ours(node)]
+
+    def is_ours(self, node: CloudNode) -> bool:
         return node.identity is not None and node.identity.cluster_uuid == self.policy.cluster_uuid
 
+    def spent(self, now_s: float, lag_s: float = 0.0) -> Decimal:
+        """What all our nodes have cost so far, in truth; with a lag, as if each had gone so much later."""
+        cost = Decimal(0)
+        for line in self.provider.bill():
+            if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None:
+                until_s = now_s if line.to_s is None else min(now_s, line.to_s + lag_s)
+                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s)
+        return cost
+
     @staticmethod
-    def _require(truth: bool, broken: str) -> None:
+    def require(truth: bool, broken: str) -> None:
         if not truth:
             raise Violation(broken)
+
+
+class Witness:
+    """What one process of the service was answered, and when. ``step`` is called around each of its calls."""
+
+    def __init__(self, world: World, absences: int, step: Callable[[], None]) -> None:
+        self.step = step
+        self.answered_s: dict[str, float] = {}
+        self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
+        self.listed: tuple[CloudNode, ...] = ()
+        self.listed_s = 0.0
+        self._world = world
+
+    def answered(self, source: str) -> None:
+        self.answered_s[source] = self._world.now_s
+
+    def saw(self, nodes: tuple[CloudNode, ...]) -> None:
+        self.answered("cloud")
+        self.listed, self.listed_s = nodes, self._world.now_s
+        standing = (node.provider_id for node in nodes if node.state is not CloudState.TERMINATED)
+        self.lists.append(frozenset(standing))
 
 
 @dataclass
@@ -92,33 +142,65 @@ class WatchedCloud:
 
     port: CloudPort
     rules: Rules
+    witness: Witness
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        self.witness.step()
         self.rules.at_create(launch)
-        return self.port.create(launch, node_type)
+        node = self.port.create(launch, node_type)
+        self.witness.step()
+        return node
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        return self.port.list_nodes()
+        nodes = self.port.list_nodes()
+        self.witness.saw(nodes)
+        return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
+        self.witness.step()
         self.rules.at_destroy(provider_id)
         self.port.destroy(provider_id)
+        self.witness.step()
 
     def sweep(self) -> tuple[Leftover, ...]:
         return self.port.sweep()
 
 
 class WatchedFlux(SimulatedFluxPort):
-    """A Flux port that holds its two dangerous calls to the rules."""
+    """A Flux port that holds its dangerous calls to the rules."""
 
-    def __init__(self, flux: SimulatedFlux, world: World, token: str, rules: Rules) -> None:
+    def __init__(self, flux: SimulatedFlux, world: World, token: str, rules: Rules, witness: Witness) -> None:
         super().__init__(flux, world, token, rules.policy.cluster_uuid)
         self._rules = rules
+        self._witness = witness
 
     def stop_broker(self, rank: Rank) -> None:
-        self._rules.at_stop(rank)
-        super().stop_broker(rank)
+        def check_and_stop() -> None:
+            self._rules.at_stop(rank)
+            self._flux.stop_broker(rank)
+
+        self._change(check_and_stop)
 
     def undrain(self, rank: Rank) -> None:
-        self._rules.at_undrain(rank)
-        super().undrain(rank)
+        def check_and_undrain() -> None:
+            self._rules.at_undrain(rank)
+            self._flux.undrain(rank)
+
+        self._change(check_and_undrain)
+
+    def forget(self, launch: Launch) -> None:
+        def check_and_forget() -> None:
+            self._rules.at_forget(launch, self._witness.lists)
+            self._forget(launch)
+
+        self._change(check_and_forget)
+
+    def _read_ranks(self) -> tuple[FluxRank, ...]:
+        self._witness.answered("flux")
+        return super()._read_ranks()
+
+    def _call(self, action: Callable[[], T]) -> T:
+        self._witness.step()
+        result = super()._call(action)
+        self._witness.step()
+        return result

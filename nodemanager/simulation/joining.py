@@ -20,16 +20,26 @@ from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreac
 from nodemanager.join.ledger import Ledger
 from nodemanager.join.material import Material
 from nodemanager.join.tickets import SiteKey
-from nodemanager.model import CloudNode, Identity, JoinPhase, LaunchId, Misfit, ProviderId, Roster, SlotName
+from nodemanager.model import (
+    CloudNode,
+    Identity,
+    JoinPhase,
+    LaunchId,
+    Misfit,
+    ProviderId,
+    Roster,
+    SlotName,
+    TypeName,
+)
 from nodemanager.ports import JoinError, JoinPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.invariants import Violation
-from nodemanager.simulation.scenario import NODE_TYPES, Scenario
+from nodemanager.simulation.scenario import Scenario
+from nodemanager.simulation.site import NODE_TYPES
 from nodemanager.simulation.world import World
 
-SILENCE_MAX_S = 400.0
-FAULTS_S = 500.0
+SILENCE_MAX_S = 120.0
 RESTART_S = (0.5, 20.0)  # until a client or a service that died is started again
 KEY = SiteKey(bytes(32))
 RULES = Rules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
@@ -373,11 +383,9 @@ class SimulatedMachine:
 class JoinScenario(Scenario):
     """A run in which every node joins by ticket, and joining goes wrong at every step."""
 
-    faults_s: float = FAULTS_S
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = replace(self.policy, misfit=self._draws.choice([Misfit.DRAIN, Misfit.ACCEPT]))
+        self.policy = replace(self.policy, misfit=(Misfit.DRAIN, Misfit.ACCEPT)[self.script.seed % 2])
         self.rules.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted
@@ -386,30 +394,15 @@ class JoinScenario(Scenario):
     def join_port(self) -> JoinPort | None:
         return self.joins.port()
 
-    def _let_things_go_wrong(self) -> None:
-        super()._let_things_go_wrong()
-        draw = self._draws.random
-        faults = self.joins.faults
-        faults.p_lost_request = 0.3 * draw()
-        faults.p_lost_reply = 0.3 * draw()
-        faults.p_client_dies = 0.1 * draw()
-        faults.p_service_dies = 0.1 * draw()
-        faults.p_post_fails = 0.2 * draw()
-        faults.p_twin = 0.3 * draw()
-        faults.p_short = 0.3 * draw()
-        if draw() < 0.2:
-            self.world.after(self.faults_s * draw(), self._leave_for_long)
+    def turn_join_knob(self, name: str, likely: float) -> None:
+        setattr(self.joins.faults, f"p_{name}", likely)
 
-    def _leave_for_long(self) -> None:
-        """The manager is away until idle nodes have ended themselves."""
-        if self._process is not None:
-            self.kills += 1
-            self._process.kill(lambda: False)
-            self._process = None
-            self.world.after(SILENCE_MAX_S + 100.0, self._start)
+    def restart_rank_0(self, down_s: float) -> None:
+        super().restart_rank_0(down_s)
+        self.joins.rank_0_stopped()
 
-    def _restart_rank_0(self) -> None:
-        super()._restart_rank_0()
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
+        super().resize(added, down_s)
         self.joins.rank_0_stopped()
 
     def _make_peace(self) -> None:

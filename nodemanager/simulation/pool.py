@@ -29,13 +29,18 @@ class Pool:
         self.rooms = {room.rank: room for room in rooms}
         # Grows whenever something that was not to be had may be now.
         self.generation = 0
-        self.closed = False  # there is no scheduler: nothing is given out
+        self._closed = False
         self._eligible: dict[str, tuple[Room, ...]] = {"": tuple(rooms)}
 
     def set_up(self, rank: int, *, up: bool) -> None:
         if up and not self.rooms[rank].up:
             self.generation += 1
         self.rooms[rank].up = up
+
+    def close(self, *, closed: bool) -> None:
+        """Closed, there is no scheduler: nothing is given out."""
+        self._closed = closed
+        self.generation += 1
 
     def add(self, room: Room) -> None:
         self.rooms[room.rank] = room
@@ -50,7 +55,7 @@ class Pool:
 
     def allocate(self, request: Request) -> tuple[Grant, ...]:
         """Take what the request asks for; raise NotNow or Never, with nothing taken, if that cannot be."""
-        if self.closed:
+        if self._closed:
             raise NotNow
         rooms = self._candidates(request)
         nodes = request.nodes

@@ -20,7 +20,7 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager
 from nodemanager.facts import Tick
 from nodemanager.messages import Mailbox
-from nodemanager.simulation.world import World
+from nodemanager.simulation.world import Scheduled, World
 
 A = TypeVar("A", bound=CrashOnlyActor)
 
@@ -38,6 +38,10 @@ TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
 )
 
 
+class Killed(BaseException):
+    """SIGKILL in the midst of a call. Nothing may catch it but whoever delivers messages."""
+
+
 @dataclass
 class Inbox:
     """An actor's address in the pump. ``alive`` is false once its process was killed."""
@@ -47,8 +51,11 @@ class Inbox:
     travel_s: Range
     draw: Callable[[float, float], float]
     alive: bool = True
+    held_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
     handled: int = 0
     _latest_s: float = 0.0
+    on_fact: Callable[[], None] | None = None  # told of whatever is delivered but the time
+    on_killed: Callable[[], None] | None = None
 
     def tell(self, message: Any) -> None:
         if not self.alive:
@@ -58,34 +65,77 @@ class Inbox:
         self.world.after(at_s - self.world.now_s, lambda: self._deliver(message))
 
     def _deliver(self, message: Any) -> None:
-        if self.alive:
-            self.handled += 1
+        if not self.alive:
+            return
+        if self.held_until_s > self.world.now_s:
+            self.world.after(self.held_until_s - self.world.now_s, lambda: self._deliver(message))
+            return
+        self.handled += 1
+        try:
             self.actor.on_receive(message)
+        except Killed:
+            if self.on_killed is not None:
+                self.on_killed()
+            return
+        if self.on_fact is not None and not isinstance(message, Tick):
+            self.on_fact()
 
 
 @dataclass
 class Pump:
-    """One process of the service in a world: spawned, ticked, and killed at any moment."""
+    """One process of the service in a world: spawned, ticked, and killed at any moment.
+
+    Where nothing happens, ticks come more and more seldom, up to ``idle_tick_s``; None: they never do.
+    """
 
     world: World
     name: str = "manager"
     travel_s: Mapping[type[CrashOnlyActor], Range] = field(default_factory=lambda: TRAVEL_S)
     tick_s: float = 0.25
+    idle_tick_s: float | None = None
     inboxes: list[Inbox] = field(default_factory=list)
     alive: bool = True
+    on_killed: Callable[[], None] | None = None  # told when a call raised ``Killed``
+    _held_until_s: float = 0.0
 
     def spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
         """Stands in for starting a thread: same classes, same arguments."""
         draws = self.world.draws_for(f"{self.name}/{actor.__name__}/{len(self.inboxes)}")
         inbox = Inbox(self.world, actor(*arguments), self.travel_s[actor], draws.uniform)
+        inbox.on_killed = self.on_killed
         self.inboxes.append(inbox)
         return inbox
 
     def tick(self, manager: Mailbox[Tick], clock: Any) -> None:
         """Tell the time for ever, as the ticker's thread does."""
-        if self.alive:
-            manager.tell(Tick(clock.monotonic_s(), clock.wall_at()))
-            self.world.after(self.tick_s, lambda: self.tick(manager, clock))
+        due: Scheduled
+        wait_s = self.tick_s
+
+        def tell() -> None:
+            nonlocal due, wait_s
+            if self._held_until_s > self.world.now_s:
+                due = self.world.after(self._held_until_s - self.world.now_s, tell)
+            elif self.alive:
+                manager.tell(Tick(clock.monotonic_s(), clock.wall_at()))
+                due = self.world.after(wait_s, tell)
+                wait_s = min(2.0 * wait_s, self.idle_tick_s or self.tick_s)
+
+        def hurry() -> None:
+            nonlocal due, wait_s
+            if wait_s > self.tick_s and due.at_s > self.world.now_s + self.tick_s:
+                due.cancel()
+                due = self.world.after(self.tick_s, tell)
+            wait_s = self.tick_s
+
+        tell()
+        if self.idle_tick_s is not None and isinstance(manager, Inbox):
+            manager.on_fact = hurry
+
+    def hold(self, until_s: float) -> None:
+        """SIGSTOP until a moment: what is said to it meanwhile, it hears then, in order."""
+        self._held_until_s = max(self._held_until_s, until_s)
+        for inbox in self.inboxes:
+            inbox.held_until_s = self._held_until_s
 
     def kill(self, on_the_wire: Callable[[], bool]) -> None:
         """SIGKILL. Nothing more is heard or thought; a cloud call ``on_the_wire`` may still be carried out."""

@@ -1,4 +1,4 @@
-"""One run: a world, a workload and faults drawn from a seed, and the production service in it.
+"""One run: a world, and the production service in it, to which happens what a script says.
 
 First a phase with faults, in which the rules must hold; then one without, in which every job that can run must run
 and every node must go. A failing seed is a test case: the same seed gives the same run.
@@ -6,101 +6,35 @@ and every node must go. A failing seed is a test case: the same seed gives the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from random import Random
 
-from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Published
-from nodemanager.app import Outside, wire
-from nodemanager.facts import FluxUnreachable
-from nodemanager.fleet.hardware import as_promised
-from nodemanager.fleet.policy import Policy
-from nodemanager.messages import Mailbox, ManagerMessage
-from nodemanager.model import (
-    Billing,
-    HasProperty,
-    JobId,
-    JobState,
-    NodeType,
-    ProviderId,
-    Rank,
-    Shape,
-    Slot,
-    SlotName,
-    SlotsWish,
-    TypeName,
-)
+from nodemanager.facts import DecisionsResumed, NodeReleased, OperatorFact
+from nodemanager.fleet import spending
+from nodemanager.messages import UsePolicy
+from nodemanager.model import CloudState, JobId, JobState, ProviderId, SlotName, TypeName
 from nodemanager.ports import FluxError, JoinPort
+from nodemanager.simulation.boots import Boots
 from nodemanager.simulation.cloud import SimulatedProvider
-from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.flux_port import FluxFaults
-from nodemanager.simulation.invariants import Rules, Violation, WatchedCloud, WatchedFlux
-from nodemanager.simulation.pump import Pump
+from nodemanager.simulation.invariants import Rules, Violation
+from nodemanager.simulation.oversight import Demand
+from nodemanager.simulation.process import Process
+from nodemanager.simulation.script import FAULTS_S, JOB, Act, Script
+from nodemanager.simulation.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
+from nodemanager.simulation.troubles import End, pick, strike
 from nodemanager.simulation.world import World
 
-CLUSTER = "sim"
-CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
-
-FAULTS_S = 2400.0  # the phase with faults
-PEACE_S = 6 * 3600.0  # what the rest may take without them
-
-
-def _slots(prefix: str, count: int) -> tuple[SlotName, ...]:
-    return tuple(SlotName(f"{prefix}{number}") for number in range(1, count + 1))
-
-
-NODE_TYPES = (
-    NodeType(
-        TypeName("small"),
-        "s",
-        4,
-        0,
-        2**34,
-        Decimal("0.20"),
-        Billing(60.0, 60.0),
-        _slots("small", 5),
-    ),
-    NodeType(
-        TypeName("large"),
-        "l",
-        16,
-        0,
-        2**36,
-        Decimal("0.80"),
-        Billing(600.0),
-        _slots("large", 2),
-        properties=frozenset({"large"}),
-    ),
-    NodeType(
-        TypeName("gpu"),
-        "g",
-        8,
-        2,
-        2**36,
-        Decimal("3.00"),
-        Billing(600.0),
-        _slots("gpu", 2),
-        properties=frozenset({"gpu"}),
-    ),
-)
-SLOTS = tuple(
-    Slot(slot, Rank(rank), node_type.name)
-    for rank, (slot, node_type) in enumerate(
-        ((slot, node_type) for node_type in NODE_TYPES for slot in node_type.slots), start=1
-    )
-)
-SHAPES = (
-    Shape(slots=1, cores_per_slot=1),
-    Shape(slots=3, cores_per_slot=2),
-    Shape(nodes=1, slots=1, cores_per_slot=4),
-    Shape(nodes=3, slots=1, cores_per_slot=1, exclusive=True),
-    Shape(nodes=2, slots=2, cores_per_slot=1),
-    Shape(slots=1, cores_per_slot=2, gpus_per_slot=1),
-    Shape(slots=1, cores_per_slot=8, constraint=HasProperty("large")),
-)
+PLENTY = Decimal(1000)
+PEACE_S = 1500.0  # what the rest may take without faults
+ASK_AGAIN_S = 15.0
+SEEN_LATE_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
+# Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
+BLINDS = ("manager.clock_jumps", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
+TRACE_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,72 +43,71 @@ class Outcome:
 
     seed: int
     jobs: int
+    acts: int
     creates: int
     destroys: int
     kills: int
     nodes_peak: int
+    decisions: int
     virtual_s: float
 
 
 @dataclass
 class Scenario:
-    """One seed. ``run`` raises :class:`Violation` where a rule is broken or an end is not reached."""
+    """One script. ``run`` raises :class:`Violation` where a rule is broken or an end is not reached.
 
-    seed: int
-    faults: bool = True
-    faults_s: float = FAULTS_S
-    jobs: list[JobId] = field(default_factory=list)
+    ``trace``, where there is one, gets a line for
+    whatever happens.
+    """
+
+    script: Script
+    trace: list[str] | None = None
     kills: int = 0
-    wishes: int = 0
+    decisions: int = 0
+    processes: list[Process] = field(default_factory=list)
+    published: Published | None = None
 
     def __post_init__(self) -> None:
-        self.world = World(self.seed)
-        self._draws: Random = self.world.draws_for("scenario")
-        self.policy = Policy(
-            cluster=CLUSTER,
-            cluster_uuid=CLUSTER_UUID,
-            node_types=NODE_TYPES,
-            nodes_max=self._draws.randint(4, 8),
-            price_per_hour_max=Decimal("8.00"),
-            boot_timeout_s=300.0,
-            rejoin_timeout_s=60.0,
-            create_grace_s=30.0,
-            orphan_grace_s=120.0,
-            idle_timeout_s=self._draws.choice([30.0, 120.0]),
-            stop_lead_s=30.0,
-            call_timeout_s=30.0,
-            relist_s=30.0,
-            calls_in_flight_max=3,
-        )
+        self.world = World(self.script.seed)
+        self.policy = policy_of(self.script)
         self.flux = SimulatedFlux(self.world, NODE_TYPES, SLOTS)
-        self.flux.set_housekeeping(self._draws.choice([0.0, 3.0]))
-        self.provider = SimulatedProvider(
-            self.world, CloudFaults(), on_boot=self.flux.node_booted, on_end=self.flux.node_ended
-        )
+        self.flux.set_housekeeping(self.script.housekeeping_s)
+        self.provider = SimulatedProvider(self.world, healthy())
+        self.boots = Boots(self.world, self.flux, self.provider)
+        self.provider.on_boot, self.provider.on_end = self.boots.booted, self.boots.ended
         self.rules = Rules(self.flux, self.provider, self.policy)
-        self.published: Published | None = None
-        self._process: _Process | None = None
+        self.demand = Demand()
+        # Whether it can be known what was spent: by an honest clock, and honest lists.
+        self.sees_all = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
+        self.peace = False
+        self._started = 0
+        self._ends: list[End] = []
 
     def run(self) -> Outcome:
         """Faults, then peace."""
-        self.provider.add_stranger()
-        self._submit_over(self.faults_s)
-        self._start()
-        if self.faults:
-            self._let_things_go_wrong()
-        self._until(self.faults_s, lambda: False)
+        self.begin()
+        self._until(FAULTS_S, lambda: False)
         self._make_peace()
-        if not self._until(self.faults_s + PEACE_S, self._all_done):
-            raise Violation(f"seed {self.seed}: not done in peace: {self._what_is_left()}")
+        if not self._until(FAULTS_S + PEACE_S, self._all_done):
+            raise Violation(f"not done in peace: {self._what_is_left()}")
+        self._check_spend()
         return Outcome(
-            seed=self.seed,
-            jobs=len(self.jobs),
+            seed=self.script.seed,
+            jobs=len(self.demand.shapes),
+            acts=len(self.script.acts),
             creates=self.rules.creates,
             destroys=self.rules.destroys,
             kills=self.kills,
             nodes_peak=self.rules.nodes_peak,
+            decisions=self.decisions,
             virtual_s=self.world.now_s,
         )
+
+    def begin(self) -> None:
+        self.provider.add_stranger()
+        for act in self.script.acts:
+            self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
+        self.start_process()
 
     def _until(self, end_s: float, done: Callable[[], bool]) -> bool:
         """Step by step, each step checked, to a moment or an end."""
@@ -185,135 +118,163 @@ class Scenario:
                 return True
         return False
 
-    # --- the process of the service ---
+    def note(self, line: str) -> None:
+        if self.trace is not None and len(self.trace) < TRACE_MAX:
+            self.trace.append(f"{self.world.now_s:9.2f} s  {line}")
 
-    def _start(self) -> None:
-        self._process = _Process(self, f"manager-{self.kills}")
+    # --- what the script says ---
 
-    def kill(self) -> None:
-        """SIGKILL the service, and start another a little later."""
-        if self._process is not None:
-            self.kills += 1
-            self._process.kill(lambda: self._draws.random() < 0.5)
-            self._process = None
-            self.world.after(self._draws.uniform(0.0, 60.0), self._start)
+    def _happens(self, act: Act) -> None:
+        if act.kind == JOB:
+            self._submit(act)
+            return
+        self.note(f"fault {act}")
+        end = strike(self, act)
+        if end is not None:
+            self._ends.append(end)
+            self.world.after(act.lasts_s, lambda: self._end(end, act))
+
+    def _end(self, end: End, act: Act) -> None:
+        if end in self._ends:
+            self.note(f"end of fault {act.number}: {act.kind}")
+            self._ends.remove(end)
+            end()
+
+    def _submit(self, act: Act) -> None:
+        shape = pick(SHAPES, act.amount) or SHAPES[0]
+        try:
+            job = self.flux.submit(shape, 120.0, run_s=act.lasts_s)
+        except FluxError:  # rank 0 is away: the user tries again
+            self.world.after(5.0, lambda: self._submit(act))
+        else:
+            self.demand.shapes[job] = shape
+            self.note(f"job {job}: {shape.slots} x {shape.cores_per_slot} cores, for {act.lasts_s:.1f} s")
+
+    def _make_peace(self) -> None:
+        """Nothing goes wrong any more, the budget is raised, and the operator lets go of what he has set."""
+        self.note("peace")
+        self.peace = True
+        self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, PLENTY))
+        for process in self.processes:
+            process.oversight.begin_peace()
+            process.calls_left = None
+            process.manager.tell(UsePolicy(self.policy))
+        self.provider.faults = healthy()
+        self.flux.faults = FluxFaults()
+        self.boots.p_loop = self.boots.p_wrong_slot = 0.0
+        self.world.skew_s = 0.0
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        self._let_go()
+
+    # --- the processes of the service ---
+
+    def start_process(self) -> None:
+        self._started += 1
+        self.note(f"manager-{self._started} is started")
+        self.processes.append(Process(self, f"manager-{self._started}"))
+
+    def kill(self, amount: float, down_s: float) -> None:
+        """SIGKILL a process of the service, and start another a little later."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            self.lose(process, down_s)
+
+    def lose(self, process: Process, down_s: float) -> None:
+        self.note(f"{process.token} is killed")
+        self.kills += 1
+        self.processes.remove(process)
+        process.kill()
+        self.world.after(down_s, self.start_process)
+
+    def end_one(self, amount: float) -> None:
+        """One of several processes ends, and none is started instead."""
+        process = pick(self.processes, amount) if len(self.processes) > 1 else None
+        if process is not None:
+            self.note(f"{process.token} is ended")
+            self.processes.remove(process)
+            process.kill()
+
+    def kill_at_a_call(self, amount: float, down_s: float) -> None:
+        """Kill it at one of its next calls, before or after that is carried out."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            process.calls_left, process.down_s = int(amount * 1000) % 20, down_s
+
+    def freeze(self, amount: float, lasts_s: float) -> None:
+        """SIGSTOP a process, and SIGCONT it later."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            process.freeze(self.world.now_s + lasts_s)
 
     def join_port(self) -> JoinPort | None:
         """Of the manager that starts now; None where nodes join without a service."""
         return None
 
-    def publish(self, published: Published) -> None:
-        self.published = published
+    def turn_join_knob(self, name: str, likely: float) -> None:
+        """Where nodes join without a service, nothing can go wrong with it."""
 
-    # --- the workload ---
+    def tell(self, fact: OperatorFact) -> None:
+        """As an operator does, who asks the one that acts."""
+        for process in self.processes:
+            if process.token == self.flux.claimed_by:
+                process.manager.tell(fact)
 
-    def _submit_over(self, span_s: float) -> None:
-        at_s = 0.0
-        while at_s < span_s:
-            for _ in range(self._draws.choice([1, 1, 2, 8])):
-                self.world.after(at_s, self._submit)
-            at_s += self._draws.expovariate(1 / 200.0)
+    def _let_go(self) -> None:
+        """The operator takes back what he has set, until it is so."""
+        self.tell(DecisionsResumed())
+        for launch in self.flux.steering.holds:
+            self.tell(NodeReleased(launch))
+        self.world.after(ASK_AGAIN_S, self._let_go)
 
-    def _submit(self) -> None:
-        shape = self._draws.choice(SHAPES)
-        run_s = self._draws.uniform(1.0, 300.0)
+    # --- what acts do beyond the world's parts ---
+
+    def restart_rank_0(self, down_s: float) -> None:
+        self.flux.restart(down_s=down_s)
+
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
+        self.flux.resize(added, down_s=down_s)
+
+    def flux_is_up(self) -> bool:
         try:
-            self.jobs.append(self.flux.submit(shape, 600.0, run_s=run_s))
-        except FluxError:  # rank 0 is away: the user tries again
-            self.world.after(20.0, self._submit)
+            self.flux.check_reachable()
+        except FluxError:
+            return False
+        return True
 
-    # --- faults ---
+    # --- what stands ---
 
-    def _let_things_go_wrong(self) -> None:
-        draw = self._draws.random
-        faults = self.provider.faults
-        faults.p_lost_reply = 0.2 * draw()
-        faults.p_refused_ambiguous = 0.1 * draw()
-        faults.p_transient = 0.2 * draw()
-        faults.p_throttle = 0.1 * draw()
-        faults.p_boot_fail = 0.1 * draw()
-        faults.p_boot_hang = 0.1 * draw()
-        faults.p_capacity = 0.1 * draw()
-        faults.p_death_per_hour = 0.5 * draw()
-        faults.p_destroy_ignored = 0.1 * draw()
-        faults.p_empty_list = 0.05 * draw()
-        faults.p_truncated_list = 0.05 * draw()
-        faults.p_shuffled_list = 0.5 * draw()
-        faults.list_lag_s = (0.0, 15.0 * draw())
-        self.flux.faults.p_fail = 0.05 * draw()
-        self.flux.faults.p_lost_reply = 0.05 * draw()
-        self._now_and_then(600.0, self.kill)
-        self._now_and_then(1200.0, self._restart_rank_0)
-        self._now_and_then(900.0, self._cut_off)
-        self._now_and_then(900.0, self._kill_a_node)
-        self._now_and_then(1200.0, self._jump)
-        self.flux.faults.p_half_changed = 0.3 * draw()
-        self._now_and_then(400.0, self._wish_slots)
-        self._now_and_then(2400.0, self._resize)
+    def ours_standing(self) -> list[ProviderId]:
+        return [node.provider_id for node in self.rules.ours_standing()]
 
-    def _now_and_then(self, every_s: float, happen: Callable[[], None]) -> None:
-        at_s = self._draws.expovariate(1 / every_s)
-        while at_s < self.faults_s:
-            self.world.after(at_s, happen)
-            at_s += self._draws.expovariate(1 / every_s)
-
-    def _restart_rank_0(self) -> None:
-        self.flux.restart(down_s=self._draws.uniform(1.0, 30.0))
-
-    def _cut_off(self) -> None:
-        self.flux.unreachable = True
-        self.world.after(self._draws.uniform(1.0, 120.0), self._reconnect)
-
-    def _reconnect(self) -> None:
-        self.flux.unreachable = False
-
-    def _kill_a_node(self) -> None:
-        standing: list[ProviderId] = [
-            node.provider_id for node in self.provider.nodes() if node.identity is not None
-        ]
-        if standing:
-            self.provider.kill(self._draws.choice(standing))
-
-    def _resize(self) -> None:
-        """Somebody gives a type two slots more, for which rank 0 restarts."""
-        type_name = self._draws.choice([node_type.name for node_type in NODE_TYPES])
-        size = len(self.flux.rank_of)
-        added = {SlotName(f"more{size + number}"): type_name for number in (1, 2)}
-        self.flux.resize(added, down_s=self._draws.uniform(1.0, 30.0))
-
-    def _wish_slots(self) -> None:
-        """Somebody wants two types to share their slots otherwise."""
-        one, other = self._draws.sample([node_type.name for node_type in NODE_TYPES], 2)
-        have = list(self.flux.division.values())
-        both = have.count(one) + have.count(other)
-        # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
-        share = self._draws.randint(1, both - 1)
-        self.wishes += 1
-        self.flux.wish_slots(SlotsWish(f"wish-{self.wishes}", {one: share, other: both - share}))
-
-    def _jump(self) -> None:
-        """The manager's wall clock jumps by up to an hour, forth or back."""
-        self.world.skew_s = self._draws.uniform(-3600.0, 3600.0)
-
-    def _make_peace(self) -> None:
-        self.provider.faults = CloudFaults()
-        self.flux.faults = FluxFaults()
-        self.flux.unreachable = False
-        self.world.skew_s = 0.0
+    def running(self) -> set[ProviderId]:
+        return {node.provider_id for node in self.provider.nodes() if node.state is CloudState.RUNNING}
 
     # --- the end ---
 
     def _all_done(self) -> bool:
-        return not self.flux.active_jobs() and not self.flux.records and not self._ours_standing()
+        return not self.flux.records and not self.ours_standing() and not self._to_run()
 
-    def _ours_standing(self) -> list[ProviderId]:
-        return [node.provider_id for node in self.provider.nodes() if node.identity is not None]
+    def _to_run(self) -> list[JobId]:
+        return [job for job in self.flux.active_jobs() if job not in self.demand.held]
+
+    def _check_spend(self) -> None:
+        """What was recorded is what was spent."""
+        if not self.policy.budgets or not self.sees_all:
+            return
+        month = spending.periods(self.world.wall_at())[1]
+        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.ALL), Decimal(0))
+        least, most = self.rules.spent(self.world.now_s), self.rules.spent(self.world.now_s, lag_s=SEEN_LATE_S)
+        self.rules.require(
+            least <= recorded <= most, f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth"
+        )
 
     def _what_is_left(self) -> str:
-        waiting = [job for job in self.flux.active_jobs() if self.flux.job_state(job) is JobState.SCHED]
+        waiting = [job for job in self._to_run() if self.flux.job_state(job) is JobState.SCHED]
         parts = [
-            f"jobs {list(self.flux.active_jobs())[:5]} ({len(waiting)} waiting)",
-            f"nodes {self._ours_standing()}",
+            f"jobs {self._to_run()[:5]} ({len(waiting)} waiting)",
+            f"nodes {self.ours_standing()}",
             f"leases {sorted(self.flux.records)}",
         ]
         if self.published is not None:
@@ -322,39 +283,3 @@ class Scenario:
             parts += [f"job {job}: {made.jobs.get(job)}" for job in waiting[:3]]
             parts += [f"node {id_}: {reason}" for id_, reason in made.nodes.items()]
         return "; ".join(parts)
-
-
-class _Process:
-    """One life of the service: its actors in a pump, its claim, its watch."""
-
-    def __init__(self, scenario: Scenario, token: str) -> None:
-        self._scenario = scenario
-        self._token = token
-        world = scenario.world
-        self._watch = scenario.flux.watch()
-        self._pump = Pump(world, token)
-        clock = world.clock()
-        join = scenario.join_port()
-        outside = Outside(
-            clock=clock,
-            flux=lambda: WatchedFlux(scenario.flux, world, token, scenario.rules),
-            cloud=lambda: WatchedCloud(scenario.provider.port(CLUSTER, CLUSTER_UUID), scenario.rules),
-            watch=self._watch,
-            close=lambda: None,
-            join=(lambda: join) if join is not None else None,
-        )
-        manager: Mailbox[ManagerMessage] = wire(
-            outside,
-            as_promised(scenario.policy, scenario.flux.promises),
-            acts=True,
-            publish=scenario.publish,
-            fate=Fate(),
-            spawn=self._pump.spawn,
-        )
-        self._pump.tick(manager, clock)
-        self._watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
-
-    def kill(self, on_the_wire: Callable[[], bool]) -> None:
-        self._watch.stop()
-        self._pump.kill(on_the_wire)
-        self._scenario.flux.drop_claim(self._token)

@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
                        help="what one processor of a trace is")  # fmt: skip
-    group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs")
+    group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs; for chaos: N runs at once")
     group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
     group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
     group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")

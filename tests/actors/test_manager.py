@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
-from nodemanager.actors.manager import Manager
+from nodemanager.actors.manager import Manager, Published
 from nodemanager.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
-from nodemanager.messages import Begin
-from nodemanager.model import LaunchId, Leftover, LeftoverKind, ProviderId
+from nodemanager.messages import Begin, UsePolicy
+from nodemanager.model import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId, Rank, SlotName, TypeName
 from nodemanager.orders import ListCloud, SweepCloud
 from tests.builders import a_job, a_policy, a_snapshot
 
@@ -37,6 +37,20 @@ def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
     manager.on_receive(Tick(2.0, 1001.0))
     manager.on_receive(Tick(3.0, 1002.0))
     assert lister.told.count(SweepCloud()) == (1 if acts else 0)
+
+
+def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
+    """What the site says of them may be older than a division that was wished for since."""
+    seen: list[Published] = []
+    manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
+    manager.on_receive(Begin(Post(), Post(), [Post()]))
+    manager.on_receive(Tick(1.0, 1000.0))
+    ranks = (FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8, type_name=TypeName("gpu")),)
+    manager.on_receive(RanksSeen(1.0, ranks))
+    manager.on_receive(UsePolicy(a_policy(nodes_max=2)))
+    manager.on_receive(Tick(2.0, 1001.0))
+    assert seen[-1].policy.nodes_max == 2
+    assert seen[-1].policy.place_of_slot[SlotName("cloud1")][0] == "gpu"
 
 
 def test_what_is_only_said_is_logged_once_though_the_queue_is_restless_in_between() -> None:

@@ -108,13 +108,15 @@ INWARDS: dict[str, set[str]] = {
         "whatif",
         "slots",
         "resize",
+        "scenario",
     },
     "slots": {*VALUES, "notation", "ports", "fleet", "config", "flux", "flux_config", "app"},
     "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config", "join"},
 }
 
+STAGED = ("scenario", "joining", "oversight", "process", "troubles", "chaos")
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.
-ELSEWHERE = {f"{PACKAGE}.simulation.{module}": "scenario" for module in ("scenario", "joining")}
+ELSEWHERE = {f"{PACKAGE}.simulation.{module}": "scenario" for module in STAGED}
 
 # Deciding has no clock, no chance, no thread and no outside.
 NOT_IN_FLEET = {

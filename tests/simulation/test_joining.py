@@ -8,34 +8,39 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import structlog
 
 from nodemanager.join.flux_node_join import Joining
 from nodemanager.join.ledger import Ledger
 from nodemanager.model import LaunchId
 from nodemanager.simulation import joining
+from nodemanager.simulation.chaos import quiet
 from nodemanager.simulation.invariants import Violation
 from nodemanager.simulation.joining import JoinScenario
+from nodemanager.simulation.script import script_of
 
 # More of them: JOIN_SEEDS=1000 pytest tests/simulation/test_joining.py
 SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))
 FAILED_ONCE: tuple[int, ...] = ()
-SEEDS_MAX = 20
+SEEDS_MAX = 60
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    quiet()
+
+
+def _run_of(seed: int) -> JoinScenario:
+    return JoinScenario(script_of(seed, joins=True))
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, *FAILED_ONCE])
 def test_seed(seed: int) -> None:
-    JoinScenario(seed).run()
+    _run_of(seed).run()
 
 
 def test_the_seeds_meet_what_they_are_for() -> None:
     """Nodes join, clients die, tickets are refused, nodes end themselves, machines have less than is declared."""
-    runs = [JoinScenario(seed) for seed in range(6)]
+    runs = [_run_of(seed) for seed in range(15)]
     for run in runs:
         run.run()
     joins = [run.joins for run in runs]
@@ -45,7 +50,7 @@ def test_the_seeds_meet_what_they_are_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    assert JoinScenario(5).run() == JoinScenario(5).run()
+    assert _run_of(5).run() == _run_of(5).run()
 
 
 # --- each rule broken on purpose is caught within a few seeds ----------------------------------------------
@@ -98,7 +103,7 @@ def test_a_broken_rule_is_caught(
 
 def breaks_a_rule(seed: int) -> bool:
     try:
-        JoinScenario(seed).run()
+        _run_of(seed).run()
     except Violation:
         return True
     return False

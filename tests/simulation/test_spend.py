@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pytest
-import structlog
 
+from nodemanager.facts import RetirementAsked
 from nodemanager.fleet.spending import periods
-from nodemanager.model import Billing, NodeType
+from nodemanager.model import Billing, Mark, NodeType
+from nodemanager.simulation.chaos import quiet
 from nodemanager.simulation.invariants import Rules
 from nodemanager.simulation.scenario import Scenario
+from nodemanager.simulation.script import FAULTS_S, JOB, Act, Script, script_of
 
 SEEDS = range(2)
 MINIMUM_H = 6
@@ -23,7 +25,7 @@ MINIMUM_H = 6
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    quiet()
 
 
 def _flat(node_type: NodeType) -> NodeType:
@@ -35,7 +37,6 @@ class SpendScenario(Scenario):
     """Kills, and a KVS that now and then fails; nothing else goes wrong."""
 
     budget: Decimal = Decimal(10**6)
-    kill_every_s: float = 90.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,16 +48,16 @@ class SpendScenario(Scenario):
         )
         self.rules = Rules(self.flux, self.provider, self.policy)
 
-    def _let_things_go_wrong(self) -> None:
-        self.flux.faults.p_fail = 0.1
-        self.flux.faults.p_lost_reply = 0.1
-        self._now_and_then(self.kill_every_s, self.kill)
+    def _let_go(self) -> None:
+        """At the end every node is told to go: what is paid for would keep it for hours."""
+        super()._let_go()
+        if not self.flux.active_jobs():
+            for launch in self.flux.records.values():
+                self.tell(RetirementAsked(launch.id, Mark("operator", self.world.wall_at())))
 
     def start_and_run_for(self, seconds: float) -> None:
         """Faults from beginning to end: with the budget spent, jobs that wait go on waiting."""
-        self._submit_over(seconds)
-        self._start()
-        self._let_things_go_wrong()
+        self.begin()
         self._until(seconds, lambda: False)
 
     def on_record(self) -> Decimal:
@@ -71,9 +72,23 @@ class SpendScenario(Scenario):
         return sum(prices, Decimal(0)) * MINIMUM_H
 
 
+def _story(seed: int, phases: int, apart_s: float, kill_every_s: float) -> Script:
+    """The jobs of so many seeds, so far apart."""
+    drawn = [(phase, act) for phase in range(phases) for act in script_of(1000 * seed + phase).acts]
+    jobs = [replace(act, at_s=act.at_s + phase * apart_s) for phase, act in drawn if act.kind == JOB]
+    kills = [
+        Act(0, count * kill_every_s, "manager.killed", 0.5, 5.0)
+        for count in range(1, int((phases * apart_s + FAULTS_S) / kill_every_s))
+    ]
+    knobs = [Act(0, 0.0, name, 1.0, FAULTS_S) for name in ("flux.fails", "flux.lost_reply")]
+    acts = (*knobs, *jobs, *kills)
+    return replace(script_of(seed), acts=tuple(replace(act, number=number) for number, act in enumerate(acts)))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_node_is_on_record_once(seed: int) -> None:
-    run = SpendScenario(seed)
+    story = _story(seed, phases=4, apart_s=0.0, kill_every_s=20.0)
+    run = SpendScenario(story)
     outcome = run.run()
     assert outcome.kills > 5
     assert outcome.creates > 5
@@ -86,8 +101,8 @@ def test_each_node_is_on_record_once(seed: int) -> None:
 def test_a_budget_that_is_spent_stays_spent_across_restarts() -> None:
     """Killed every minute and a half, it buys no more than the budget allows: what is spent never begins anew."""
     limit = Decimal(20)
-    run = SpendScenario(1, budget=limit)
-    run.start_and_run_for(2400.0)
+    run = SpendScenario(_story(1, phases=8, apart_s=FAULTS_S, kill_every_s=90.0), budget=limit)
+    run.start_and_run_for(8 * FAULTS_S)
     assert run.kills > 5
     dearest = max(node_type.price_per_hour for node_type in run.policy.node_types) * MINIMUM_H
     total = sum(

@@ -1,0 +1,215 @@
+"""What a seed says: the site, the jobs, and everything that goes wrong, as a list of numbered acts.
+
+An act says all that it needs itself and draws nothing while the run goes on: so some of them can be left out, and
+the others still happen as they did. That is how a failing run is made shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+FAULTS_S = 160.0  # the phase in which things go wrong
+JOBS_EVERY_S = 40.0
+JOBS_AT_ONCE = (1, 1, 2, 4)
+JOB_S = (1.0, 40.0)
+
+JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that happens. ``amount``, from 0 to 1, is what its kind makes of it: a probability, a choice."""
+
+    number: int
+    at_s: float
+    kind: str
+    amount: float
+    lasts_s: float
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.kind} at {self.at_s:.1f} s, {self.amount:.2f}, for {self.lasts_s:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How often an act happens in a phase with faults, and how long it lasts."""
+
+    every_s: float
+    lasts_s: tuple[float, float] = (0.0, 0.0)
+
+
+# Of these, a seed has a part only: some faults show themselves only where others do not cover them.
+ROOM_SHARE = 0.7  # of the rooms that faults come from: "cloud", "manager" and so on
+SHARE = 0.5  # of the faults of a room
+JOIN_SHARE = 0.8
+
+# These last for the whole phase; their amount is how likely they are, of the most that each may be.
+KNOBS: Mapping[str, float] = MappingProxyType(
+    {
+        "cloud.lost_reply": 0.3,
+        "cloud.refused_unclearly": 0.2,
+        "cloud.transient": 0.3,
+        "cloud.throttle": 0.2,
+        "cloud.no_tokens": 1.0,
+        "cloud.empty_list": 0.05,
+        "cloud.truncated_list": 0.05,
+        "cloud.stale_list": 0.2,
+        "cloud.shuffled_list": 0.5,
+        "cloud.late_list": 20.0,  # seconds
+        "cloud.capacity": 0.3,
+        "cloud.destroy_ignored": 0.2,
+        "boot.dead": 0.3,
+        "boot.error": 0.3,
+        "boot.hangs": 0.2,
+        "boot.slow": 0.3,
+        "boot.loops": 0.2,
+        "boot.wrong_slot": 0.2,
+        "flux.fails": 0.1,
+        "flux.lost_reply": 0.1,
+        "flux.half_changed": 0.5,
+    }
+)
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "cloud.outage": Kind(210.0, (5.0, 150.0)),
+        "cloud.credentials": Kind(280.0, (5.0, 100.0)),
+        "cloud.quota": Kind(210.0, (20.0, 120.0)),
+        "cloud.stockout": Kind(140.0, (20.0, 120.0)),
+        "cloud.slow_end": Kind(210.0, (30.0, 100.0)),
+        "cloud.stranger": Kind(140.0),
+        "cloud.impostor": Kind(140.0),
+        "cloud.forgotten": Kind(100.0),
+        "node.vanishes": Kind(70.0),
+        "node.broker_dies": Kind(100.0),
+        "node.cut": Kind(70.0, (0.5, 60.0)),
+        "node.hangs": Kind(140.0, (5.0, 100.0)),
+        "node.torpid": Kind(140.0, (5.0, 100.0)),
+        "node.housekeeping": Kind(170.0, (5.0, 40.0)),
+        "flux.restart": Kind(140.0, (1.0, 30.0)),
+        "flux.cut": Kind(100.0, (1.0, 100.0)),
+        "flux.journal_lost": Kind(100.0),
+        "flux.scheduler_reloaded": Kind(140.0, (0.5, 20.0)),
+        "flux.wish": Kind(80.0),
+        "flux.resized": Kind(350.0, (1.0, 15.0)),
+        "manager.killed": Kind(60.0, (0.1, 40.0)),
+        "manager.killed_at_a_call": Kind(40.0, (0.1, 40.0)),
+        "manager.another": Kind(170.0, (5.0, 60.0)),
+        "manager.frozen": Kind(140.0, (1.0, 120.0)),
+        "manager.clock_jumps": Kind(100.0),
+        "user.cancels": Kind(100.0),
+        "user.holds_a_job": Kind(140.0),
+        "operator.drains": Kind(140.0, (5.0, 100.0)),
+        "operator.holds": Kind(170.0, (5.0, 100.0)),
+        "operator.retires": Kind(170.0),
+        "operator.pauses": Kind(210.0, (5.0, 60.0)),
+        "operator.stops_the_queue": Kind(210.0, (5.0, 60.0)),
+    }
+)
+
+# Where nodes join by ticket.
+JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
+    {
+        "join.lost_request": 0.3,
+        "join.lost_reply": 0.3,
+        "join.client_dies": 0.1,
+        "join.service_dies": 0.1,
+        "join.post_fails": 0.2,
+        "join.twin": 0.3,
+        "join.short": 0.3,
+    }
+)
+JOIN_KINDS: Mapping[str, Kind] = MappingProxyType({"manager.away": Kind(120.0)})
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One seed's story. ``idle_tick_s``: how long the service may go untold of the time while nothing happens."""
+
+    seed: int
+    nodes_max: int
+    idle_timeout_s: float
+    housekeeping_s: float
+    idle_tick_s: float
+    budget: Decimal | None  # a month's
+    joins: bool  # nodes join by ticket
+    acts: tuple[Act, ...]
+
+    def only(self, numbers: Collection[int]) -> Script:
+        """The same with these acts and no others."""
+        return replace(self, acts=tuple(act for act in self.acts if act.number in numbers))
+
+    def without_faults(self) -> Script:
+        return replace(self, acts=tuple(act for act in self.acts if act.kind == JOB))
+
+    def as_data(self) -> dict[str, Any]:
+        """As it is kept in a file: what a seed says changes with this module, and what failed once does not."""
+        acts = [[act.at_s, act.kind, act.amount, act.lasts_s] for act in self.acts]
+        return {**asdict(self), "budget": str(self.budget) if self.budget is not None else None, "acts": acts}
+
+    @staticmethod
+    def of_data(data: Mapping[str, Any]) -> Script:
+        acts = tuple(Act(number, *act) for number, act in enumerate(data["acts"]))
+        budget = Decimal(data["budget"]) if data["budget"] is not None else None
+        return Script(**{**data, "budget": budget, "acts": acts})
+
+
+def script_of(seed: int, *, joins: bool = False) -> Script:
+    """What the seed says; ``joins`` where nodes join by ticket."""
+    draws = Random(f"{seed}/script")
+    site = Script(
+        seed=seed,
+        nodes_max=draws.randint(3, 6),
+        idle_timeout_s=draws.choice([5.0, 30.0]),
+        housekeeping_s=draws.choice([0.0, 2.0]),
+        idle_tick_s=draws.choice([2.0, 6.0]),
+        budget=draws.choice([None, None, Decimal("0.40"), Decimal(2)]),
+        joins=joins,
+        acts=(),
+    )
+    kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
+    rooms = {
+        room for room in dict.fromkeys(_room(name) for name in (*KNOBS, *KINDS)) if draws.random() < ROOM_SHARE
+    }
+    knobs = {name: most for name, most in KNOBS.items() if _room(name) in rooms}
+    kinds = {name: kind for name, kind in kinds.items() if _room(name) in rooms}
+    drawn = [*_jobs(draws), *_knobs(draws, knobs, SHARE), *_troubles(draws, kinds)]
+    if joins:
+        drawn += _knobs(draws, JOIN_KNOBS, JOIN_SHARE)
+    drawn.sort(key=lambda act: act.at_s)
+    return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
+
+
+def _room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _jobs(draws: Random) -> list[Act]:
+    acts: list[Act] = []
+    at_s = 0.0
+    while at_s < FAULTS_S:
+        at_once = range(draws.choice(JOBS_AT_ONCE))
+        acts += [Act(0, at_s, JOB, draws.random(), draws.uniform(*JOB_S)) for _ in at_once]
+        at_s += draws.expovariate(1 / JOBS_EVERY_S)
+    return acts
+
+
+def _knobs(draws: Random, knobs: Mapping[str, float], share: float) -> list[Act]:
+    return [Act(0, 0.0, name, draws.random(), FAULTS_S) for name in knobs if draws.random() < share]
+
+
+def _troubles(draws: Random, kinds: Mapping[str, Kind]) -> list[Act]:
+    acts: list[Act] = []
+    for name, kind in kinds.items():
+        if draws.random() >= SHARE:
+            continue
+        at_s = draws.expovariate(1 / kind.every_s)
+        while at_s < FAULTS_S:
+            acts.append(Act(0, at_s, name, draws.random(), draws.uniform(*kind.lasts_s)))
+            at_s += draws.expovariate(1 / kind.every_s)
+    return acts
