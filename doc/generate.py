@@ -74,10 +74,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "bound as it is; for any other, rank 0 listens on all interfaces.",
         "port": "The TCP port on which rank 0 waits for nodes.",
         "join": "How a node comes by the bootstrap. `directory`: it reads `bootstrap_dir`, on a file system that "
-        "it shares with rank 0. `service`: it redeems a ticket at the join service ([joining.md](joining.md)).",
+        "it shares with rank 0. `service`: it redeems a ticket at the join service. `image`: its image holds it. "
+        "`flub`: it asks rank 0, which needs a flux-core with pull request 5184 ([joining.md](joining.md)).",
         "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
         "`flux` in `state_dir`.",
         "head_cores": "What is declared for rank 0, which runs no jobs.",
+        "image_start": "With `join = image`: what a node's shell runs at boot. `$SLOT` is the slot, by whose "
+        "name its broker is to join.",
+        "boot_server": "With `join = flub`: a URI by which nodes reach rank 0, such as `ssh://HOST/PATH`. Not "
+        "given: `uri`.",
         "restart_command": "By which `resize` restarts rank 0, such as `systemctl restart flux`; it runs without a "
         "shell. Not given: `resize` ends rank 0, and waits for whoever supervises it to start it again.",
     },

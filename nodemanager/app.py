@@ -192,6 +192,7 @@ def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
         status=status,
         # By ticket a node says it itself, before its broker begins.
         measures=site.flux.join is not Join.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
+        flub=site.flux.join is Join.FLUB,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)

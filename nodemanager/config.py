@@ -199,7 +199,7 @@ class _Loading:
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
-            policy=_judging(policy, cloud),
+            policy=judging(policy, cloud),
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             web=self._web(web, state_dir),
@@ -317,7 +317,7 @@ class _Loading:
         self._faults.append(self._document.fault(section, key, problem, nearest))
 
 
-def _judging(policy: Policy, cloud: CloudSettings) -> Policy:
+def judging(policy: Policy, cloud: CloudSettings) -> Policy:
     """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
     if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
@@ -373,6 +373,10 @@ def _contradictions(
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
     if flux:
         yield from _contradictions_of_outside(document, flux, cloud)
+    if flux and flux.join is Join.FLUB and len(nodes) > 1:
+        yield document.fault(
+            "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
+        )
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
     if timing and timing.settle_s > timing.settle_max_s:
@@ -390,7 +394,7 @@ def _contradictions(
 def _contradictions_of_outside(
     document: Document, flux: FluxSettings, cloud: CloudSettings | None
 ) -> Iterator[Fault]:
-    if flux.simulated and flux.join is Join.SERVICE:
+    if flux.simulated and flux.join is not Join.DIRECTORY:
         yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
     if not flux.simulated and not flux.head_address:
         yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")

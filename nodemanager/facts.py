@@ -160,6 +160,22 @@ class BrokerStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRequeued:
+    """The job was submitted once more, as ``again``. None: it was not, and will not be; ``why`` says why."""
+
+    job: JobId
+    again: JobId | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingKilled:
+    """A signal was sent to what runs on the node's rank after a job."""
+
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     launch: LaunchId
 
@@ -337,6 +353,8 @@ FluxFact = (
     | NodeDrained
     | NodeUndrained
     | BrokerStopped
+    | HousekeepingKilled
+    | JobRequeued
     | LeaseEnded
     | NodeCordoned
     | SteeringKept

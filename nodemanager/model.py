@@ -235,6 +235,8 @@ class Job:
     holds: tuple[Holding, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
+    requeue: bool = False  # it asks to be submitted once more should its node be taken back
+    requeued_from: JobId | None = None  # whose successor it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class CloudNode:
     addresses: tuple[str, ...] = ()
     died_because: str = ""  # the provider's words, "" while it lives
     market: Market | None = None  # how it is paid for; None where the provider does not say
+    impaired: str = ""  # the provider's words for what is wrong with one that runs; "" where nothing is
     died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
 
 
@@ -355,6 +358,7 @@ class FluxRank:
     type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
     # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
     last_job_ended_at: float | None = None
+    housekeeping_since_at: float | None = None  # since when a job's housekeeping has been running there
 
     @property
     def idle(self) -> bool:
@@ -381,6 +385,7 @@ class JoinPhase(StrEnum):
     STARTED = "started"  # its broker was started
     ENDED = "ended"  # its broker ended, and is started again
     FAILED = "failed"  # it cannot join as it is, and does not try again
+    RECLAIMED = "reclaimed"  # the provider is about to take it back
     REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
     MEASURED = "measured"  # what the machine really has: a fact of its own (``NodeMeasured``)
 
@@ -425,6 +430,7 @@ class CallKind(StrEnum):
     DRAIN = "drain"
     UNDRAIN = "undrain"
     STOP_BROKER = "stop-broker"
+    KILL_HOUSEKEEPING = "kill-housekeeping"
     DESTROY = "destroy"
     END_LEASE = "end-lease"
 

@@ -81,6 +81,28 @@ class StopBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class KillHousekeeping:
+    """Have what runs on the rank after jobs end: what it holds is free then. No job is concerned.
+
+    ``hard``: it was asked to already, and did not.
+    """
+
+    launch: LaunchId
+    rank: Rank
+    hard: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueJob:
+    """Submit the job once more, to start if it does not end well. ``launch``: the node that is taken back."""
+
+    job: JobId
+    launch: LaunchId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """The node is proven gone: undrain the slot's rank and forget the launch."""
 
@@ -198,7 +220,16 @@ class Timely(Generic[O_co]):
 
 
 FluxEffect = (
-    RecordLaunches | DrainNode | CordonNode | UndrainNode | StopBroker | EndLease | ChangeSlots | RefuseSlots
+    RecordLaunches
+    | DrainNode
+    | CordonNode
+    | UndrainNode
+    | StopBroker
+    | KillHousekeeping
+    | RequeueJob
+    | EndLease
+    | ChangeSlots
+    | RefuseSlots
 )
 FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | Timely[FluxEffect]
 CloudEffect = CreateNode | DestroyNode

@@ -60,6 +60,10 @@ class SlotsUnchanged(FluxError):
     """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
 
 
+class NotRequeued(FluxError):
+    """A job cannot be submitted once more, now or later."""
+
+
 class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds that never jump: for timers."""
@@ -116,8 +120,8 @@ class FluxPort(Protocol):
     """One Flux instance, by calls that are answered. An object belongs to one thread.
 
     Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
-    show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still held, and raise
-    ``NotTheActor`` if it is not.
+    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still
+    held, and raise ``NotTheActor`` if it is not.
     """
 
     def claim(self) -> None:
@@ -197,6 +201,18 @@ class FluxPort(Protocol):
 
     def stop_broker(self, rank: Rank) -> None:
         """Tell the rank's broker to end in good order. One that is offline is no error."""
+        ...
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        """Send a signal to what runs on the rank after jobs. Where nothing does, it is no error."""
+        ...
+
+    def requeue(self, job: JobId) -> JobId:
+        """Submit an active job once more, to start only if this one does not end well; the new one's id.
+
+        Each names the other: the new one in ``node-manager.requeued-from``, the old one by a memo. Raises
+        ``NotRequeued`` for one that cannot be submitted in its user's name.
+        """
         ...
 
     # --- the division of the slots ---

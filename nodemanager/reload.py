@@ -18,7 +18,7 @@ TAKEN_UP: Mapping[str, frozenset[str] | None] = {  # None: all of it
     "cloud": frozenset({"creates_per_s", "creates_burst"}),
     "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode"}),
 }
-NOT_TAKEN_UP = {"timing": frozenset({"probe_s", "relist_s"})}
+NOT_TAKEN_UP = {"timing": frozenset({"probe_s", "relist_s"}), "policy": frozenset({"misfit"})}
 DERIVED = frozenset({"path", "node_types", "networks"})  # of other settings, which are named themselves
 
 

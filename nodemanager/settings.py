@@ -60,6 +60,8 @@ class Viewers(StrEnum):
 class Join(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
     SERVICE = "service"  # nodes redeem a ticket at the join service
+    IMAGE = "image"  # nodes have the bootstrap and the certificate from their image; a slot is a host name
+    FLUB = "flub"  # nodes ask rank 0 for any rank that is free: a flux-core with pull request 5184
 
 
 SIMULATED_URI = "simulated"
@@ -357,6 +359,8 @@ class FluxSettings(Settings):
     join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
     head_cores: _Positive = 1
+    image_start: _Command = 'hostnamectl set-hostname "$SLOT" && systemctl restart flux'  # of ``image``, on a node
+    boot_server: _OptionalWord = ""  # of ``flub``: a URI by which nodes reach rank 0; "" is ``uri``
     restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
 
     @property

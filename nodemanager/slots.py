@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodemanager import app
-from nodemanager.config import Site
+from nodemanager.config import Join, Site
 from nodemanager.facts import ClaimHeld, RanksSeen
 from nodemanager.fleet import division
 from nodemanager.fleet.observe import observe
@@ -81,6 +81,7 @@ class Instance:
             folder=flux.bootstrap_dir,
             node_types=self._site.node_types,
             timeout_s=TIMEOUT_S,
+            flub=flux.join is Join.FLUB,
         )
 
     # --- showing ---

@@ -112,6 +112,7 @@ SENTENCES: Mapping[str, str] = {
     "not_seen_yet": "nothing is decided: {source} has not answered yet",
     "stale": "nothing is decided: {source} last answered {age_s} ago, more than {stale_after_s}",
     "paused": "nothing is decided: paused by {by} since {since_at}",
+    "instance_differs": "nothing is done: the instance is not the one of the site: {why}",
     "safe_mode": "nothing is done: {why}; until {ends}",
     # a job waits
     "settling": "nodes are bought for it once the queue is quiet",
@@ -153,6 +154,10 @@ SENTENCES: Mapping[str, str] = {
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs that use no GPU fill {nodes}",
     "job_across_zones": "job {job}, which wants one zone, will start across {zones}",
     "gpu_node_unguarded": "job {job}, which wants no GPU, may start on {node_type}",
+    "requeued": "job {job} is submitted once more, as its node {node} is taken back",
+    "unfit": "{node} gets no more work ({why})",
+    "hangs_at_work": "{node} is at work, and its broker has not answered for {hangs_s}",
+    "gone_at_provider_yet_up": "{node} is missing in {absences} lists of the provider, and still up",
     # a node is bought, recorded, made
     "demand": "bought for {jobs} jobs",
     "nodes_min": "kept: nodes_min",
@@ -177,6 +182,7 @@ SENTENCES: Mapping[str, str] = {
     "may_rejoin": "its broker is away for {away_s} and may come back",
     "wanted_again": "wanted again by {jobs}: kept",
     "job_slipped_in": "a job began there: kept",
+    "drained_for_another": "its rank was drained for the node before it: undrained",
     "busy_yet_drained_by_us": "at work and drained by us: undrained",
     # a node goes
     "window_closes": "idle for {idle_s}, paid for only {window_left_s} more",
@@ -187,6 +193,11 @@ SENTENCES: Mapping[str, str] = {
     "failed_at_provider": "failed at the provider: {detail}",
     "less_than_declared": "it has less than its slot declares as {node_type}: {lacks}",
     "broker_lost": "its broker went away {away_s} ago",
+    "hangs": "idle, and its broker has not answered for {hangs_s}",
+    "reclaimed": "the provider takes it back: {detail}",
+    "impaired": "unhealthy, says the provider: {detail}",
+    "housekeeping_stuck": "its housekeeping runs for {lasts_s}, longer than {housekeeping_max_s}",
+    "flaps": "its broker went away {times} times within {within_s}",
     "found_drained": "its retirement was begun by an earlier run",
     "drain_unanswered": "its drain was not answered: again",
     "still_schedulable": "drained, and the scheduler has not noticed",

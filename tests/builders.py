@@ -66,8 +66,10 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     UndrainNode,
 )
@@ -444,7 +446,7 @@ def boots(made: Plan) -> list[str]:
     return [order.removeprefix("boot ") for order in orders(made) if order.startswith("boot ")]
 
 
-def _in_short(action: Action) -> str:  # noqa: C901 - one arm an order
+def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
     match action:
         case BootNode(launch=launch):
             return f"boot {launch.slot}"
@@ -460,6 +462,10 @@ def _in_short(action: Action) -> str:  # noqa: C901 - one arm an order
             return f"undrain {launch_id}"
         case StopBroker(launch=launch_id):
             return f"stop-broker {launch_id}"
+        case RequeueJob(job=job):
+            return f"requeue {job}"
+        case KillHousekeeping(launch=launch_id):
+            return f"kill-housekeeping {launch_id}"
         case DestroyNode(provider_id=provider_id):
             return f"destroy {provider_id}"
         case EndLease(launch=launch):

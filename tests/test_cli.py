@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from nodemanager import cli
+from nodemanager import cli, cloud_test
 from nodemanager.cloud.local_store import Store
 from nodemanager.config import load_site
 
@@ -114,7 +114,10 @@ def _local_site(tmp_path: Path) -> Path:
     return site
 
 
-def test_cloud_test_makes_a_node_and_takes_it_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cloud_test_makes_a_node_and_takes_it_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud_test, "POLL_S", 0.1)
     site = _local_site(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, load_site, uuid_file, warnings
+from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, judging, load_site, uuid_file, warnings
 from nodemanager.model import Billing, Market, Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     BudgetSettings,
@@ -186,6 +186,9 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Policy", "boot_failures_max", "5", "boot_failures_max", 5),
     ("Policy", "unready_max", "0.3", "unready_max", 0.3),
     ("Policy", "stop_lead", "2m", "stop_lead_s", 120.0),
+    ("Policy", "misfit", "retype", "misfit", Misfit.RETYPE),
+    ("Flux", "image_start", 'start "$SLOT"', "image_start", 'start "$SLOT"'),
+    ("Flux", "boot_server", "ssh://head/run/flux/local", "boot_server", "ssh://head/run/flux/local"),
     ("Join", "listen", "127.0.0.1:9443", "listen", "127.0.0.1:9443"),
     ("Join", "addresses", "a.example:1, 10.0.0.2:2", "addresses", ("a.example:1", "10.0.0.2:2")),
     ("Join", "material_dir", "/srv/join", "material_dir", Path("/srv/join")),
@@ -415,6 +418,25 @@ def test_two_keys_that_contradict_each_other_are_refused(
 ) -> None:
     fault = the_fault(tmp_path, *changes)
     assert (fault.key, fault.problem) == (key, problem)
+
+
+@pytest.mark.parametrize("provider", ["local", "ec2"])
+def test_whose_nodes_share_one_machine_accepts_what_they_have(provider: str) -> None:
+    site = Policy()
+    judged = judging(site, CloudSettings(provider=Provider(provider)))
+    assert judged.misfit is (Misfit.ACCEPT if provider == "local" else Misfit.DRAIN)
+
+
+def test_by_flub_all_slots_are_of_one_type(tmp_path: Path) -> None:
+    second = [("Node gpu", key, value) for key, value in (("cores", "1"), ("memory", "1GiB"), ("slots", "gpu1"))]
+    fault = the_fault(
+        tmp_path,
+        ("Flux", "join", "flub"),
+        *second,
+        ("Node gpu", "price_per_hour", "1"),
+    )
+    assert (fault.section, fault.key) == ("Flux", "join")
+    assert "one [Node NAME]" in fault.problem
 
 
 def test_a_simulated_flux_needs_no_address_and_goes_with_any_cloud(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import assert_never
@@ -14,6 +15,8 @@ from nodemanager.facts import (
     FluxCallFailed,
     FluxFact,
     FluxUnreachable,
+    HousekeepingKilled,
+    JobRequeued,
     LaunchesRecorded,
     LeaseEnded,
     NodeCordoned,
@@ -31,7 +34,7 @@ from nodemanager.facts import (
 )
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.messages import Mailbox
-from nodemanager.model import FluxRank, LaunchId, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.model import FluxRank, JobId, LaunchId, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.orders import (
     ChangeSlots,
     ClaimInstance,
@@ -42,15 +45,17 @@ from nodemanager.orders import (
     FluxOrder,
     KeepSpend,
     KeepSteering,
+    KillHousekeeping,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     ShowOnJobs,
     StopBroker,
     Timely,
     UndrainNode,
 )
-from nodemanager.ports import Clock, FluxError, FluxPort, NotTheActor, SlotsUnchanged
+from nodemanager.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
 
 
 class FluxWorker(CrashOnlyActor):
@@ -102,7 +107,7 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
-            hardware = self._port.measured()
+            hardware = self._port.measured() if self._acts else {}
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
@@ -150,7 +155,7 @@ class FluxWorker(CrashOnlyActor):
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: FluxEffect) -> FluxFact:
+    def _effect(self, order: FluxEffect) -> FluxFact:  # noqa: C901 - one arm an order
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
@@ -165,6 +170,11 @@ class FluxWorker(CrashOnlyActor):
             case StopBroker(launch=launch, rank=rank):
                 self._port.stop_broker(rank)
                 return BrokerStopped(launch)
+            case RequeueJob(job=job):
+                return self._requeued(job)
+            case KillHousekeeping(launch=launch, rank=rank, hard=hard):
+                self._port.kill_housekeeping(rank, signal.SIGKILL if hard else signal.SIGTERM)
+                return HousekeepingKilled(launch)
             case EndLease(launch=launch):
                 # In this order: a crash in between leaves the lease, and the next start does both again.
                 self._port.undrain(launch.rank)
@@ -177,6 +187,12 @@ class FluxWorker(CrashOnlyActor):
                 return SlotsRefused(wish.id)
             case _:
                 assert_never(order)
+
+    def _requeued(self, job: JobId) -> JobRequeued:
+        try:
+            return JobRequeued(job, self._port.requeue(job))
+        except NotRequeued as refused:
+            return JobRequeued(job, None, str(refused))
 
     def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> SlotsChanged | SlotsRefused:
         try:
@@ -203,7 +219,7 @@ def _launches_of(order: FluxEffect) -> tuple[LaunchId, ...]:
             return tuple(launch.id for launch in launches)
         case EndLease(launch=launch):
             return (launch.id,)
-        case ChangeSlots() | RefuseSlots():
+        case ChangeSlots() | RefuseSlots() | RequeueJob():
             return ()
         case _:
             return (order.launch,)

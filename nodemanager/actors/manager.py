@@ -42,7 +42,7 @@ from nodemanager.fleet.roster import roster
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.messages import Begin, ManagerMessage, UsePolicy
-from nodemanager.model import JoinPhase, Launch
+from nodemanager.model import JoinPhase, Launch, Reason
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
@@ -54,11 +54,13 @@ from nodemanager.orders import (
     EndLease,
     KeepSpend,
     KeepSteering,
+    KillHousekeeping,
     ListCloud,
     LookAtRanks,
     PostRoster,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     ShowOnJobs,
     StopBroker,
     SweepCloud,
@@ -117,9 +119,7 @@ class Manager(CrashOnlyActor):
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
-                # The site says how the slots were divided once; the instance says how they are.
-                division = self._snapshot.division
-                self._policy = divided(policy, division) if division else policy
+                self._policy = divided(policy, self._snapshot.division)
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()
@@ -183,7 +183,7 @@ class Manager(CrashOnlyActor):
         match fact.phase:
             case JoinPhase.REPLAYED:
                 self._log.error("ticket_replayed", node=fact.launch, why=fact.detail)
-            case JoinPhase.FAILED:
+            case JoinPhase.FAILED | JoinPhase.RECLAIMED:
                 self._log.warning("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
             case _:
                 self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
@@ -269,7 +269,15 @@ class Manager(CrashOnlyActor):
                     self._crew.give(launch.id, Timely(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
-                case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | EndLease():
+                case (
+                    DrainNode()
+                    | CordonNode()
+                    | UndrainNode()
+                    | StopBroker()
+                    | KillHousekeeping()
+                    | RequeueJob()
+                    | EndLease()
+                ):
                     addresses.flux.tell(Timely(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
                     addresses.flux.tell(Timely(action, good_until_s))
@@ -300,7 +308,7 @@ class Manager(CrashOnlyActor):
             if not said <= self._said:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
-            line = f"{warning.code} {warning.figures.get('node_type', warning.figures.get('job'))}"
+            line = f"{warning.code} {_subject_of(warning)}"
             said.add(line)
             if line not in self._said:
                 self._log.warning(warning.code, **warning.figures)
@@ -329,6 +337,11 @@ def _subject(fact: Fact) -> str | None:
             return launch
         case _:
             return None
+
+
+def _subject_of(warning: Reason) -> object:
+    figures = warning.figures
+    return next((figures[name] for name in ("node", "node_type", "job") if name in figures), "")
 
 
 def _line(action: Action) -> str:

@@ -31,16 +31,18 @@ from nodemanager.orders import (
     EndLease,
     KeepSpend,
     KeepSteering,
+    KillHousekeeping,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     SweepCloud,
     UndrainNode,
 )
 
-NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode
+NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
 # What an order to a node is while it is under way, and the move that giving it makes.
 UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
@@ -48,6 +50,7 @@ UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
     CordonNode: (CallKind.DRAIN, None),
     UndrainNode: (CallKind.UNDRAIN, None),
     StopBroker: (CallKind.STOP_BROKER, Event.CONDEMNED),
+    KillHousekeeping: (CallKind.KILL_HOUSEKEEPING, None),
     DestroyNode: (CallKind.DESTROY, Event.CONDEMNED),
 }
 
@@ -76,7 +79,7 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     return snapshot
 
 
-def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901 - one arm an order
+def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
     nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
@@ -99,11 +102,13 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case EndLease(launch=launch):
                 nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
-            case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | DestroyNode():
+            case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
                 if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
                     snapshot = _boot_given_up(snapshot, nodes[action.launch], action.reason.code, policy)
                 if action.launch is not None:
                     nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+            case RequeueJob(job=job):
+                snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case ChangeSlots() | RefuseSlots():
                 snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.call_timeout_s)
             case _:

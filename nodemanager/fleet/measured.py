@@ -24,12 +24,19 @@ def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot
     return replace(snapshot, boots_s=_with(snapshot.boots_s, joined)) if joined else snapshot
 
 
-def with_stop(snapshot: Snapshot, node: Node) -> Snapshot:
-    """Take in a node whose end the provider has just accepted."""
-    if node.retired_s is None:
-        return snapshot
-    took = [(node.launch.type_name, snapshot.now_s - node.retired_s)]
-    return replace(snapshot, stops_s=_with(snapshot.stops_s, took))
+def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: float) -> Snapshot:
+    """Take in those nodes that a list begun at a moment shows gone, by their absence or by the provider's word.
+
+    Until then it may be on the bill: that a provider has taken the order to end it does not say so.
+    """
+    gone = [
+        (node.launch.type_name, (listed_s if node.absent_s is None else node.absent_s) - node.retired_s)
+        for id_, node in changed.items()
+        if node.state is NodeState.GONE
+        and snapshot.nodes[id_].state is NodeState.STOPPING
+        and node.retired_s is not None
+    ]
+    return replace(snapshot, stops_s=_with(snapshot.stops_s, gone)) if gone else snapshot
 
 
 def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:

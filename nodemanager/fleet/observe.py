@@ -18,9 +18,12 @@ from nodemanager.facts import (
     DecisionsPaused,
     DecisionsResumed,
     Fact,
+    FailureKind,
     FluxCallFailed,
     FluxUnreachable,
     HoldPlaced,
+    HousekeepingKilled,
+    JobRequeued,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
@@ -47,7 +50,7 @@ from nodemanager.facts import (
     SteeringNotKept,
     Tick,
 )
-from nodemanager.fleet import hardware, measured, sightings, spending, steering
+from nodemanager.fleet import hardware, refusals, sightings, spending, steering
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.line import line_of, moved
 from nodemanager.fleet.policy import Policy
@@ -94,6 +97,10 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _node_undrained(snapshot, fact)
         case BrokerStopped():
             return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
+        case JobRequeued():
+            return snapshot  # the queue shows the new one
+        case HousekeepingKilled():
+            return _each(snapshot, [fact.launch], lambda node: _housekeeping_killed(node, snapshot.now_s))
         case LeaseEnded():
             return _lease_ended(snapshot, fact.launch)
         case NodeCordoned():
@@ -109,7 +116,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case OrderLapsed():
             return _order_lapsed(snapshot, fact)
         case NodeReported():
-            return _each(snapshot, [fact.launch], lambda node: _reported(node, fact))
+            return _reported(snapshot, fact, policy)
         case NodeMeasured():
             return hardware.measured(snapshot, fact, policy)
         case CloudListed():
@@ -177,10 +184,28 @@ def _recorded(node: Node) -> Node:
     return replace(sightings.answered(node, CallKind.RECORD), recorded=True)
 
 
-def _reported(node: Node, fact: NodeReported) -> Node:
-    if fact.phase is JoinPhase.REPLAYED:
-        return replace(node, replayed=True)
-    return replace(node, phase=fact.phase, phase_detail=fact.detail)
+def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
+    node = snapshot.nodes.get(fact.launch)
+    if node is None:
+        return snapshot
+    match fact.phase:
+        case JoinPhase.REPLAYED:
+            return with_nodes(snapshot, {node.id: replace(node, replayed=True)})
+        case JoinPhase.RECLAIMED:
+            # What is taken back here now is not to be had here now: its like is bought elsewhere for a while.
+            if node.reclaimed is None:
+                snapshot = refusals.refused(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
+            return with_nodes(snapshot, {node.id: replace(node, reclaimed=fact.detail)})
+        case _:
+            return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
+
+
+def _housekeeping_killed(node: Node, now_s: float) -> Node:
+    """Told, not ended: a look says when it has. It is left alone a while before it is told again."""
+    if not sightings.waits_for(node, CallKind.KILL_HOUSEKEEPING):
+        return node
+    node = sightings.answered(node, CallKind.KILL_HOUSEKEEPING)
+    return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=now_s + KILL_AGAIN_S)
 
 
 def _broker_stopped(node: Node, now_s: float) -> Node:
@@ -228,6 +253,8 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
     if gone or come or stopped != snapshot.queues_stopped:
         snapshot = replace(snapshot, changed_s=now_s)
+    if gone and snapshot.requeued:
+        snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
     if gone or come:
         line = moved(line_of(known, snapshot.line), jobs, gone, come)
         snapshot = replace(snapshot, jobs=jobs, line=line)
@@ -300,14 +327,21 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
 
 
 def _doubted(node: Node) -> Node:
-    """Another one may have acted meanwhile, so no second look counts that was taken before."""
-    return replace(node, drained_s=None) if node.drained_s is not None else node
+    """Another one may have acted meanwhile, so no second look counts that was taken before.
+
+    Where rank 0 was away, so were all the nodes: that says nothing of one of them.
+    """
+    if node.drained_s is None and not node.left_s:
+        return node
+    return replace(node, drained_s=None, left_s=())
 
 
 def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
     """Before anything more is ordered, the claim is made anew and what is on record is read."""
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
+    if fact.order == "RequeueJob":
+        snapshot = replace(snapshot, requeued=frozenset())
     snapshot = _each(snapshot, fact.launches, lambda node: sightings.lapsed(node, fact))
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
     return replace(snapshot, claimed=False, claim=claim)
@@ -328,6 +362,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
     )
 
 
+KILL_AGAIN_S = 15.0
 SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
 FAILED_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
@@ -335,6 +370,7 @@ FAILED_ORDER: Mapping[str, CallKind] = {
     "CordonNode": CallKind.DRAIN,
     "UndrainNode": CallKind.UNDRAIN,
     "StopBroker": CallKind.STOP_BROKER,
+    "KillHousekeeping": CallKind.KILL_HOUSEKEEPING,
     "EndLease": CallKind.END_LEASE,
 }
 
@@ -356,6 +392,8 @@ def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
+    if fact.order == "RequeueJob":
+        return replace(snapshot, requeued=frozenset())  # those that were are known by their successors
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)
@@ -367,11 +405,8 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
 
 def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
     again_s = snapshot.now_s + policy.relist_s
-    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
-    if fact.launch is None or node is None:
+    if fact.launch is None:
         return snapshot
-    if sightings.waits_for(node, CallKind.DESTROY) and node.tries == 0:
-        snapshot = measured.with_stop(snapshot, node)
     return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
 
 

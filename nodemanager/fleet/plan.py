@@ -21,6 +21,7 @@ from nodemanager.fleet import division, hardware, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
+from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
@@ -43,13 +44,14 @@ from nodemanager.orders import (
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     SweepCloud,
 )
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
-Action = BootNode | NodeAction | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         return made
     # Jobs are served by the types that act alone; what would be done with all of them is another plan.
     said = _decided(snapshot, policy.unobserved).actions
+    begun = [it for it in made.actions if type_of(it, snapshot) in policy.observed]
     return replace(
-        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in made.actions)
+        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in begun)
     )
 
 
@@ -118,7 +121,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *boots),
+        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
@@ -186,6 +189,8 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    if snapshot.differs is not None:
+        return snapshot.differs
     if (safe := safe_mode(snapshot, policy)) is not None:
         return safe
     paused = snapshot.steering.paused

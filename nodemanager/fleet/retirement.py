@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodemanager.fleet import billing
+from nodemanager.fleet.fitness import hung_s
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node
@@ -18,6 +19,11 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
         return because("ticket_replayed")
     if node.misfit is not None:
         return node.misfit
+    if node.state is NodeState.BOOTING and node.reclaimed is not None:
+        return because("reclaimed", detail=node.reclaimed)
+    hangs_s = hung_s(node, now_s)
+    if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.rejoin_timeout_s:
+        return because("hangs", hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s)
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
         return because("join_failed", detail=node.phase_detail)
     waited_s = now_s - node.requested_s

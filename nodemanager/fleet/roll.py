@@ -47,8 +47,12 @@ def at_rest(node: Node) -> bool:
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
+        and not (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
+        and node.reclaimed is None
+        and not node.housekeeping_kills
+        and not node.left_s
+        and not (node.cloud is not None and node.cloud.impaired)
         and node.misfit is None
-        and not (node.rank is not None and node.rank.torpid)
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
     )
 

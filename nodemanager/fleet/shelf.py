@@ -240,12 +240,12 @@ class Shelf:
         slots = slots_per_piece(shape)
         return of.cores >= slots * shape.cores_per_slot and of.gpus >= slots * shape.gpus_per_slot
 
-    def _take(self, packed: Packed, first: int, sources: Sequence[Stack | int]) -> None:
+    def _take(self, packed: Packed, first: int, sources: list[Stack | int]) -> None:
         for load in packed.loads:
             source = sources[load.lot]
             pieces = tuple((first + item, count) for item, count in load.pieces)
             if isinstance(source, Stack):
-                self._put_on_top(source, load, pieces)
+                sources[load.lot] = self._put_on_top(source, load, pieces)  # the next load lies on the others
                 continue
             offer = self.offers[source]
             self.left[source] -= load.nodes
@@ -263,14 +263,12 @@ class Shelf:
         asked = (self.zones.get(self.works[number].shape) for number, _ in pieces)
         return next((zone for zone in asked if zone is not None), offer.zones[0])
 
-    def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> None:
-        """On so many of the nodes of a stack, which becomes two where it is not all of them."""
+    def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> Stack:
+        """On so many of the nodes of a stack, which becomes two where it is not all of them. Gives the others."""
         place = self.stacks.index(stack)
-        below = replace(stack, nodes=load.nodes)
-        rest = stack.nodes - load.nodes
-        self.stacks[place : place + 1] = [self._loaded(below, pieces)]
-        if rest:
-            self.stacks.insert(place + 1, replace(stack, nodes=rest))
+        below, rest = replace(stack, nodes=load.nodes), replace(stack, nodes=stack.nodes - load.nodes)
+        self.stacks[place : place + 1] = [self._loaded(below, pieces), *([rest] if rest.nodes else [])]
+        return rest
 
     def _loaded(self, stack: Stack, pieces: tuple[tuple[int, int], ...]) -> Stack:
         cores, gpus, memory_bytes = stack.cores, stack.gpus, stack.memory_bytes

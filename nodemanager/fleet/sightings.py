@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nodemanager.facts import (
     CloudCallFailed,
@@ -14,7 +14,8 @@ from nodemanager.facts import (
     OrderLapsed,
     RanksSeen,
 )
-from nodemanager.fleet import measured, refusals, safe_mode
+from nodemanager.fleet import instance, measured, refusals, safe_mode
+from nodemanager.fleet.fitness import FLAPS
 from nodemanager.fleet.ground import DRAIN_MARK, ground_of, trodden
 from nodemanager.fleet.lifecycle import Event, allows, move
 from nodemanager.fleet.pairing import pair
@@ -87,18 +88,20 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
+    same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
+    if not same_hosts:
+        snapshot = _where_they_stand(snapshot, fact.ranks)
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
     if changes:
-        hosts = {after.host if after is not None else None for _, after in changes}
-        same_hosts = hosts == {before.host if before is not None else None for before, _ in changes}
         known = ground_of(snapshot.ranks, snapshot.ground, policy)
         snapshot = replace(
             snapshot,
             ranks=ranks,
             rank_of_slot=snapshot.rank_of_slot if same_hosts else {rank.host: rank.rank for rank in fact.ranks},
             ground=trodden(known, ranks, changes, policy),
+            differs=snapshot.differs if _same_size(changes) else instance.difference(fact.ranks, policy),
             changed_s=snapshot.now_s,
             unsettled_s=unsettled_s(snapshot),
         )
@@ -111,6 +114,17 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s),
     )
+
+
+def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
+    """A slot's rank is where its name is found: where Flux gives out the ranks, nodes learn theirs as they join."""
+    of_slot = roll_of(snapshot).of_slot
+    moved = {
+        id_: replace(node, launch=replace(node.launch, rank=rank.rank))
+        for rank in ranks
+        if (id_ := of_slot.get(rank.host)) is not None and (node := snapshot.nodes[id_]).launch.rank != rank.rank
+    }
+    return with_nodes(snapshot, moved)
 
 
 def _changes(
@@ -166,6 +180,15 @@ def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
             return not rank.online  # it waits for its rank, which is away as before
 
 
+def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
+    """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
+
+    def size(rank: FluxRank | None) -> object:
+        return (rank.host, rank.type_name, rank.cores, rank.gpus) if rank is not None else None
+
+    return all(size(before) == size(after) for before, after in changes)
+
+
 def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
     seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
@@ -178,7 +201,7 @@ def _is_old(source: Source, started_s: float) -> bool:
 
 
 def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
-    was_busy = node.state is NodeState.BUSY
+    was_busy, was = node.state is NodeState.BUSY, node.rank
     node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
     if was_busy and node.state is NodeState.IDLE:
         node = replace(node, idle_since_s=snapshot.now_s)
@@ -188,7 +211,22 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
-    return _count_idleness(node, rank, snapshot)
+    return _count_idleness(_condition(node, was, rank, snapshot), rank, snapshot)
+
+
+def _condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
+    """Since when its broker hangs, and since when a job's housekeeping runs there; an end of ours is remembered."""
+    hangs = rank.online and rank.torpid
+    if hangs != (node.torpid_s is not None):
+        node = replace(node, torpid_s=snapshot.now_s if hangs else None)
+    since_at = rank.housekeeping_since_at
+    if since_at is None:
+        ended = node.housekeeping_s is not None and not node.housekeeping_kills
+        return replace(node, housekeeping_s=None) if ended else node
+    same = was is not None and was.housekeeping_since_at == since_at
+    if node.housekeeping_s is not None and (same or node.housekeeping_kills):
+        return node
+    return replace(node, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
 
 
 def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
@@ -204,7 +242,15 @@ def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
         if allows(node, event):
             node = move(node, event, snapshot.now_s)
+            if event is Event.LEFT and not _first_look(snapshot):
+                node = replace(node, left_s=(*node.left_s, snapshot.now_s)[-FLAPS:])
     return node
+
+
+def _first_look(snapshot: Snapshot) -> bool:
+    """Whether it is the first since the claim: where rank 0 was away, so were all nodes."""
+    looked_s, claimed_s = snapshot.flux.seen_s, snapshot.claim.seen_s
+    return looked_s is None or (claimed_s is not None and looked_s < claimed_s)
 
 
 def _let_go(node: Node, now_s: float) -> Node:
@@ -249,6 +295,8 @@ def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
+    if fact.rank.host != node.launch.slot:
+        return call_failed(node, fact.started_s)  # another came online as the rank that was its own till then
     node = answered(node, CallKind.DRAIN)
     if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
@@ -303,7 +351,12 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
             snapshot = refusals.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
     return replace(
-        with_nodes(refusals.boots_ended(snapshot.nodes, nodes, snapshot, policy), nodes),
+        with_nodes(
+            refusals.boots_ended(
+                snapshot.nodes, nodes, measured.with_stops(snapshot, nodes, fact.started_s), policy
+            ),
+            nodes,
+        ),
         strays={
             cloud.provider_id: replace(
                 snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud

@@ -73,6 +73,11 @@ class Node:
     retired_s: float | None = None  # when it was decided to let it go
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
+    reclaimed: str | None = None  # the provider is about to take it back; its words
+    torpid_s: float | None = None  # since when its broker was seen connected and not answering
+    housekeeping_s: float | None = None  # since when the housekeeping runs there that runs, or that we killed
+    housekeeping_kills: int = 0  # how often that was told to end
+    left_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
     replayed: bool = False  # its ticket was shown again, by another
     hardware: Hardware | None = None  # as it was measured when it joined
     misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
@@ -183,6 +188,7 @@ class Snapshot:
     cloud: Source = Source()
 
     jobs: Mapping[JobId, Job] = field(default_factory=_empty)
+    requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     newest_job_s: float | None = None  # when a job last became known
@@ -198,6 +204,7 @@ class Snapshot:
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
+    differs: Reason | None = None  # how the instance is not the one that the site describes
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
     # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
     # come to promise since this process began.
@@ -228,7 +235,7 @@ class Snapshot:
     bookkeeper: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
-    # its end's being taken by the provider. A restart begins anew.
+    # the list that shows it gone. A restart begins anew.
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.fleet import hardware, measured, retirement, steering
+from nodemanager.fleet.fitness import hung_s, unfit
+from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
@@ -19,13 +21,22 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KillHousekeeping,
     RecordLaunches,
     StopBroker,
     UndrainNode,
 )
 
 NodeAction = (
-    RecordLaunches | CreateNode | DrainNode | CordonNode | UndrainNode | StopBroker | DestroyNode | EndLease
+    RecordLaunches
+    | CreateNode
+    | DrainNode
+    | CordonNode
+    | UndrainNode
+    | StopBroker
+    | KillHousekeeping
+    | DestroyNode
+    | EndLease
 )
 
 BUSY = because("busy")
@@ -133,16 +144,23 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 def _idle(node: Node, outlook: Outlook) -> Step:
     policy = outlook.policy
+    if _carries_the_drain_of_another(node):
+        reason = because("drained_for_another")
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     given_up = retirement.overdue(node, policy, outlook.now_s)
     if given_up is not None and not _held(node):
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, given_up)
+    if (why := unfit(node, policy, outlook.now_s)) is not None and not _held(node):
+        outlook.live -= 1
+        outlook.usable -= 1
+        return _drain(node, why)
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
     surplus = outlook.usable - policy.nodes_min
-    if outlook.overspent is not None and _confirmed(node, policy):
+    if outlook.overspent is not None and not _held(node):  # at once: nothing more is to begin there
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, outlook.overspent)
@@ -168,6 +186,13 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     return _drain(node, reason)
 
 
+def _carries_the_drain_of_another(node: Node) -> bool:
+    """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
+    reason = node.rank.drain_reason if node.rank is not None else None
+    # Behind the launch there may stand a note of why.
+    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] != drain_text(node.id)
+
+
 def _confirmed(node: Node, policy: Policy) -> bool:
     return node.idle_looks >= policy.idle_confirmations and not _held(node)
 
@@ -177,6 +202,10 @@ def _held(node: Node) -> bool:
 
 
 def _busy(node: Node, outlook: Outlook) -> Step:
+    if (why := unfit(node, outlook.policy, outlook.now_s)) is not None:
+        return _busy_and_unfit(node, why)
+    if (hangs_s := hung_s(node, outlook.now_s)) is not None:
+        return Step(because("hangs_at_work", node=node.launch.slot, hangs_s=hangs_s))
     if node.misfit is not None:
         # No more work; what runs there runs to its end.
         text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
@@ -193,16 +222,27 @@ def _busy(node: Node, outlook: Outlook) -> Step:
     return Step(BUSY)
 
 
+def _busy_and_unfit(node: Node, why: Reason) -> Step:
+    """It takes no more jobs; what runs there goes on, but for a housekeeping that lasts too long."""
+    rank = node.rank
+    if rank is None or rank.drain_reason is None:
+        return Step(why, CordonNode(node.id, node.launch.rank, drain_text(node.id), why))
+    if why.code == "housekeeping_stuck" and rank.housekeeping_since_at is not None:
+        return Step(why, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, why))
+    return Step(why)
+
+
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    if wanted is not None and node.misfit is None and not (outlook.policy.destroy_on_replay and node.replayed):
+    fit = unfit(node, outlook.policy, outlook.now_s) is None and node.misfit is None
+    if wanted is not None and fit and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain(node, node.retiring or because("drain_unanswered"))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, outlook)
-    if obstacle.code == "job_slipped_in" and node.rank.online and node.misfit is None:
+    if obstacle.code == "job_slipped_in" and node.rank.online and fit:
         return _reprieve(node, outlook, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained"):
         return _drain(node, node.retiring or obstacle)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
+from nodemanager.fleet.fitness import unfit
 from nodemanager.fleet.ground import Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
@@ -57,18 +58,19 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
     for rank in ground_of(snapshot.ranks, snapshot.ground, policy).open.values():
         owner = roll.of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
-        if node is None or _takes_jobs(node, snapshot, all_go):
+        if node is None or _takes_jobs(node, snapshot, policy, all_go):
             bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
         leaves = node.state is NodeState.DRAINING and not all_go and not snapshot.steered(node)
-        if node_type is not None and leaves and _may_be_kept(node):
+        if node_type is not None and leaves and _may_be_kept(node) and not _is_unfit(node, snapshot, policy):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
-def _takes_jobs(node: Node, snapshot: Snapshot, all_go: bool) -> bool:
-    return node.state in USABLE and not all_go and not snapshot.steered(node)
+def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
+    goes = all_go or snapshot.steered(node) or _is_unfit(node, snapshot, policy)
+    return node.state in USABLE and not goes
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -136,6 +138,10 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
     return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
 
 
+def _is_unfit(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    return unfit(node, policy, snapshot.now_s) is not None
+
+
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
     return rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
@@ -183,6 +189,8 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
 
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    if _is_unfit(node, snapshot, policy):
+        return False
     if node.state in COMING:
         return overdue(node, policy, snapshot.now_s) is None
     return node.state is NodeState.IDLE and node.rank is not None and _just_up(node, node.rank, snapshot, policy)

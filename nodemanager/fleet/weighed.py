@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
+from nodemanager.fleet.fitness import alarms
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.obstacles import memory_bytes, pieces_on
 from nodemanager.fleet.policy import Policy
@@ -78,7 +79,8 @@ def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdic
     """
     there = roll_of(snapshot).types
     bought = {purchase.node_type.name for purchase in found.purchases}
-    told = [why for why in layout.market.blocked.values() if why.code == "breaker_open"]
+    told = list(alarms(snapshot, policy))
+    told += [why for why in layout.market.blocked.values() if why.code == "breaker_open"]
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (there.get(node_type.name) or node_type.name in bought):
             continue

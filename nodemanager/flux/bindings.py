@@ -15,7 +15,7 @@ import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -198,13 +198,31 @@ def ask(handle: Handle, topic: str, payload: object = None, *, rank: int = LEADE
 
 
 def ask_texts(handle: Handle, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
-    """Send one RPC to each rank, all together; what those answer that do, as it is and not as JSON."""
+    """As :func:`ask_each`, of an RPC without a payload; the answers as they are, and not as JSON."""
+    return _each(handle, topic, None, ranks, lambda future: str(future.get_str()), timeout_s)
+
+
+def ask_each(
+    handle: Handle, topic: str, payload: object, ranks: Iterable[int], *, timeout_s: float
+) -> dict[int, Any]:
+    """Send one RPC to each rank, all together; the answers of those that give one."""
+    return _each(handle, topic, payload, ranks, lambda future: future.get(), timeout_s)
+
+
+def _each(
+    handle: Handle,
+    topic: str,
+    payload: object,
+    ranks: Iterable[int],
+    read: Callable[[Future], Any],
+    timeout_s: float,
+) -> dict[int, Any]:
     with ExitStack() as futures:
-        sent = {rank: futures.enter_context(handle.rpc(topic, None, rank)) for rank in ranks}
-        answers: dict[int, str] = {}
+        sent = {rank: futures.enter_context(handle.rpc(topic, payload, rank)) for rank in ranks}
+        answers: dict[int, Any] = {}
         for rank, future in sent.items():
             with suppress(CallFailed), named(_at(topic, rank)):
-                answers[rank] = str(future.wait_for(timeout_s).get_str())
+                answers[rank] = read(future.wait_for(timeout_s))
         return answers
 
 

@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodemanager.config import Site, uuid_file
+from nodemanager.config import Join, Site, uuid_file
 from nodemanager.flux_config import ConfigFile, FluxConfigError, hosts_of
 from nodemanager.model import NodeType, SlotName
 from nodemanager.notation import compress_hostlist, format_idset
@@ -99,13 +99,24 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nes
 def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
     """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
     return (
-        *_broker_command(flux, output, site.flux.head_host),
+        *(_flub_head if site.flux.join is Join.FLUB else _table_head)(site, output, flux),
         "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
         "-Sbroker.quorum=1",  # run without a single node
         f"-Sstatedir={output / 'state'}",
         f"-Srundir={output / 'run'}",
         f"-Slocal-uri={_uri(output)}",
     )
+
+
+def _table_head(site: Site, output: Path, flux: str) -> list[str]:
+    return _broker_command(flux, output, site.flux.head_host)
+
+
+def _flub_head(site: Site, output: Path, flux: str) -> list[str]:
+    """Rank 0, with a rank for each slot; in a flat tree, for a node must reach the parent that it is told of."""
+    size = 1 + len(site.slots)
+    place = [f"--config-path={output / 'conf.d'}", f"-Shostname={site.flux.head_host}"]
+    return [flux, "broker", *place, "-Stbon.topo=kary:0", f"-Ssize={size}"]
 
 
 def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
@@ -212,15 +223,12 @@ def flux_toml(site: Site, certificate: Path) -> str:
         f"    {{ host = {_toml(head)}, bind = {_toml(bind)}, connect = {_toml(connect)} }},",
         *(f"    {{ host = {_toml(compress_hostlist(node.slots))} }}," for node in site.node_types),
     ]
+    table = ["[bootstrap]", f"curve_cert = {_toml(str(certificate))}", "hosts = [", *hosts, "]", ""]
     lines = [
         f"# Cluster {site.cluster}, written by flux-node-manager init.",
         "",
-        "[bootstrap]",
-        f"curve_cert = {_toml(str(certificate))}",
-        "hosts = [",
-        *hosts,
-        "]",
-        "",
+        # By FLUB brokers find each other by what rank 0 tells them, and a table would have them do otherwise.
+        *(table if site.flux.join is not Join.FLUB else []),
         "[resource]",
         "# A node's own name and cores are not those of its slot.",
         "noverify = true",
@@ -315,13 +323,36 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
 
     Raises :class:`BootstrapError` where there is no flux.
     """
+    if site.flux.join is Join.IMAGE:
+        return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
     flux = find_flux(flux_command)
+    flub = site.flux.join is Join.FLUB
+    broker = shlex.join(_flub_follower(site, slot, flux) if flub else follower_command(site, slot, flux))
     return _USER_DATA.format(
         slot=shlex.quote(slot),
         path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
-        broker=shlex.join(follower_command(site, slot, flux)),
+        prepare=_FLUB_PREPARE if flub else ":",
+        broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
     )
 
+
+def _flub_follower(site: Site, slot: SlotName, flux: str) -> list[str]:
+    """It is given its rank, and has the slot for its host name: by that it is known again (``flub``)."""
+    server = site.flux.boot_server or site.flux.uri
+    return [flux, "broker", f"-Sbroker.boot-server={server}", f"-Shostname={slot}", "-Stbon.topo=kary:0"]
+
+
+# Its first configuration is its own: one that does not say so drains itself, for its name is not the placeholder's.
+_FLUB_PREPARE = """printf '[resource]\\nnoverify = true\\n' >"$rundir/node.toml\""""
+
+# The image holds the configuration and the certificate; the slot is told as a host name, which no other node has.
+_IMAGE_USER_DATA = """\
+#!/bin/sh
+# Starts the Flux broker of a slot, as its image has it.
+SLOT={slot}
+export SLOT
+{start}
+"""
 
 # A broker ends when rank 0 goes away, and joins again when it is back. One whose leader died without a word
 # does not heed SIGTERM, so it gets five seconds. At any time the script has one child at most, $!.
@@ -358,6 +389,7 @@ trap leave TERM INT HUP
 delay=1
 while :; do
     started=$(date +%s)
+    {prepare}
     {broker} -Srundir="$rundir" </dev/null &
     wait "$!"
     status=$?

@@ -21,7 +21,8 @@ class RealFlux:
     ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``,
     whose conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be
     changed. ``status`` is what ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
-    ``measures``: whether ports find out what the machines of ranks really have.
+    ``measures``: whether ports find out what the machines of ranks really have. ``flub``: ranks are given out
+    by Flux.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class RealFlux:
         timeout_s: float = 5.0,
         status: Status = dict,
         measures: bool = False,
+        flub: bool = False,
     ) -> None:
         bindings.load()
         with suppress(FluxError), bindings.connection(uri):
@@ -46,6 +48,7 @@ class RealFlux:
         self._folder = folder
         self._node_types = tuple(node_types)
         self._measures = measures
+        self._flub = flub
         self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
@@ -58,6 +61,7 @@ class RealFlux:
             node_types=self._node_types,
             timeout_s=self._timeout_s,
             measures=self._measures,
+            flub=self._flub,
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:

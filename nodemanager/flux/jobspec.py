@@ -6,9 +6,9 @@ walked from the top, the last node, slot, core and gpu entry on the way count, w
 ``unheeded``: the job asks for them and no scheduler looks.
 
 What a job may say to us alone stands in ``attributes.system.node-manager``, as ``flux submit
---setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone`` puts it there: the memory of each slot, and
-that its nodes be made in one zone. Memory is read from the resources too, where an entry with a unit stands in the
-slot.
+--setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone`` puts it there: the memory of each slot, that
+its nodes be made in one zone, and (``requeue``) that it be submitted once more should its node be taken back by the
+provider. Memory is read from the resources too, where an entry with a unit stands in the slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from nodemanager.flux.constraint import read_constraint
 from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
 from nodemanager.model import Job, JobId, JobState, Shape, UnreadableJob
-from nodemanager.notation import NotationError, parse_bytes
+from nodemanager.notation import NotationError, parse_bytes, parse_job_id
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources: flux-core's own bound
@@ -29,6 +29,7 @@ DEPTH_MAX = 100  # of nested resources: flux-core's own bound
 WHY_MAX = 500  # characters: a user's jobspec is not to fill the log either
 
 TO_US = "node-manager"  # of attributes.system: what a job says to us alone
+REQUEUED_FROM = "requeued-from"  # of a job that we submitted once more: its first life's id
 _SYSTEM_READ = ("duration", "queue", "constraints", TO_US)  # of attributes.system
 
 # RFC 14 gives a resource a unit and leaves open which there are. "GB" is 10⁹ to some and 2³⁰ to others: the larger
@@ -72,6 +73,8 @@ def read_job(
             queue=text_at(system.get("queue", ""), "attributes.system.queue"),
             userid=userid,
             unheeded=tuple(sorted(resources.others | wish.unheeded)),
+            requeue=wish.requeue,
+            requeued_from=wish.requeued_from,
         )
     except ValueError as error:
         return UnreadableJob(job_id, str(error)[:WHY_MAX])
@@ -250,12 +253,17 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
+_WISHES = ("memory", "one-zone", "requeue", REQUEUED_FROM)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """What a job says to us alone. ``unheeded``: what of it no scheduler knows."""
 
     memory_bytes: int = 0  # of each slot
     one_zone: bool = False
+    requeue: bool = False
+    requeued_from: JobId | None = None
 
     @property
     def unheeded(self) -> set[str]:
@@ -266,15 +274,19 @@ def _read_wish(system: Mapping[str, Any]) -> _Wish:
     """A key that is not known is refused: one that is misspelt would be passed over without a word."""
     where = f"attributes.system.{TO_US}"
     wish = object_at(system.get(TO_US, {}), where)
-    unknown = next((key for key in wish if key not in ("memory", "one-zone")), None)
+    unknown = next((key for key in wish if key not in _WISHES), None)
     if unknown is not None:
-        raise ValueError(f'{where}: no key {shortened(repr(unknown))}; known are "memory" and "one-zone"')
+        raise ValueError(f"{where}: no key {shortened(repr(unknown))}; known are {', '.join(_WISHES)}")
     memory, one_zone = wish.get("memory", "0B"), wish.get("one-zone", 0)
     if not isinstance(memory, str):
         raise wrong(f"{where}.memory", 'the size of each slot, such as "16GiB"', memory)
     if one_zone not in (0, 1):
         raise wrong(f"{where}.one-zone", "1 (which is what --setattr gives it) or 0", one_zone)
+    if (requeue := wish.get("requeue", 0)) not in (0, 1):
+        raise wrong(f"{where}.requeue", "1 (which is what --setattr gives it) or 0", requeue)
+    former = text_at(wish.get(REQUEUED_FROM, ""), f"{where}.{REQUEUED_FROM}")
     try:
-        return _Wish(parse_bytes(memory), bool(one_zone))
+        former_id = JobId(parse_job_id(former)) if former else None
+        return _Wish(parse_bytes(memory), bool(one_zone), bool(requeue), former_id)
     except NotationError as error:
         raise ValueError(f"{where}.memory: {error}") from error

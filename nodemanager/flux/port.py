@@ -10,6 +10,7 @@ services, and of RFC 42 (``rexec``).
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_texts, close, connect
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
+from nodemanager.flux.flub import Names
 from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
+from nodemanager.flux.resubmission import again
+from nodemanager.flux.submission import submit
 from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
 from nodemanager.model import (
     NOTHING_SPENT,
@@ -36,11 +40,11 @@ from nodemanager.model import (
     Steering,
     TypeName,
 )
-from nodemanager.notation import parse_idset
-from nodemanager.ports import FluxError, NotTheActor
+from nodemanager.notation import format_job_id, parse_idset
+from nodemanager.ports import FluxError, NotRequeued, NotTheActor
 
 CLUSTER = f"{SERVICE}.cluster"
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get")
+_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
 _MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
 
@@ -58,6 +62,7 @@ class RealFluxPort:
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
         measures: bool = False,
+        flub: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -67,6 +72,7 @@ class RealFluxPort:
         self._folder = folder
         self._node_types = tuple(node_types)
         self._measures = measures
+        self._names = Names() if flub else None
         self._online: frozenset[Rank] = frozenset()
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
@@ -265,15 +271,25 @@ class RealFluxPort:
                 ) from failure
         try:
             self._take_in_ended_jobs()
-            resources, scheduler, overlay, config = (seen[topic] for topic in _LOOK)
+            resources, scheduler, overlay, config, stats = (seen[topic] for topic in _LOOK)
             division = division_in(config)
-            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division)
+            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
+        if self._names is not None:
+            ranks = self._named(ranks, self._names)
         self._online = frozenset(rank.rank for rank in ranks if rank.online)
         self._measured &= self._online
         return ranks
+
+    def _named(self, ranks: tuple[FluxRank, ...], names: Names) -> tuple[FluxRank, ...]:
+        with self._handle() as handle:
+            said = ask_each(
+                handle, "attr.get", {"name": "hostname"}, names.unknown(ranks), timeout_s=self._timeout_s
+            )
+        names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in said.items()})
+        return names.given(ranks)
 
     def measured(self) -> Mapping[Rank, Hardware]:
         unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []
@@ -394,6 +410,28 @@ class RealFluxPort:
             # Offline, or its exec service is shut already: it is leaving.
             elif failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:
                 raise
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self.must_act()
+        self._ask("job-manager.housekeeping-kill", {"signum": signal, "ranks": str(rank)})
+
+    def requeue(self, job: JobId) -> JobId:
+        self.must_act()
+        asked = {"id": int(job), "keys": ["J"], "flags": 0}
+        signed = self._ask("job-info.lookup", asked)["J"]
+        owner = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid"]})["job"]["userid"]
+        if owner != os.getuid():
+            raise NotRequeued(f"it is user {owner}'s, in whose name nothing can be submitted by us")
+        old = format_job_id(int(job))
+        try:
+            jobspec = again(signed, old)
+        except ValueError as fault:
+            raise NotRequeued(f"its signed jobspec cannot be read: {fault}") from fault
+        with self._handle() as handle:
+            new = JobId(submit(handle, jobspec, timeout_s=self._timeout_s))
+        memo = {"id": int(job), "volatile": False, "memo": {"requeued_as": format_job_id(new)}}
+        self._ask("job-manager.memo", memo)
+        return new
 
     def _disconnect(self, rank: Rank) -> None:
         """Have a broker that does not answer put out of the overlay by its parent."""

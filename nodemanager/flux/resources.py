@@ -28,6 +28,7 @@ def read_ranks(
     overlay_health: object,
     last_job_ended_at: Mapping[Rank, float],
     division: Mapping[SlotName, TypeName] | None = None,
+    job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
     """Every rank but the leader, in order, from the replies of three RPCs.
 
@@ -35,8 +36,11 @@ def read_ranks(
     and ``overlay_health`` answers ``overlay.health``, sent to rank 0. The last lists the leader's children in
     the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
     ``OFFLINE`` by what the resource module says. ``division``: the node type of each slot, where it is known.
+    ``job_manager_stats`` answers ``job-manager.stats-get``, for the housekeeping that runs; None: it was not asked.
     """
-    look = Look().next(resource_status, sched_resource_status, overlay_health, last_job_ended_at, division)
+    look = Look().next(
+        resource_status, sched_resource_status, overlay_health, last_job_ended_at, division, job_manager_stats
+    )
     return tuple(look.ranks.values())
 
 
@@ -167,6 +171,7 @@ class Look:
     _overlay: Mapping[Rank, Overlay] = field(default_factory=dict)
     _ended_at: Mapping[Rank, float] = field(default_factory=dict)
     _division: Mapping[SlotName, TypeName] = field(default_factory=dict)
+    _housekeeping: Mapping[Rank, float] = field(default_factory=dict)
 
     def next(
         self,
@@ -175,6 +180,7 @@ class Look:
         overlay_health: object,
         last_job_ended_at: Mapping[Rank, float],
         division: Mapping[SlotName, TypeName] | None = None,
+        job_manager_stats: object = None,
     ) -> Look:
         """The look after this one, from replies as :func:`read_ranks` takes them."""
         read = Look(
@@ -184,6 +190,7 @@ class Look:
             _read_overlay(overlay_health),
             dict(last_job_ended_at),
             division or {},
+            _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {},
         )
         changed = read._changed_since(self)
         usable = (read._seen.online & read._sched.up) - read._seen.drains.keys() - read._seen.torpid
@@ -209,6 +216,7 @@ class Look:
             | _differing(self._sched.allocated, before._sched.allocated)
             | _differing(self._overlay, before._overlay)
             | _differing(self._ended_at, before._ended_at)
+            | _differing(self._housekeeping, before._housekeeping)
         )
 
     def _rank(self, rank: Rank, usable: bool) -> FluxRank:
@@ -232,6 +240,7 @@ class Look:
             overlay=self._overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
             type_name=self._division.get(seen.hosts[rank]),
             last_job_ended_at=self._ended_at.get(rank),
+            housekeeping_since_at=self._housekeeping.get(rank),
         )
 
 
@@ -271,6 +280,20 @@ def _read_sched_status(reply: object) -> _SchedStatus:
     status = object_at(reply, where)
     known, allocated, down = (_read_r(status.get(key), f"{where}.{key}") for key in ("all", "allocated", "down"))
     return _SchedStatus(allocated, known.keys() - down.keys())
+
+
+def _read_housekeeping(reply: object) -> dict[Rank, float]:
+    """Since when the oldest housekeeping of each rank runs, by ``t_start`` and ``pending`` of its runs."""
+    where = "job-manager.stats-get.housekeeping.running"
+    housekeeping = object_at(reply, "job-manager.stats-get").get("housekeeping")
+    running = object_at(object_at(housekeeping, "job-manager.stats-get.housekeeping").get("running"), where)
+    since: dict[Rank, float] = {}
+    for job, entry in running.items():
+        fields = object_at(entry, f"{where}.{job}")
+        started_at = seconds_at(fields.get("t_start"), f"{where}.{job}.t_start")
+        for rank in _ranks(fields.get("pending"), f"{where}.{job}.pending"):
+            since[rank] = min(started_at, since.get(rank, started_at))
+    return since
 
 
 def _read_overlay(reply: object) -> dict[Rank, Overlay]:

@@ -40,6 +40,9 @@ STEP_MAX_S = 1.0
 SHELL_EMPTY_MAX_S = 300.0  # a job's shell without a task for so long has none any more, and waits for a dead rank 0
 TAIL_MAX_BYTES = 1500
 REPORTS_MAX = 20
+NOTICE_EVERY_S = 5.0  # how often the provider is asked whether it takes this node back; EC2 gives two minutes
+NOTICE_TIMEOUT_S = 1.0
+METADATA = "http://169.254.169.254"
 HOSTS_BEGIN = "# flux-node-join: begin"
 HOSTS_END = "# flux-node-join: end"
 
@@ -81,6 +84,8 @@ class Settings:
         self.flux = values.get("FLUX") or "flux"
         self.user = values.get("USER") or ""
         self.systemd = values.get("SYSTEMD") == "yes"
+        self.notice = values.get("NOTICE") or ""  # whose metadata tell that this node is taken back; "" is nobody's
+        self.metadata = values.get("METADATA") or METADATA
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
@@ -116,6 +121,8 @@ class Joining:
         self.given: Dict[str, Any] = {}  # what a broker may be started with; {} until it was asked for anew
         self.running_with = ""  # the digest of what the running broker was started with
         self.hosts_digest = ""
+        self.notice_due_s = now_s
+        self.reclaimed = ""  # the provider is about to take this node back; its words
         self.cannot = ""  # why this machine will never join
         # First of all what this machine really has: the manager compares it with what the slot declares.
         measured = machine.measured()
@@ -129,6 +136,7 @@ class Joining:
         if self._is_over(now_s):
             self._end()
             return None
+        self._look_for_notice(now_s)
         if now_s >= self.call_due_s:
             self._call(now_s)
         if self._may_start(self.machine.now_s()):
@@ -299,6 +307,15 @@ class Joining:
         self.machine.stop_broker()
         self._ended(self.machine.now_s())
 
+    def _look_for_notice(self, now_s: float) -> None:
+        """A spot node is told a little before it is taken back: the manager must know while there is time."""
+        if self.reclaimed or now_s < self.notice_due_s:
+            return
+        self.notice_due_s = now_s + NOTICE_EVERY_S
+        self.reclaimed = self.machine.reclaim_notice()
+        if self.reclaimed:
+            self._report("reclaimed", self.reclaimed)
+
     # --- the end ---
 
     def _is_over(self, now_s: float) -> bool:
@@ -335,6 +352,7 @@ class Machine:
         self.rundir = ""
         self.shells_empty_s: Optional[float] = None  # since when no job has had a process but its shell
         self.first_address = 0
+        self.metadata_token = ""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -404,6 +422,58 @@ class Machine:
             self.first_address = chosen
             return answer
         raise Unreachable("; ".join(faults))
+
+    def reclaim_notice(self) -> str:
+        """What the provider says of taking this node back; "" if it does not, or cannot be asked."""
+        ask = {"ec2": self.ec2_notice, "gce": self.gce_notice, "azure": self.azure_notice}.get(self.settings.notice)
+        try:
+            return ask() if ask is not None else ""
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            return ""
+
+    def ec2_notice(self) -> str:
+        """By IMDSv2. There is no such document (404) until the node is to be taken back."""
+        if not self.metadata_token:
+            life = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+            self.metadata_token = self.metadata("PUT", "/latest/api/token", life)[1]
+        token = {"X-aws-ec2-metadata-token": self.metadata_token}
+        status, text = self.metadata("GET", "/latest/meta-data/spot/instance-action", token)
+        if status == 401:
+            self.metadata_token = ""  # it has expired
+        if status != 200:
+            return ""
+        action = json.loads(text)
+        return "{} at {}".format(action["action"], action["time"])
+
+    def gce_notice(self) -> str:
+        flavor = {"Metadata-Flavor": "Google"}
+        status, text = self.metadata("GET", "/computeMetadata/v1/instance/preempted", flavor)
+        return "preempted" if status == 200 and text.strip() == "TRUE" else ""
+
+    def azure_notice(self) -> str:
+        """Scheduled events are those of all machines of a set: what counts is that ours is named."""
+        asked = {"Metadata": "true"}
+        status, text = self.metadata("GET", "/metadata/scheduledevents?api-version=2020-07-01", asked)
+        if status != 200:
+            return ""
+        events = [it for it in json.loads(text)["Events"] if it["EventType"] in ("Preempt", "Terminate")]
+        if not events:
+            return ""
+        path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+        name = self.metadata("GET", path, asked)[1].strip()
+        mine = [it for it in events if name in it["Resources"]]
+        return "{} not before {}".format(mine[0]["EventType"], mine[0].get("NotBefore") or "now") if mine else ""
+
+    def metadata(self, method: str, path: str, headers: Dict[str, str]) -> Tuple[int, str]:
+        """Ask the provider's metadata service, past every proxy."""
+        host = self.settings.metadata.split("//", 1)[-1]
+        service = http.client.HTTPConnection(host, timeout=NOTICE_TIMEOUT_S)
+        try:
+            service.request(method, path, headers=headers)
+            answer = service.getresponse()
+            return answer.status, answer.read(ANSWER_MAX_BYTES).decode("utf-8")
+        finally:
+            service.close()
 
     # --- the broker ---
 

@@ -17,6 +17,10 @@ from nodemanager.model import LaunchId
 SIZE_MAX_BYTES = 4096
 
 
+# Providers whose metadata service tells a spot node that it is about to be taken back.
+NOTICES = {Provider.EC2: "ec2", Provider.GCE: "gce", Provider.AZURE: "azure"}
+
+
 class UserDataError(Exception):
     """No node can be made to join as the site is; the text says why."""
 
@@ -69,6 +73,7 @@ def _values(site: Site, pin: str) -> dict[str, str]:
         "FLUX": flux,
         "USER": site.join.node_user,
         "SYSTEMD": "yes" if site.join.systemd else "no",
+        "NOTICE": NOTICES.get(site.cloud.provider, ""),
     }
 
 

@@ -62,7 +62,7 @@ class Advice:
     def of(self, publications: Sequence[Published]) -> Advised | None:
         for it in publications:
             if it.acts and not it.policy.observed:
-                self._last = None
+                self._forget()
                 continue
             if self._last is not None:
                 self._charge(self._last, it)
@@ -70,6 +70,12 @@ class Advice:
             self._heed(it)
             self._last = it
         return self._told(publications[-1].snapshot)
+
+    def _forget(self) -> None:
+        self._last = None
+        self._away = frozenset()
+        self._bought = Counter()
+        self._ordered = {}
 
     def _told(self, snapshot: Snapshot) -> Advised | None:
         if not self._waits and self._span_s < TOLD_EVERY_S:

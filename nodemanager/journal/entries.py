@@ -43,7 +43,7 @@ NOTHING: Mapping[str, Figure] = {}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that happened. ``subject``: a launch, a job's id, a type, or "" for the service as a whole.
+    """One thing that happened. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
 
     ``kind``: decided, would (in ``observe`` mode), node (``what``: its new state), because (the reason of a node or
     job is another), job, failed (a call), operator, standstill, alarm. ``figures`` are as they are at the edge.
@@ -179,8 +179,13 @@ def _end_figures(launch: Launch) -> Mapping[str, Figure]:
     return {"slot": launch.slot, "requested_at": launch.requested_at}
 
 
+def type_subject(name: str) -> str:
+    """By what a node type is found again: a slot may have its name. No launch and no slot has a space."""
+    return f"type {name}"
+
+
 def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
-    """Why a node, and why a job, is left or treated as it is: whenever that has become another reason."""
+    """Why a node, or a type, is left or treated as it is: whenever that has become another reason."""
     if now.plan.stands_still is not None:
         return
     before = last.plan if last is not None else None
@@ -192,6 +197,11 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
         if node is not None:
             figures, node_type = edge.figures(reason), node.launch.type_name
             yield Entry(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
+    for name, reason in now.plan.types.items():
+        said = before.types.get(name) if before is not None else None
+        if said is None or said.code != reason.code:
+            figures = edge.figures(reason)
+            yield Entry(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
 
 
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:

@@ -441,6 +441,14 @@ class SimulatedFlux:
         with self._world.lock:
             return self._ranks.overlay_health()
 
+    def job_manager_stats(self) -> Mapping[str, object]:
+        with self._world.lock:
+            return {"housekeeping": self._jobs.housekeepers.stats()}
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        with self._world.lock:
+            self._jobs.housekeepers.kill(self._known(rank), signal)
+
     def last_job_ended_at(self) -> Mapping[Rank, float]:
         with self._world.lock:
             return dict(self._jobs.last_ended_at)

@@ -20,7 +20,7 @@ from nodemanager.model import (
     Steering,
     TypeName,
 )
-from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.ports import FluxError, NotRequeued, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class SimulatedFluxPort:
             flux.overlay_health(),
             flux.last_job_ended_at(),
             flux.division,
+            flux.job_manager_stats(),
         )
 
     def drain(self, rank: Rank, reason: str) -> None:
@@ -157,6 +158,12 @@ class SimulatedFluxPort:
 
     def stop_broker(self, rank: Rank) -> None:
         self._change(lambda: self._flux.stop_broker(rank))
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self._change(lambda: self._flux.kill_housekeeping(rank, signal))
+
+    def requeue(self, job: JobId) -> JobId:
+        raise NotRequeued(f"job {job}: the simulated instance knows no dependency that a failure fulfils")
 
     # --- the division of the slots ---
 

@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodemanager.model import JobId, Rank
+from nodemanager.notation import format_idset
+from nodemanager.simulation.jobid import format_f58
 from nodemanager.simulation.rv1 import Grant
 from nodemanager.simulation.world import Scheduled, World
+
+_SIGKILL = 9
 
 Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on those named
 
@@ -19,6 +23,8 @@ Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on thos
 class _Holding:
     grant: Grant
     end: Scheduled
+    started_at: float
+    ignores: frozenset[int]  # signals
 
 
 class Housekeepers:
@@ -27,6 +33,7 @@ class Housekeepers:
     def __init__(self, world: World, connected: Callable[[int], bool], free: Callable[[Grant], None]) -> None:
         # False: a job's ranks are freed together, when the last is done (no ``release-after``).
         self.partial_release = True
+        self.ignores: frozenset[int] = frozenset()  # the signals that one begun from now on does not end by
         self._world = world
         self._connected = connected
         self._free = free
@@ -53,13 +60,34 @@ class Housekeepers:
                 holdings[rank].end.cancel()
                 self._end(job_id, rank)
 
+    def kill(self, rank: int, signal: int) -> None:
+        """Have what runs on a rank ended by a signal: SIGTERM may be ignored, SIGKILL (9) is not."""
+        for job_id, holdings in tuple(self._holdings.items()):
+            holding = holdings.get(rank)
+            if holding is not None and (signal == _SIGKILL or signal not in holding.ignores):
+                holding.end.cancel()
+                self._end(job_id, rank)
+
+    def stats(self) -> Mapping[str, object]:
+        """As ``job-manager.stats-get`` shows it under ``housekeeping``."""
+        running = {
+            format_f58(job_id): {
+                "t_start": min(holding.started_at for holding in holdings.values()),
+                "pending": format_idset(holdings),
+                "allocated": format_idset(holdings),
+            }
+            for job_id, holdings in self._holdings.items()
+        }
+        return {"running": running, "config": {}}
+
     def holders(self) -> Iterator[tuple[JobId, Grant]]:
         for job_id, holdings in self._holdings.items():
             for holding in holdings.values():
                 yield job_id, holding.grant
 
     def _hold(self, job_id: JobId, grant: Grant, lasts_s: float) -> _Holding:
-        return _Holding(grant, self._world.after(lasts_s, lambda: self._end(job_id, grant.rank)))
+        end = self._world.after(lasts_s, lambda: self._end(job_id, grant.rank))
+        return _Holding(grant, end, self._world.wall_at(), self.ignores)
 
     def _end(self, job_id: JobId, rank: int) -> None:
         holdings = self._holdings[job_id]

@@ -241,6 +241,9 @@ class SimulatedMachine:
     broker: bool = False
     life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
 
+    def reclaim_notice(self) -> str:
+        return ""
+
     # --- its client's life ---
 
     def start(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from nodemanager.actors.manager import Published
 from nodemanager.fleet import measured
 from nodemanager.fleet.snapshot import Node
+from nodemanager.journal.entries import type_subject
 from nodemanager.journal.reader import JournalReader
 from nodemanager.model import JobId, LaunchId, NodeType, TypeName, because
 from nodemanager.notation import NotationError, format_job_id, parse_job_id
@@ -149,20 +150,27 @@ def _offer(found: NodeType) -> dict[str, Any]:
 
 def in_the_past(journal: JournalReader, kind: str, name: str, at: float) -> Document:
     """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``."""
-    subject = str(int(_job_id(name))) if kind == "job" else name
+    subject = _subject_of(kind, name)
     said = journal.standing_at(subject, at)
     if said is None and kind == "node" and (launch := journal.launch_of(name, at)) is not None:
         subject, said = launch, journal.standing_at(launch, at)
     if said is None:
         raise Unknown(f"the journal says nothing of {kind} {name} before that time")
     return {
-        "subject": format_job_id(int(subject)) if kind == "job" else subject,
+        "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
         "said_at": said["at"],
         "what": said["what"],
         "reason": as_document(said["code"], said["figures"]),
         "history": [_line(entry) for entry in journal.entries(subject=subject, limit=HISTORY_SHOWN)],
     }
+
+
+def _subject_of(kind: str, name: str) -> str:
+    """As the journal has it."""
+    if kind == "job":
+        return str(int(_job_id(name)))
+    return type_subject(name) if kind == "type" else name
 
 
 def _line(entry: Document) -> Document:

@@ -152,11 +152,13 @@ def waiting(made: Plan) -> dict[str, int]:
 def nodes_wanted(published: Published) -> dict[str, int]:
     """How many nodes of each type the plan wants to stand: those it leaves, those that come, those it buys."""
     wanted: dict[str, int] = {node_type.name: 0 for node_type in published.policy.node_types}
-    going = {action.launch for action in published.plan.actions if isinstance(action, DrainNode)}
+    # Of a type that is only observed, somebody else may do what is only said.
+    actions = (*published.plan.actions, *published.plan.would)
+    going = {action.launch for action in actions if isinstance(action, DrainNode)}
     for node in published.snapshot.nodes.values():
         if node.state in STANDING and node.id not in going:
             wanted[node.launch.type_name] = wanted.get(node.launch.type_name, 0) + 1
-    for action in published.plan.actions:
+    for action in actions:
         # What was bought by this plan stands among the nodes already where the manager acts.
         if isinstance(action, BootNode) and action.launch.id not in published.snapshot.nodes:
             wanted[action.launch.type_name] = wanted.get(action.launch.type_name, 0) + 1

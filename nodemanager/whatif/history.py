@@ -1,4 +1,4 @@
-"""A site's own history: what ``flux jobs -a --json`` prints, or Flux's job-list service answers.
+"""A site's own history: what ``flux jobs -a --json`` prints, or the job-list service of a running instance answers.
 
 Each job has ``t_submit``, ``ntasks`` and ``ncores``, one that ran ``t_run`` and ``t_cleanup`` (or ``runtime``);
 ``duration`` 0 is unlimited. What else was asked for (nodes whole, constraints, GPUs) is not in there: a job is
@@ -12,25 +12,53 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from nodemanager.flux.bindings import BindingsMissing, ask, connection
 from nodemanager.model import Shape
+from nodemanager.ports import FluxError
 from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
 from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
 
 NEVER_RAN = "left out: it has not ended, or never ran"
 UNREADABLE = "left out: no number of tasks or cores, or no time"
 
+# Of what job-list.list offers (flux-core, job-list/list.c), what a job is read from.
+ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores", "duration", "userid")
+INSTANCE_TIMEOUT_S = 120.0  # for a list of all that the instance remembers
+
 
 def open_history(path: Path, file: TextIO | None = None) -> Workload:
     """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
     try:
         said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
-        listed = said["jobs"] if isinstance(said, dict) else said
-        jobs = sorted(listed, key=lambda job: float(job.get("t_submit", 0.0)))
+        return _history(path.name, said)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
+
+
+def open_instance(uri: str) -> Workload:
+    """All jobs that a running instance still remembers; ``""`` is the instance that encloses us."""
+    where = uri or "the enclosing instance (FLUX_URI)"
+    try:
+        with connection(uri) as handle:
+            said = ask(
+                handle,
+                "job-list.list",
+                {"max_entries": 0, "attrs": list(ATTRIBUTES)},
+                timeout_s=INSTANCE_TIMEOUT_S,
+            )
+        return _history(where, said)
+    except (FluxError, BindingsMissing) as error:
+        raise WorkloadError(f"flux: the jobs of {where} cannot be listed: {error}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WorkloadError(f"flux: {where} answers what cannot be read: {error}") from error
+
+
+def _history(name: str, said: Any) -> Workload:
+    listed = said["jobs"] if isinstance(said, dict) else said
+    jobs = sorted(listed, key=lambda job: float(job.get("t_submit", 0.0)))
     start_at = float(jobs[0].get("t_submit", 0.0)) if jobs else 0.0
     return Workload(
-        name=path.name,
+        name=name,
         read=lambda oddities: _read(jobs, start_at, oddities),
         start_at=start_at,
         jobs_about=len(jobs),

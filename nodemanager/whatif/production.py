@@ -60,8 +60,10 @@ from nodemanager.orders import (
     DrainNode,
     EndLease,
     KeepSpend,
+    KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     UndrainNode,
 )
@@ -316,8 +318,10 @@ class Production:
                     self._say(action, launch_id, str(action.reason))
                     self._stage.drain(rank, text)
                     self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
-                case ChangeSlots() | RefuseSlots():
-                    raise ValueError(f"nobody wishes for other slots here: {action}")
+                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
+                    raise ValueError(
+                        f"nobody wishes for other slots, nor has housekeeping, nor is told of an end here: {action}"
+                    )
                 case _:
                     assert_never(action)
         if leases:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from nodemanager.config import Site
-from nodemanager.whatif.history import open_history
+from nodemanager.whatif.history import open_history, open_instance
 from nodemanager.whatif.journal import open_journal
 from nodemanager.whatif.swf import open_swf
 from nodemanager.whatif.synthetic import open_synthetic
@@ -14,12 +14,16 @@ from nodemanager.whatif.workload import Processors, Workload, WorkloadError
 
 
 def open_workload(name: str, site: Site, each: Processors) -> Workload:
-    """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input), a run's journal
-    (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``). Raises :class:`WorkloadError`.
+    """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input; "flux": of the site's
+    running instance), a run's journal (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``).
+
+    Raises :class:`WorkloadError`.
     """
     path = Path(name)
     if name == "-":
         return open_history(Path("standard input"), sys.stdin)
+    if name == "flux":
+        return open_instance(site.flux.uri)
     if name.endswith((".swf", ".swf.gz")):
         return open_swf(path, each)
     if path.suffix == ".jsonl":
@@ -30,7 +34,7 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
         return open_synthetic(name, _largest(site, each), each)
     raise WorkloadError(
         f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json") or .jsonl (of --journal), '
-        '"-", lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed'
+        '"-", "flux" (the jobs of the running instance), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed'
     )
 
 

@@ -18,6 +18,7 @@ from nodemanager.facts import (
     FailureKind,
     FluxCallFailed,
     FluxUnreachable,
+    HousekeepingKilled,
     LeaseEnded,
     LeftoversRemoved,
     NodeCordoned,
@@ -67,6 +68,7 @@ from nodemanager.orders import (
     FluxEffect,
     KeepSpend,
     KeepSteering,
+    KillHousekeeping,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
@@ -201,6 +203,13 @@ class Flux:
     def stop_broker(self, rank: Rank) -> None:
         self._call("stop_broker")
 
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self._call(f"kill_housekeeping {rank} {signal}")
+
+    def requeue(self, job: JobId) -> JobId:
+        self._call(f"requeue {job}")
+        return JobId(job + 1)
+
     def repair(self) -> bool:
         self._call("repair")
         return False
@@ -254,7 +263,8 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
     for acts in (True, False):
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), RanksMeasured(HARDWARE)]
+        measured = [RanksMeasured(HARDWARE)] if acts else []
+        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), *measured]
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
@@ -408,6 +418,14 @@ def test_without_a_second_look_no_drain_counts() -> None:
     worker, told = flux_worker(Flux(fails_at="ranks"))
     worker.on_receive(Timely(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "DrainNode", "no answer")]
+
+
+@pytest.mark.parametrize(("hard", "number"), [(False, 15), (True, 9)])
+def test_housekeeping_is_asked_to_end_and_then_made_to(hard: bool, number: int) -> None:
+    port = Flux()
+    worker, told = flux_worker(port)
+    worker.on_receive(Timely(KillHousekeeping(LAUNCH.id, Rank(1), hard, because("housekeeping_stuck")), NOW_S))
+    assert (port.calls, told) == ([f"kill_housekeeping 1 {number}"], [HousekeepingKilled(LAUNCH.id)])
 
 
 def test_a_lease_ends_after_its_slot_is_undrained() -> None:

@@ -33,9 +33,11 @@ from nodemanager.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    KillHousekeeping,
     ListCloud,
     RecordLaunches,
     RefuseSlots,
+    RequeueJob,
     StopBroker,
     Timely,
     UndrainNode,
@@ -154,7 +156,7 @@ class Loop:
                 self.tell(NodeUndrained(launch_id))
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
-            case ChangeSlots() | RefuseSlots() | CordonNode():
+            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

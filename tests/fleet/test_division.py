@@ -133,7 +133,12 @@ def test_while_slots_change_nothing_is_decided_and_afterwards_the_new_types_are_
 
     now = {slot: of_type.name for slot, of_type in world.policy.type_of_slot.items()}
     now[SlotName("cloud4")] = TypeName("gpu")
-    changed = tuple(replace(rank, type_name=now[rank.host]) for rank in world.snapshot.ranks.values())
+    of = {node_type.name: node_type for node_type in world.policy.node_types}
+    changed = tuple(
+        replace(rank, type_name=name, cores=of[name].cores, gpus=of[name].gpus)
+        for rank in world.snapshot.ranks.values()
+        for name in (now[rank.host],)
+    )
     world.wait(1.0).see(SlotsChanged("wish-1", world.snapshot.now_s, changed)).wait(1.0)
     made = world.plan()
     assert sorted(boots(made)) == ["cloud4", "gpu1", "gpu2"]

@@ -85,6 +85,8 @@ INWARDS: dict[str, set[str]] = {
         "logs",
         "messages",
         "fleet",
+        "flux",
+        "ports",
         "actors",
         "simulation",
         "app",

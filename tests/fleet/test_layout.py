@@ -6,11 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.line import Line, key_of, line_of, moved
+from nodemanager.fleet.plan import plan
+from nodemanager.fleet.shelf import UNBOUNDED, Shelf
 from nodemanager.fleet.supply import price_per_hour
 from nodemanager.fleet.verdicts import SERVED_BY
 from nodemanager.model import (
@@ -165,6 +168,16 @@ def test_memory_that_too_few_slots_have_keeps_nobody_waiting() -> None:
 def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
     """The scheduler will start the job wherever its cores fit."""
     assert boots(a_world().job(Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**50)).plan()) == ["cloud1"]
+
+
+def test_what_is_free_on_nodes_of_one_kind_may_be_filled_in_two_ways() -> None:
+    """What the jobs before leave on the large nodes is filled in two loads, each on some of them."""
+    large = a_type("large", cores=16, price="1.00")
+    world = a_world(a_type("cloud", slots=8), large, nodes_max=12, price_per_hour_max=Decimal(100))
+    for slot in ("cloud1", "cloud2", "large1"):
+        world.busy_node(slot)
+    world.job(whole_nodes(4), nodes(4, cores=2), nodes(5, cores=2), nodes(2, cores=2))
+    assert {reason.code for reason in world.plan().jobs.values()} == {"node_ordered"}
 
 
 # --- what stands in the way -------------------------------------------------------------------------------
@@ -360,3 +373,19 @@ def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
     served = {"settling", *SERVED_BY.values()}
     counted = Counter("node_ordered" if why.code in served else why.code for why in made.jobs.values())
     assert dict(made.waiting()) == dict(counted)
+
+
+# --- shortcuts --------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World) -> None:
+    short = plan(world.snapshot, world.policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
+        patch.setattr(Shelf, "_cores_left", lambda _shelf, *, share: UNBOUNDED + share)
+        long = plan(world.snapshot, world.policy)
+    assert short.actions == long.actions
+    assert dict(short.jobs) == dict(long.jobs)
+    assert (short.nodes, short.types, short.warnings) == (long.nodes, long.types, long.warnings)

@@ -123,7 +123,7 @@ def test_only_the_latest_boots_count() -> None:
     assert len(world.snapshot.boots_s[CLOUD_TYPE]) == SAMPLES_MAX
 
 
-def test_a_stop_is_timed_from_the_decision_to_the_provider_s_word() -> None:
+def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> None:
     world = a_world().idle_node("cloud1", hour_ends_in_s=5)
     world.decide()
     world.wait(3).see_drained("cloud1")
@@ -131,7 +131,17 @@ def test_a_stop_is_timed_from_the_decision_to_the_provider_s_word() -> None:
     world.see(BrokerStopped(world.id("cloud1"))).wait(6).all_is_fresh()
     assert orders(world.decide()) == ["destroy i-cloud1-1"]
     world.wait(2).see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
-    assert world.snapshot.stops_s == {"cloud": (11.0,)}
+    assert not world.snapshot.stops_s  # that the order is taken does not end the bill
+    gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
+    assert world.wait(20).see_cloud(gone).snapshot.stops_s == {"cloud": (31.0,)}
+
+
+def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it() -> None:
+    world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5)
+    world.see_ranks(a_rank("cloud1"))
+    for _ in range(3):
+        world.wait(10).see_cloud()
+    assert world.snapshot.stops_s == {"cloud": (15.0,)}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +172,31 @@ def test_for_a_short_job_a_node_billed_by_the_second_is_bought_though_its_hour_i
     assert boots(short.plan()) == ["second1"]
     unlimited = a_world(hourly, by_the_second).job(tasks(1))
     assert boots(unlimited.plan()) == ["hourly1"]
+
+
+@pytest.mark.parametrize("how", ["idle", "draining"])
+def test_for_a_short_job_a_node_with_paid_time_left_goes_before_one_that_costs_anew(how: str) -> None:
+    """Twenty minutes are paid for; a node billed by the second would cost its minimum."""
+    by_the_second = a_type("second", price="0.01", window_s=1, minimum_s=60)
+    world = a_world(CLOUD, by_the_second)
+    world = world.idle_node("cloud1", hour_ends_in_s=1200) if how == "idle" else world.draining_node("cloud1")
+    made = world.job(tasks(1), duration_s=120.0).plan()
+    assert orders(made) == (["undrain cloud1-1"] if how == "draining" else [])
+    assert made.types[TypeName("second")].code == "nothing_is_short"
+
+
+def test_what_comes_is_filled_before_anything_is_bought_however_cheap() -> None:
+    by_the_second = a_type("second", price="0.01", window_s=1, minimum_s=60)
+    world = a_world(CLOUD, by_the_second).booting_node("cloud1").job(tasks(1), duration_s=120.0)
+    assert boots(world.plan()) == []
+
+
+def test_of_two_markets_the_cheaper_one_is_taken_while_it_has_capacity() -> None:
+    spot = replace(a_type("spot", price="0.10"), market=Market.SPOT)
+    world = a_world(CLOUD, spot).job(tasks(1))
+    assert boots(world.plan()) == ["spot1"]
+    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    assert boots(world.but(blocks={Scope(TypeName("spot"), Market.SPOT, ""): block}).plan()) == ["cloud1"]
 
 
 def test_walltime_packing_keeps_short_and_long_jobs_apart() -> None:

@@ -136,6 +136,10 @@ def test_once_it_is_spent_idle_nodes_go_and_nobody_waits_for_them() -> None:
     assert fleet.why("cloud2") == "budget_spent"
 
 
+def test_once_it_is_spent_a_node_that_was_only_just_seen_idle_is_given_no_time_to_take_a_job() -> None:
+    assert orders(spent("100", {DAY: "100"}).idle_node("cloud1", idle_looks=1).plan()) == ["drain cloud1-1"]
+
+
 def test_once_it_is_spent_what_runs_ends_in_its_time_and_nothing_begins() -> None:
     """A node at work is drained as it is: it goes by the usual way once its jobs have ended."""
     fleet = spent("100", {DAY: "100"}).busy_node("cloud1", cores_free=2).job(tasks(1))

@@ -320,6 +320,59 @@ def test_the_user_data_ends_with_its_broker_at_sigterm(folder: Path, site: Site)
     assert not Path(rundir).exists()
 
 
+# --- other ways to join -----------------------------------------------------------------------------------
+
+
+def joining(folder: Path, join: str) -> Site:
+    """The site with another join; by FLUB, with one node type alone."""
+    text = SITE.format(address="127.0.0.1").replace("[Cloud]", f"join = {join}\n[Cloud]")
+    if join.startswith("flub"):
+        text = text[: text.index("[Node gpu]")]
+    (folder / "site.ini").write_text(text, encoding="utf-8")
+    return load_site(folder / "site.ini")
+
+
+def test_an_image_is_told_its_slot_and_nothing_else(folder: Path) -> None:
+    site = joining(folder, f'image\nimage_start = echo "$SLOT" > {folder}/slot')
+    script = user_data(site, SLOT)  # with no flux on this machine
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    assert (folder / "slot").read_text() == "cloud02\n"
+
+
+def test_by_flub_rank_0_has_a_rank_for_each_slot_and_no_table(folder: Path, output: Path) -> None:
+    site = joining(folder, "flub")
+    written = write_bootstrap(site, output, a_flux(folder, KEYGEN))
+    assert "-Ssize=4" in written.start_command
+    assert "-Sbroker.boot-method=config" not in written.start_command
+    toml = tomllib.loads((output / "conf.d" / "flux.toml").read_text())
+    assert "bootstrap" not in toml
+    assert [table["hosts"] for table in toml["resource"]["config"]] == ["boss", "cloud[01-03]"]
+
+
+def test_by_flub_a_node_brings_a_configuration_and_asks_the_server_for_a_rank(folder: Path) -> None:
+    site = joining(folder, "flub\nboot_server = ssh://boss/run/flux/local")
+    seen = folder / "seen"
+    node = _boot(
+        folder, site, f'for last; do :; done; cat "${{last#-Srundir=}}/node.toml" > {seen}; echo "$@" >> {seen}'
+    )
+    eventually("a broker", lambda: seen.exists() and "broker" in seen.read_text())
+    node.terminate()
+    assert node.wait(20) == 0
+    config, _, command = seen.read_text().partition("broker ")
+    assert tomllib.loads(config) == {"resource": {"noverify": True}}
+    assert command.startswith(
+        "-Sbroker.boot-server=ssh://boss/run/flux/local -Shostname=cloud02 -Stbon.topo=kary:0"
+    )
+
+
+def test_by_flub_the_user_data_is_clean_shell_too(folder: Path) -> None:
+    script = user_data(joining(folder, "flub"), SLOT, a_flux(folder, ""))
+    checked = subprocess.run(
+        ["shellcheck", "--shell=sh", "-"], input=script, capture_output=True, text=True, check=False
+    )
+    assert checked.stdout == ""
+
+
 def _boot(folder: Path, site: Site, flux_script: str) -> subprocess.Popen[bytes]:
     script = folder / "user-data"
     script.write_text(user_data(site, SLOT, a_flux(folder, flux_script)), encoding="utf-8")

@@ -21,8 +21,8 @@ from nodemanager.flux.retyping import (
     read_wish,
     schedulers_in,
 )
-from nodemanager.flux_config import ConfigFile, division_in
-from nodemanager.model import Rank, Slot, SlotName, SlotsWish, TypeName
+from nodemanager.flux_config import ConfigFile, division_in, promises_in
+from nodemanager.model import Promise, Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.ports import FluxError, SlotsUnchanged
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.world import World
@@ -238,3 +238,36 @@ def test_a_marker_that_cannot_be_read_is_said_with_its_key(instance: Instance) -
 @pytest.mark.parametrize("text", ["nonsense", "{}", '{"id": "a", "counts": {"cloud": "many"}}'])
 def test_a_wish_that_cannot_be_read_is_none(text: str) -> None:
     assert read_wish(text) is None
+
+
+# --- promises ---------------------------------------------------------------------------------------------
+
+CLOUD = TypeName("cloud")
+PROMISE = SlotsWish("hardware-cloud-1", {}, {CLOUD: Promise(1, 0, 2**30)})
+ALL_OF_IT = {SlotName("cloud1"): CLOUD, SlotName("cloud2"): CLOUD}
+
+
+def declared(config: Mapping[str, Any]) -> dict[str, str]:
+    return {table["hosts"]: table["cores"] for table in config["resource"]["config"]}
+
+
+def test_a_type_is_declared_as_it_is_and_keeps_that_through_later_changes(instance: Instance) -> None:
+    retyping = instance.retyping()
+    retyping.change(PROMISE, ALL_OF_IT)
+    assert declared(instance.file.read()) == {"head": "0-3", "cloud[1-2]": "0", "gpu1": "0-7"}
+    assert declared(instance.config) == declared(instance.file.read())
+    assert promises_in(instance.file.read()) == promises_in(instance.config) == PROMISE.promises
+    retyping.change(A_WISH, MOVES)
+    assert declared(instance.config) == {"head": "0-3", "cloud1": "0", "cloud2,gpu1": "0-7"}
+    assert promises_in(instance.config) == PROMISE.promises
+
+
+@pytest.mark.parametrize("at", ["module.remove", "module.load"])
+def test_a_promise_that_was_cut_short_is_kept_by_the_repair(instance: Instance, at: str) -> None:
+    instance.dies_at = at
+    with pytest.raises(FluxError):
+        instance.retyping().change(PROMISE, ALL_OF_IT)
+    instance.dies_at = ""
+    assert instance.retyping().repair()
+    assert promises_in(instance.config) == PROMISE.promises
+    assert declared(instance.config)["cloud[1-2]"] == "0"

@@ -32,6 +32,8 @@ class FakeMachine:
     running: bool = False
     busy: bool = False
     disk_is_full: bool = False
+    notice: str = ""
+    said: list[dict[str, Any]] = field(default_factory=list)  # the reports
     hardware: dict[str, int] = field(default_factory=dict)
 
     def now_s(self) -> float:
@@ -60,7 +62,11 @@ class FakeMachine:
 
     def ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         self.done.append(what)
+        self.said += [body] if what == "report" else []
         return self.service(what)
+
+    def reclaim_notice(self) -> str:
+        return self.notice
 
     def check(self, given: dict[str, Any]) -> None:
         pass
@@ -244,3 +250,29 @@ def test_a_broker_that_waits_with_what_has_changed_is_stopped_unless_it_is_in_or
     run_for(machine, client, 60.0)
     assert machine.done.count("STOP") == 1
     assert machine.running
+
+
+def test_57_a_notice_that_the_node_is_taken_back_is_reported_at_once_and_once() -> None:
+    said: list[dict[str, Any]] = []
+    machine = FakeMachine()
+    client = a_client(machine)
+    run_for(machine, client, 30.0)
+    machine.said = said
+    machine.notice = "terminate at 2026-11-21T14:02:00Z"
+    run_for(machine, client, 6.0)
+    assert [(body["phase"], body["detail"]) for body in said] == [("reclaimed", machine.notice)]
+    run_for(machine, client, 60.0)
+    assert len(said) == 1
+    assert machine.running, "what runs there goes on"
+
+
+def test_57_a_notice_waits_for_a_service_that_is_away() -> None:
+    machine = FakeMachine()
+    client = a_client(machine)
+    run_for(machine, client, 30.0)
+    machine.service, machine.notice = silent, "terminate"
+    run_for(machine, client, 20.0)
+    machine.service = lambda _: dict(ALL)
+    reports = machine.done.count("report")
+    run_for(machine, client, 40.0)
+    assert machine.done.count("report") == reports + 1

@@ -82,6 +82,13 @@ def test_a_manager_that_acts_with_all_types_observes_nothing() -> None:
     assert advised(a_moment(0, nodes=[idle()]), a_moment(600, nodes=[idle()])) == []
 
 
+def test_what_was_said_before_it_acted_counts_no_more_when_it_observes_again() -> None:
+    acting = a_moment(60, nodes=[idle()])
+    young = a_node("cloud1", NodeState.IDLE)
+    *_, last = advised(a_look(0, [idle()]), acting, a_look(120, [young]), a_look(180, [young]))
+    assert last.cost == last.cost_advised > 0
+
+
 def test_of_one_that_acts_with_some_only_the_others_are_observed() -> None:
     policy = a_policy(observed=frozenset({TypeName("gpu")}))
     nodes = [a_node("cloud1", NodeState.BUSY, policy), a_node("gpu1", NodeState.BUSY, policy)]

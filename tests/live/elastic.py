@@ -127,6 +127,7 @@ class Elastic:
         *,
         by_tickets: bool = False,
         policy: str = "",
+        flux: str = "",
     ) -> None:
         self._policy = policy
         self._folder = folder
@@ -143,7 +144,7 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
-        self._join = JOIN.format(port=free_port()) if by_tickets else ""
+        self._join = JOIN.format(port=free_port()) if by_tickets else flux.format(folder=folder)
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = identified(load_site(self._site_file("act")))
         if by_tickets:
@@ -431,12 +432,16 @@ def an_elastic_site(
     billing: str = "4s",
     by_tickets: bool = False,
     policy: str = "",
+    flux: str = "",
 ) -> Iterator[Elastic]:
-    """A site whose rank 0 is up; skips the test where there is no Flux. Reaped at the end, come what may."""
+    """A site whose rank 0 is up, with more of ``[Policy]`` and ``[Flux]`` where those are given.
+
+    Skips the test where there is no Flux. Reaped at the end, come what may.
+    """
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets, policy=policy)
+        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets, policy=policy, flux=flux)
         try:
             elastic.start_head()
             yield elastic

@@ -31,6 +31,13 @@ class ManagerProcess:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(WITHIN_S)
 
+    def freeze(self) -> None:
+        """SIGSTOP: it does nothing, and holds whatever it held."""
+        self.process.suspend()
+
+    def thaw(self) -> None:
+        self.process.resume()
+
     def terminate(self, within_s: float) -> int:
         """End it as systemd does, and give the exit status; fails when it takes longer."""
         self.process.send_signal(signal.SIGTERM)

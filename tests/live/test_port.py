@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
-from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, JobId, Launch, LaunchId, Rank, SlotName, TypeName
 from nodemanager.ports import FluxError, NotTheActor
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
-from tests.live.instance import LiveInstance
+from tests.live.instance import LiveInstance, eventually
 
 LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
 
@@ -96,3 +98,55 @@ def test_an_excluded_rank_cannot_be_drained_and_flux_s_words_are_kept(port: Real
     port.claim()
     with pytest.raises(FluxError, match=r"resource\.drain: .*excluded"):
         port.drain(Rank(0), "flux-node-manager:launch-1")
+
+
+STUCK = """
+[job-manager.housekeeping]
+command = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
+release-after = "0s"
+"""
+
+
+def test_a_housekeeping_that_ignores_sigterm_is_seen_and_killed(instance: LiveInstance, port: RealFluxPort) -> None:
+    (instance.directory / "conf.d" / "housekeeping.toml").write_text(STUCK)
+    instance.run("config", "reload")
+    port.claim()
+    instance.start_slot(1)
+    eventually("it takes jobs", lambda: _rank(port, 1).cores_free > 0)
+    instance.run("cancel", str(instance.submit("-n1")))
+    eventually("its housekeeping is seen", lambda: _rank(port, 1).housekeeping_since_at is not None)
+    assert _rank(port, 1).allocated, "no job runs there, and it is not free"
+
+    port.kill_housekeeping(Rank(1), signal.SIGTERM)
+    assert _rank(port, 1).housekeeping_since_at is not None
+    port.kill_housekeeping(Rank(1), signal.SIGKILL)
+
+    eventually("its rank is free", lambda: not _rank(port, 1).allocated)
+    assert _rank(port, 1).housekeeping_since_at is None
+    port.kill_housekeeping(Rank(1), signal.SIGTERM)  # nothing runs there: no error
+
+
+def test_57_a_job_is_submitted_once_more_and_runs_only_once_its_node_is_lost(
+    instance: LiveInstance, port: RealFluxPort
+) -> None:
+    port.claim()
+    instance.start_slot(1)
+    eventually("it takes jobs", lambda: _rank(port, 1).cores_free > 0)
+    old = JobId(instance.submit("-n1", "--env=MARK=kept", "--setattr=node-manager.requeue"))
+    eventually("it runs", lambda: _rank(port, 1).allocated)
+
+    new = port.requeue(old)
+
+    assert "depend" in instance.run("jobs", "-no", "{state}", str(new)).lower(), "the first one still runs"
+    assert instance.run("job", "id", "--to=f58plain", str(new)) in instance.run("jobs", "-no", "{user}", str(old))
+    system = json.loads(instance.run("job", "info", "--original", str(new), "jobspec"))["attributes"]["system"]
+    assert system["node-manager"]["requeued-from"] == instance.run("job", "id", "--to=f58plain", str(old))
+    assert system["environment"]["MARK"] == "kept"
+
+    instance.kill_slot(1)
+    instance.start_slot(2)
+    eventually("the second one runs", lambda: _rank(port, 2).allocated)
+
+
+def _rank(port: RealFluxPort, number: int) -> FluxRank:
+    return next(rank for rank in port.ranks() if rank.rank == number)

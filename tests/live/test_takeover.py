@@ -48,6 +48,44 @@ def test_of_two_managers_one_acts_and_the_other_takes_over_when_it_dies(elastic:
     assert "BootNode large1" in second.orders()
 
 
+def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_nothing_more(
+    elastic: Elastic,
+) -> None:
+    first = elastic.start_manager()
+    first.until_said("claimed")
+    jobs = [elastic.submit("true") for _ in range(3)]
+    elastic.eventually("a lease is on record", lambda: any(elastic.launches()))
+    first.freeze()
+    second = elastic.start_manager()
+    second.until_said("stands_still", because="does not say")  # who holds the name is not dead: nobody else acts
+    assert second.orders() == []
+
+    # So the name is lost only with rank 0.
+    elastic.stop_head()
+    elastic.start_head()
+
+    elastic.eventually("the second acts", lambda: second.said("claimed"))
+    elastic.eventually("the jobs have run", lambda: all(elastic.result(job) == "COMPLETED" for job in jobs))
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+    made = set(elastic.witness.look())
+    said = len(first.lines())
+
+    first.thaw()
+
+    owner = f"process {second.process.pid} on"
+    elastic.eventually(
+        "the first sees that another one acts",
+        lambda: any(owner in str(line.get("because", "")) for line in first.lines()[said:]),
+    )
+    again = elastic.submit("true", requires=LARGE)
+    elastic.eventually("the next job has run", lambda: elastic.result(again) == "COMPLETED")
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+    anew = [slot_of(node) for name, node in elastic.witness.look().items() if name not in made]
+    assert anew == ["large1"], first.tail()
+    assert first.status is None
+    assert second.status is None
+
+
 def test_rank_0_goes_and_comes_back_and_the_queue_runs_on(elastic: Elastic) -> None:
     manager = elastic.start_manager()
     running = elastic.submit("sleep", "600", requires=LARGE)

@@ -16,7 +16,7 @@ from nodemanager.facts import ClaimRefused, HoldPlaced
 from nodemanager.fleet.observe import observe
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Source
-from nodemanager.model import JobState
+from nodemanager.model import JobState, TypeName
 from nodemanager.web.hpa import METRICS, ROOT
 from nodemanager.web.server import HEADERS
 from tests.builders import NOW_S, a_job, a_policy, a_snapshot, whole_nodes
@@ -294,6 +294,22 @@ def test_the_plan_says_what_is_ordered_and_why_each_type_is_not() -> None:
             ("BootNode", "cloud2", ["f2"]),
         ]
         assert plan["nodes_wanted"] == {"cloud": 2, "gpu": 0}
+
+
+def test_a_type_that_is_only_observed_is_wanted_all_the_same_for_others_to_follow() -> None:
+    policy = a_policy(observed=frozenset({TypeName("cloud")}))
+    stand = a_stand()
+    stand.post(published(policy, a_snapshot(policy, jobs=[a_job(1, whole_nodes(2))])))
+    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+        plan = asked(client, "/plan")
+        orders = [
+            [(it["order"], it["slot"]) for it in plan[key] if it["node_type"] == "cloud"]
+            for key in ("actions", "would")
+        ]
+        assert orders == [[], [("BootNode", "cloud1"), ("BootNode", "cloud2")]]
+        assert plan["nodes_wanted"]["cloud"] == 2
+        assert asked(client, "/status")["observed"] == ["cloud"]
+        assert asked(client, "/explain/type/cloud")["acts"] is False
 
 
 def test_another_policy_is_tried_on_what_is_known_and_nothing_is_ordered(stand: Stand, client: TestClient) -> None:

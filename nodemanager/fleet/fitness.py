@@ -1,0 +1,60 @@
+"""Nodes that are to get no more work, though they are up; and what somebody should look at.
+
+An unfit node is drained at once, even while a job runs there, which goes on; it is not kept for waiting jobs, and
+goes as soon as nothing runs there. Those jobs get other nodes by being demand. Whatever is only an alarm may heal,
+and nothing is done about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import NodeState, Reason, because
+
+FLAPS = 3  # so often away within FLAPS_WITHIN_S is no accident
+FLAPS_WITHIN_S = 900.0
+
+
+def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
+    """Why a node gets no more work; None where it may."""
+    if node.reclaimed is not None:
+        return because("reclaimed", detail=node.reclaimed)
+    if node.cloud is not None and node.cloud.impaired:
+        return because("impaired", detail=node.cloud.impaired)
+    if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
+        return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
+    times = [left_s for left_s in node.left_s if now_s - left_s < FLAPS_WITHIN_S]
+    return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
+
+
+def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
+    """For how long a housekeeping lasts, or lasted until we killed it, that lasts too long."""
+    if node.housekeeping_s is None:
+        return None
+    lasts_s = now_s - node.housekeeping_s
+    return lasts_s if lasts_s >= policy.housekeeping_max_s or node.housekeeping_kills else None
+
+
+def hung_s(node: Node, now_s: float) -> float | None:
+    """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
+    rank = node.rank
+    if rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+        return None
+    return now_s - node.torpid_s
+
+
+def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
+    """What somebody should look at, of each node that it is said of."""
+    for node in roll_of(snapshot).restless.values():
+        name = node.launch.slot
+        hangs_s = hung_s(node, snapshot.now_s)
+        if node.state is NodeState.BUSY and hangs_s is not None:
+            yield because("hangs_at_work", node=name, hangs_s=hangs_s)
+        if node.absences >= policy.absences and node.rank is not None and node.rank.online:
+            yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
+        why = unfit(node, policy, snapshot.now_s)
+        if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
+            yield because("unfit", node=name, why=why.code)

@@ -1,0 +1,30 @@
+"""Jobs that are to run again: those that asked for it, and whose node its provider is about to take back.
+
+Flux does not start a job again whose node has died. A job that says ``node-manager.requeue`` is submitted once
+more, to start only if it does not end well: the new one names the old one, and the old one the new one.
+"""
+
+from __future__ import annotations
+
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.snapshot import Snapshot
+from nodemanager.model import JobState, because
+from nodemanager.orders import RequeueJob
+
+
+def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
+    """The jobs that are to be submitted once more now, each once."""
+    taken_back = {
+        node.launch.rank: node for node in roll_of(snapshot).restless.values() if node.reclaimed is not None
+    }
+    if not taken_back:
+        return ()
+    again = {job.requeued_from for job in snapshot.jobs.values() if job.requeued_from is not None}
+    orders = []
+    for job in snapshot.jobs.values():
+        if not job.requeue or job.state is not JobState.RUN or job.id in again or job.id in snapshot.requeued:
+            continue
+        node = next((taken_back[held.rank] for held in job.holds if held.rank in taken_back), None)
+        if node is not None:
+            orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
+    return tuple(orders)

@@ -1,0 +1,71 @@
+"""Jobs that asked for it are submitted once more when their node is taken back, each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodemanager.facts import FluxCallFailed, JobRequeued, NodeReported, QueueSeen
+from nodemanager.model import Holding, Job, JobId, JobState, JoinPhase
+from tests.builders import World, a_job, a_world, orders, rank_of
+
+
+def _world(**changes: object) -> World:
+    world = a_world().busy_node("cloud1").busy_node("cloud2")
+    job = _runs(7, "cloud1", **changes)
+    return world.but(jobs={job.id: job})
+
+
+def _runs(number: int, slot: str, **changes: object) -> Job:
+    held = Holding(rank_of(a_world().policy, slot), 4, 0)
+    fields: dict[str, object] = {"state": JobState.RUN, "holds": (held,), "requeue": True}
+    return replace(a_job(number), **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def _taken_back(world: World, slot: str = "cloud1") -> World:
+    return world.see(NodeReported(world.id(slot), JoinPhase.RECLAIMED, "terminate", 0.0))
+
+
+def _requeued(world: World) -> list[str]:
+    return [order for order in orders(world.decide()) if order.startswith("requeue ")]
+
+
+def test_57_a_job_that_asked_for_it_is_submitted_once_more_before_its_node_is_lost() -> None:
+    world = _taken_back(_world())
+    assert _requeued(world) == ["requeue 7"]
+    world.see(JobRequeued(JobId(7), JobId(8)))
+    assert _requeued(world.wait(2.0)) == []
+
+
+def test_57_one_that_did_not_ask_is_left_alone() -> None:
+    assert _requeued(_taken_back(_world(requeue=False))) == []
+
+
+def test_57_one_on_another_node_is_left_alone() -> None:
+    assert _requeued(_taken_back(_world(), "cloud2")) == []
+
+
+def test_57_after_a_restart_its_successor_tells_that_it_was_done() -> None:
+    world = _taken_back(_world())
+    successor = a_job(8, state=JobState.DEPEND, requeued_from=JobId(7), requeue=True)
+    world.see(QueueSeen(world.snapshot.now_s, (successor,)))
+    assert _requeued(world) == []
+
+
+def test_57_what_failed_is_tried_again_and_what_was_refused_is_not() -> None:
+    world = _taken_back(_world())
+    assert _requeued(world) == ["requeue 7"]
+    world.see(FluxCallFailed((), "RequeueJob", "no answer"))
+    assert _requeued(world.wait(2.0)) == ["requeue 7"]
+    world.see(JobRequeued(JobId(7), None, "it is another user's"))
+    assert _requeued(world.wait(2.0)) == []
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_job_that_has_ended_is_forgotten(complete: bool) -> None:
+    world = _taken_back(_world())
+    world.decide()
+    ended = () if complete else (JobId(7),)
+    world.see(QueueSeen(world.snapshot.now_s, ended=ended, complete=complete))
+    assert world.snapshot.requeued == frozenset()

@@ -1,0 +1,138 @@
+"""What the client hears of a provider that takes its node back, from metadata services on loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from nodemanager.join.flux_node_join import Machine, Settings
+
+EC2_ACTION = "/latest/meta-data/spot/instance-action"
+GCE_PREEMPTED = "/computeMetadata/v1/instance/preempted"
+AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+
+class Metadata(ThreadingHTTPServer):
+    """Documents by path. Those of EC2 need a token, of GCE and Azure their header."""
+
+    documents: dict[str, str]
+    token: str = "token-1"
+    tokens_given: int = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Metadata
+
+    def do_PUT(self) -> None:
+        self.server.tokens_given += 1
+        self._answer(200, self.server.token)
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/latest/") and self.headers["X-aws-ec2-metadata-token"] != self.server.token:
+            self._answer(401, "")
+        elif self.path.startswith("/computeMetadata/") and self.headers["Metadata-Flavor"] != "Google":
+            self._answer(403, "")
+        elif self.path.startswith("/metadata/") and self.headers["Metadata"] != "true":
+            self._answer(400, "")
+        else:
+            document = self.server.documents.get(self.path)
+            self._answer(404 if document is None else 200, document or "")
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
+        """Not into the tests' output."""
+
+
+@contextmanager
+def _metadata(**documents: str) -> Iterator[Metadata]:
+    server = Metadata(("127.0.0.1", 0), Handler)
+    server.documents = dict(documents)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def _machine(notice: str, folder: Path, server: Metadata | None) -> Machine:
+    port = server.server_address[1] if server is not None else 1
+    values = {"LAUNCH": "a-1", "TICKET": "t", "ADDRESSES": "127.0.0.1:1", "FINGERPRINT": "", "POWEROFF": "true"}
+    values |= {"DIR": str(folder), "HOSTS": str(folder / "hosts"), "SILENCE_MAX_S": "60"}
+    return Machine(Settings({**values, "NOTICE": notice, "METADATA": f"http://127.0.0.1:{port}"}))
+
+
+AZURE_PREEMPT = json.dumps(
+    {"Events": [{"EventType": "Preempt", "Resources": ["n1"], "NotBefore": "Sat, 21 Nov 2026 14:00:30 GMT"}]}
+)
+
+
+@pytest.mark.parametrize(
+    ("notice", "before", "after", "said"),
+    [
+        (
+            "ec2",
+            {},
+            {EC2_ACTION: '{"action": "terminate", "time": "2026-11-21T14:02:00Z"}'},
+            "terminate at 2026-11-21T14:02:00Z",
+        ),
+        ("gce", {GCE_PREEMPTED: "FALSE"}, {GCE_PREEMPTED: "TRUE"}, "preempted"),
+        (
+            "azure",
+            {AZURE_NAME: "n1", AZURE_EVENTS: '{"Events": []}'},
+            {AZURE_NAME: "n1", AZURE_EVENTS: AZURE_PREEMPT},
+            "Preempt not before Sat, 21 Nov 2026 14:00:30 GMT",
+        ),
+        ("", {}, {EC2_ACTION: '{"action": "terminate", "time": "now"}'}, ""),
+    ],
+)
+def test_57_each_provider_is_asked_in_its_own_way(
+    tmp_path: Path, notice: str, before: dict[str, str], after: dict[str, str], said: str
+) -> None:
+    with _metadata(**before) as server:
+        machine = _machine(notice, tmp_path, server)
+        assert machine.reclaim_notice() == ""
+        server.documents = after
+        assert machine.reclaim_notice() == said
+
+
+def test_another_machine_of_the_set_that_is_taken_back_is_not_ours(tmp_path: Path) -> None:
+    with _metadata(**{AZURE_NAME: "n2", AZURE_EVENTS: AZURE_PREEMPT}) as server:
+        assert _machine("azure", tmp_path, server).reclaim_notice() == ""
+
+
+def test_a_token_is_asked_for_once_and_anew_when_it_has_expired(tmp_path: Path) -> None:
+    with _metadata() as server:
+        machine = _machine("ec2", tmp_path, server)
+        for _ in range(3):
+            assert machine.reclaim_notice() == ""
+        assert server.tokens_given == 1
+        server.token = "token-2"
+        machine.reclaim_notice()
+        server.documents = {EC2_ACTION: '{"action": "stop", "time": "soon"}'}
+        assert machine.reclaim_notice() == "stop at soon"
+        assert server.tokens_given == 2
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"action": 1}', '{"time": "now"}'])
+def test_an_answer_that_cannot_be_read_is_no_notice(tmp_path: Path, text: str) -> None:
+    with _metadata(**{EC2_ACTION: text}) as server:
+        assert _machine("ec2", tmp_path, server).reclaim_notice() == ""
+
+
+def test_where_nobody_answers_there_is_no_notice(tmp_path: Path) -> None:
+    assert _machine("ec2", tmp_path, None).reclaim_notice() == ""

@@ -1,0 +1,74 @@
+"""Why something was so, of what stands no more: told by the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from nodemanager.journal.writer import Journal
+from nodemanager.model import JobState, NodeState
+from tests.builders import WALL_AT, a_job, a_node, whole_nodes
+from tests.journal.stories import a_moment, told
+from tests.web.fleets import HOST, a_stand
+
+STOP_S = 10.0
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    """A job waited, was bought a node, ran there; both are gone."""
+    waiting = a_job(1, whole_nodes(1), submitted_at=WALL_AT)
+    runs = replace(waiting, state=JobState.RUN)
+    story = [
+        a_moment(0, jobs=[waiting]),
+        a_moment(60, jobs=[waiting], nodes=[a_node("cloud1", NodeState.BOOTING)]),
+        a_moment(120, jobs=[runs], nodes=[a_node("cloud1", NodeState.BUSY)]),
+        a_moment(180, nodes=[a_node("cloud1", NodeState.IDLE)]),
+        a_moment(240),
+    ]
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.start()
+    for happened in told(*story):
+        journal.take_in(happened)
+    journal.stop(STOP_S)
+    stand = a_stand(journal.path, jobs_for_everybody=True)
+    stand.post(story[-1])
+    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+        yield client
+
+
+def asked(client: TestClient, path: str, after_s: float) -> Any:
+    response = client.get(f"{path}?at={WALL_AT + after_s}")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize(
+    ("path", "after_s", "subject", "code"),
+    [
+        ("/explain/job/f2", 30, "f2", "node_ordered"),
+        ("/explain/job/1", 90, "f2", "node_coming"),
+        ("/explain/node/cloud1", 90, "cloud1-1", "booting"),
+        ("/explain/node/cloud1-1", 150, "cloud1-1", "busy"),
+        ("/explain/type/cloud", 30, "cloud", "bought"),
+        ("/explain/type/cloud", 200, "cloud", "nothing_is_short"),
+    ],
+)
+def test_what_was_so_then_is_told_with_its_reason(
+    client: TestClient, path: str, after_s: float, subject: str, code: str
+) -> None:
+    explained = asked(client, path, after_s)
+    assert (explained["subject"], explained["reason"]["code"]) == (subject, code)
+    assert explained["said_at"] <= WALL_AT + after_s
+    assert explained["history"]
+
+
+@pytest.mark.parametrize("path", ["/explain/job/f2", "/explain/node/cloud1", "/explain/type/cloud"])
+def test_of_before_it_began_the_journal_says_nothing(client: TestClient, path: str) -> None:
+    response = client.get(f"{path}?at={WALL_AT - 1}")
+    assert (response.status_code, "says nothing" in response.json()["error"]) == (404, True)
