@@ -397,6 +397,9 @@ class JoinScenario(Scenario):
     def turn_join_knob(self, name: str, likely: float) -> None:
         setattr(self.joins.faults, f"p_{name}", likely)
 
+    def reconnected(self, slot: SlotName, machine: str) -> None:
+        """Its client finds the broker ended, and starts it: nobody else does."""
+
     def restart_rank_0(self, down_s: float) -> None:
         super().restart_rank_0(down_s)
         self.joins.rank_0_stopped()

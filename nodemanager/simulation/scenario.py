@@ -233,6 +233,11 @@ class Scenario:
     def restart_rank_0(self, down_s: float) -> None:
         self.flux.restart(down_s=down_s)
 
+    def reconnected(self, slot: SlotName, machine: str) -> None:
+        """The network to a machine is back: its broker joins again, unless another one stands there."""
+        if self.flux.machine_of(slot) is None:
+            self.flux.broker_up(slot, machine)
+
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
         self.flux.resize(added, down_s=down_s)
 

@@ -202,8 +202,8 @@ def _cut(run: Scenario, act: Act) -> End | None:
     run.flux.broker_down(slot, lost=True)
 
     def end() -> None:
-        if ProviderId(machine) in run.running() and run.flux.machine_of(slot) is None:
-            run.flux.broker_up(slot, machine)
+        if ProviderId(machine) in run.running():
+            run.reconnected(slot, machine)
 
     return end
 
