@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.model import JobId, JobState, NodeType, Rank, Shape, Slot
+from nodemanager.model import JobId, JobState, Launch, LaunchId, NodeType, Rank, Shape, Slot
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.flux import SimulatedFlux
@@ -32,6 +32,7 @@ def _proxy(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda it: (_proxy, (dict(it),)))  # values have them, and the pipe is to take them
 
 TOKEN = "bench"
+UP_S, WORKS_S = 60.0, 5.0
 # Each fills a node of eight cores, in five ways.
 SHAPES = (Shape(1, 8), Shape(2, 4), Shape(4, 2), Shape(8, 1), Shape(1, 8, nodes=1))
 TOLD = frozenset({"submit", "alloc", "clean"})  # the manager's queue changes by these
@@ -44,6 +45,7 @@ class Load:
     node_types: tuple[NodeType, ...]
     cluster: str
     cluster_uuid: str
+    nodes: int
     pending: int
     running: int
     run_s: tuple[float, float]
@@ -71,9 +73,10 @@ class LoadedWorld:
         self._stirred = 0
         self._submitted = 0
         self.counts: Counter[str] = Counter()
+        self._stand_up()
         for _ in range(load.pending + load.running):
             self._submit()
-        self._follows = False
+        self._world.advance_by(WORKS_S)
 
     def answer(self, name: str, arguments: Sequence[Any]) -> Any:
         """What a call gives; raises what it raises."""
@@ -88,7 +91,24 @@ class LoadedWorld:
             case _:
                 raise LookupError(name)
 
+    def _stand_up(self) -> None:
+        """All nodes as an earlier manager left them, and the slots' leases."""
+        of = self._load.node_types[0]
+        wall_at = self._world.wall_at()
+        launches = [
+            Launch(LaunchId(f"{slot}-1"), slot, Rank(rank), of.name, f"{rank:032x}", wall_at)
+            for rank, slot in enumerate(of.slots[: self._load.nodes], 1)
+        ]
+        self._port.claim()
+        self._port.record(launches)
+        for launch in launches:
+            self._cloud.create(launch, of)
+        self._world.advance_by(UP_S)
+
     # --- asked for ---
+
+    def now_s(self) -> float:
+        return self._world.now_s
 
     def follow(self) -> list[str]:
         """Begin to keep the journal: every active job's events so far."""
