@@ -46,7 +46,7 @@ def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
 
 
 def test_a_verb_does_without_the_libraries_of_others() -> None:
-    program = "import sys; from nodemanager import cli; cli.main(['check', '--config', 'config/local.ini'])"
+    program = "import sys; from nodemanager import cli; cli.main(['check', '--config', 'config/ec2.ini'])"
     modules = loaded("-c", f"{program}; print(*sys.modules, sep='\\n')")
     assert not modules & {"libcloud", "uvicorn", "starlette", "nodemanager.whatif", "nodemanager.simulation"}
 
