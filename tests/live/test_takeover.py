@@ -55,7 +55,7 @@ def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_n
     first.until_said("claimed")
     jobs = [elastic.submit("true") for _ in range(3)]
     elastic.eventually("a lease is on record", lambda: any(elastic.launches()))
-    first.freeze()
+    elastic.freeze(first)
     second = elastic.start_manager()
     # Who holds the name is not dead: nobody else acts. That it does not answer is known after a timeout.
     elastic.eventually(
