@@ -18,10 +18,11 @@ OFFERS = (
     Offer("fast", price="0.2", slots="fast[1-3]"),
 )
 # What a fault makes the manager wait for is short, since the whole stream is.
+BILLING = "20s"
 TIMING = "boot_retry = 2s\nsafe_mode_max = 20s"
 REQUIRES = (None, {"properties": ["cpu"]}, {"properties": ["fast"]})
 NODES = (1, 1, 1, 1, 1, 1, 1, 2, 2, 3)
-RUN_S = (0.0, 0.2, 0.5, 1.0, 1.5)
+RUN_S = (0.0, 0.1, 0.3, 0.6, 1.0)
 
 PACE_S = 0.05
 LOOK_EVERY_S = 0.5
