@@ -165,7 +165,7 @@ class Production:
             self._plan_by(settles_at_s(self._snapshot, self._policy))
 
     def _joins(self, rank: int) -> bool:
-        """Whether a node has come up there as it was expected to: whoever waits for it was laid out on it before."""
+        """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
         return self._stage.scheduler.rooms[rank].up and not self._ranks[rank].online
 
     def _stays_away(self, rank: int) -> bool:
