@@ -26,6 +26,8 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
         return because("impaired", detail=node.cloud.impaired)
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
         return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
+    if len(node.left_s) < FLAPS:
+        return None
     times = [left_s for left_s in node.left_s if now_s - left_s < FLAPS_WITHIN_S]
     return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
 
