@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from nodemanager.cloud.local_process import marked
 from tests.live.elastic import Elastic, JobSeen, Offer, kill_broker, kill_node
-from tests.live.manager_process import ManagerProcess
 from tests.live.witness import slot_of
 
 OFFERS = (
@@ -27,6 +26,9 @@ RUN_S = (0.0, 0.1, 0.3, 0.6, 1.0)
 PACE_S = 0.05
 LOOK_EVERY_S = 0.5
 HEAD_DOWN_MAX_S = 3.0
+# A manager is killed so long after it began to act; one in three so long after its start, acting or not.
+KILLED_AFTER_MAX_S = 2.0
+CLAIM_WITHIN_S = 60.0
 # How long before a job began its node, or rank 0, may have died: for a moment Flux gives a dead rank to the next
 # job, and one that was about to begin as rank 0 went begins when that is back.
 SEEN_DEAD_WITHIN_S = 5.0
@@ -34,14 +36,13 @@ SEEN_DEAD_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of it. ``over_s``: the time in which all of it comes."""
+    """How much of it."""
 
     jobs: int
     kills: int
     deaths: int
     restarts: int
     seed: int
-    over_s: float
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Tally:
     """What was done, and what came of it."""
 
     kills: int = 0
+    kills_in_office: int = 0  # of those that acted
     whole_deaths: int = 0
     broker_deaths: int = 0
     restarts: int = 0
@@ -93,42 +95,56 @@ class Tally:
 
 
 class Stream:
-    """Everything comes at moments drawn beforehand; what cannot be done at its moment is done at the next."""
+    """All is drawn beforehand. The kills set the pace, however slow the machine; the rest is spread among them.
+
+    What cannot be done at its moment is done at the next.
+    """
 
     def __init__(self, elastic: Elastic, size: Size) -> None:
         self.elastic = elastic
         self.tally = Tally()
         self.works: list[Work] = []
+        self._size = size
         self._draw = random.Random(size.seed)
-        self._manager: ManagerProcess = elastic.start_manager()
+        self._begun_s = self._looked_s = time.monotonic()
         self._head_down_at = 0.0
-        self._looked_s = 0.0
-        self._acts = self._drawn(size)
+        self._head_up_s = 0.0
+        self._acts = self._drawn()
+        self._next_manager()
 
-    def _drawn(self, size: Size) -> list[tuple[float, Callable[[], bool]]]:
-        """Moments from the start on, and what is to be done then; the stream ends with a job."""
-        acts: list[tuple[float, Callable[[], bool]]] = [(size.over_s, self._submit)]
-        acts += [(self._draw.uniform(0, size.over_s), self._submit) for _ in range(size.jobs - 1)]
-        acts += [(self._draw.uniform(0, size.over_s), self._kill_manager) for _ in range(size.kills)]
-        acts += [(self._draw.uniform(0, size.over_s), self._kill_node) for _ in range(size.deaths)]
-        for nth in range(size.restarts):
-            down_at_s = size.over_s * (nth + 1) / (size.restarts + 1)
-            acts.append((down_at_s, self._stop_head))
-            acts.append((down_at_s + self._draw.uniform(0, HEAD_DOWN_MAX_S), self._start_head))
+    def _drawn(self) -> list[tuple[float, Callable[[], bool]]]:
+        """What is to be done when, from 0 (the first manager) to 1 (the last one is killed). It ends with a job."""
+        acts: list[tuple[float, Callable[[], bool]]] = [(1.0, self._submit)]
+        acts += [(self._draw.random(), self._submit) for _ in range(self._size.jobs - 1)]
+        acts += [(self._draw.random(), self._kill_node) for _ in range(self._size.deaths)]
+        restarts = self._size.restarts
+        acts += [((nth + 1) / (restarts + 1), self._stop_head) for nth in range(restarts)]
         return sorted(acts, key=lambda act: act[0])
 
     def run(self) -> None:
         """Until the last of it has come."""
-        begun_s = time.monotonic()
-        while self._acts:
+        while self._acts or self._head_down_at or self.tally.kills < self._size.kills:
             threading.Event().wait(PACE_S)
-            passed_s = time.monotonic() - begun_s
-            due = [act for act in self._acts if act[0] <= passed_s]
-            self._acts = [act for act in self._acts if act[0] > passed_s]
-            self._acts[:0] = [(at_s, do) for at_s, do in due if not do()]
-            if passed_s - self._looked_s >= LOOK_EVERY_S:
-                self._looked_s = passed_s
+            now_s = time.monotonic()
+            if self.tally.kills < self._size.kills and self._dies_now(now_s):
+                self._kill_manager()
+            if self._head_down_at and now_s >= self._head_up_s:
+                self._start_head()
+            passed = self._passed(now_s)
+            due = [act for act in self._acts if act[0] <= passed]
+            self._acts = [act for act in self._acts if act[0] > passed]
+            self._acts[:0] = [(at, do) for at, do in due if not do()]
+            if now_s - self._looked_s >= LOOK_EVERY_S:
+                self._looked_s = now_s
                 self.look()
+
+    def _passed(self, now_s: float) -> float:
+        """The share of the stream that has passed: by the kills, and between two of them by time."""
+        kills = self.tally.kills
+        if kills == self._size.kills:
+            return 1.0
+        usual_s = (self._manager_begun_s - self._begun_s) / kills if kills else KILLED_AFTER_MAX_S
+        return (kills + min(1.0, (now_s - self._manager_begun_s) / usual_s)) / self._size.kills
 
     def all_ran(self) -> bool:
         self.look()
@@ -171,13 +187,27 @@ class Stream:
         self.works.append(work)
         return True
 
-    def _kill_manager(self) -> bool:
+    def _next_manager(self) -> None:
+        self._manager = self.elastic.start_manager()
+        self._manager_begun_s = time.monotonic()
+        self._lives_on_s = self._draw.uniform(0, KILLED_AFTER_MAX_S)
+        counts_from_start = self._draw.random() < 1 / 3
+        self._counted_from_s = self._manager_begun_s if counts_from_start else None
+
+    def _dies_now(self, now_s: float) -> bool:
+        if self._counted_from_s is None and self._manager.said("claimed"):
+            self._counted_from_s = now_s
+        if self._counted_from_s is None:
+            return now_s - self._manager_begun_s >= CLAIM_WITHIN_S
+        return now_s - self._counted_from_s >= self._lives_on_s
+
+    def _kill_manager(self) -> None:
         if self._manager.status is not None:
             self.tally.ended_by_itself.append(self._manager.tail())
         self._manager.kill()
-        self._manager = self.elastic.start_manager()
         self.tally.kills += 1
-        return True
+        self.tally.kills_in_office += bool(self._manager.said("claimed"))
+        self._next_manager()
 
     def _kill_node(self) -> bool:
         living = self.elastic.witness.living()
@@ -196,15 +226,15 @@ class Stream:
         return True
 
     def _stop_head(self) -> bool:
+        if self._head_down_at:
+            return False
         self._head_down_at = time.time()
         self.elastic.stop_head()
+        self._head_up_s = time.monotonic() + self._draw.uniform(0, HEAD_DOWN_MAX_S)
         return True
 
-    def _start_head(self) -> bool:
-        if not self._head_down_at:
-            return False
+    def _start_head(self) -> None:
         self.elastic.start_head()
         self.tally.blows.append(Blow("", self._head_down_at, time.time()))
         self.tally.restarts += 1
         self._head_down_at = 0.0
-        return True
