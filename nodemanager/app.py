@@ -5,6 +5,7 @@ The simulator wires the same actors through the same :func:`wire`, with a ``spaw
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -316,6 +317,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_told)
     front.start(service)
+    spare_what_stays()
     service.start()
     service.fate.ended.wait()
     systemd.stopping()
@@ -326,6 +328,16 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
         return EXIT_CRASHED
     log.info("stopped")
     return EXIT_OK
+
+
+def spare_what_stays() -> None:
+    """Keep what was imported and made so far out of every later collection of garbage: it stays to the end.
+
+    There are far more of these objects than of a fleet's, and going through them made some ticks several times as
+    long as the others.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _reload(service: Service) -> None:

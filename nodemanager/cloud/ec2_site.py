@@ -1,12 +1,12 @@
-"""EC2 as a site has it: its ports, where its nodes are put, what an operator should know."""
+"""EC2 as a site has it: its ports, and where its nodes are put."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from nodemanager.cloud.ec2 import Ec2Cloud
-from nodemanager.cloud.ec2_credentials import NOT_SUPPORTED, key_source, keys_given
+from nodemanager.cloud.ec2_credentials import key_source
 from nodemanager.cloud.ec2_driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2_launch import Placement
 from nodemanager.cloud.libcloud_port import UserData
@@ -40,21 +40,3 @@ def placements_of(site: Site) -> Mapping[TypeName, Placement]:
         )
         for name, node in site.nodes.items()
     }
-
-
-def cautions(site: Site, environment: Mapping[str, str]) -> Iterator[str]:
-    if keys_given(site.credentials, environment) is not None:
-        return
-    named = [f"{name} ({what})" for name, what in NOT_SUPPORTED.items() if environment.get(name)]
-    if named:
-        yield (
-            f"[Cloud Credentials] is empty, and {', '.join(named)} of the environment is not supported. The keys "
-            "will be asked of the instance metadata service: give access_key_id and secret_access_key instead, "
-            "unless this runs on an instance with a role."
-        )
-    else:
-        yield (
-            "[Cloud Credentials] is empty, and so is AWS_ACCESS_KEY_ID: the keys will be asked of the instance "
-            "metadata service. That works on an EC2 instance that has a role; profiles, SSO, web identity and "
-            "container credentials are not supported."
-        )

@@ -49,9 +49,9 @@ def cautions(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[s
     """What an operator should know of this provider with this site, a sentence each."""
     match site.cloud.provider:
         case Provider.EC2:
-            from nodemanager.cloud import ec2_site  # noqa: PLC0415
+            from nodemanager.cloud import ec2_credentials  # noqa: PLC0415
 
-            return tuple(ec2_site.cautions(site, environment))
+            return tuple(ec2_credentials.cautions(site.credentials, environment))
         case _:
             return ()
 

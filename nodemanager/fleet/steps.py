@@ -192,9 +192,10 @@ def _idle(node: Node, outlook: Outlook) -> Step:
 def _carries_the_drain_of_another(node: Node) -> bool:
     """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
     reason = node.rank.drain_reason if node.rank is not None else None
+    if reason is None or not reason.startswith(DRAIN_MARK):
+        return False
     # Behind the launch there may stand a note of why.
-    own = (drain_text(node.id), steering.hold_text(node.id))
-    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] not in own
+    return reason.split()[0] not in (drain_text(node.id), steering.hold_text(node.id))
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:

@@ -40,7 +40,7 @@ from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import PERIOD_S
-from nodemanager.app import Outside, policy_of, wire
+from nodemanager.app import Outside, policy_of, spare_what_stays, wire
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config import Site, load_site
 from nodemanager.facts import FluxUnreachable, Tick
@@ -313,6 +313,7 @@ class _Run:
         )
         # What a site on EC2 loads when it starts; nothing is called.
         self._imported = (Front, cloud_factory(site, lambda _launch, _type: "", World(1).clock())())
+        spare_what_stays()  # as the service does before its first fact
         self.baseline_mb = rss_mb()
         self.meter = Meter()
         self.front = VirtualFront(folder, self.meter) if case.front else None

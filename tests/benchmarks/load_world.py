@@ -32,7 +32,7 @@ def _proxy(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda it: (_proxy, (dict(it),)))  # values have them, and the pipe is to take them
 
 TOKEN = "bench"
-UP_S, WORKS_S = 60.0, 5.0
+UP_S, WORKS_S, BEGINS_S = 60.0, 5.0, 8.0  # until the nodes are up; with jobs; until the first of these may end
 # Each fills a node of eight cores, in five ways.
 SHAPES = (Shape(1, 8), Shape(2, 4), Shape(4, 2), Shape(8, 1), Shape(1, 8, nodes=1))
 TOLD = frozenset({"submit", "alloc", "clean"})  # the manager's queue changes by these
@@ -74,8 +74,11 @@ class LoadedWorld:
         self._submitted = 0
         self.counts: Counter[str] = Counter()
         self._stand_up()
-        for _ in range(load.pending + load.running):
-            self._submit()
+        least_s, most_s = load.run_s
+        for _ in range(load.running):  # at work for a while already, so that they end one after the other
+            self._submit((BEGINS_S, BEGINS_S + (least_s + most_s) / 2))
+        for _ in range(load.pending):
+            self._submit(load.run_s)
         self._world.advance_by(WORKS_S)
 
     def answer(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -145,17 +148,17 @@ class LoadedWorld:
 
     # --- what happens ---
 
-    def _submit(self) -> None:
+    def _submit(self, run_s: tuple[float, float]) -> None:
         shape = SHAPES[self._submitted % len(SHAPES)]
         self._submitted += 1
-        self._flux.submit(shape, 3600.0, run_s=self._draws.uniform(*self._load.run_s))
+        self._flux.submit(shape, 3600.0, run_s=self._draws.uniform(*run_s))
 
     def _job_said(self, event: JobEvent) -> None:
         self.counts["journal"] += 1
         self.counts["changes"] += event.name in TOLD
         self._lines.append(_line(event))
         if event.name == "clean":
-            self._submit()
+            self._submit(self._load.run_s)
 
     def _resource_said(self, _event: ResourceEvent) -> None:
         self._stirred += 1
