@@ -11,6 +11,7 @@ from nodemanager.actors.manager import Published
 from nodemanager.config import Site
 from nodemanager.journal.chronicle import Chronicle
 from nodemanager.journal.reader import JournalReader
+from nodemanager.journal.schema import FILE
 from nodemanager.journal.writer import Journal
 from nodemanager.settings import Viewers
 from nodemanager.web.access import Access
@@ -23,7 +24,6 @@ from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, the_token
 from nodemanager.web.views import Document, status
 
-JOURNAL = "journal.sqlite"
 STATUS_EVERY_S = 1.0
 
 
@@ -34,7 +34,7 @@ class Front:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = Journal(site.state_dir / JOURNAL)
+        self._journal = Journal(site.state_dir / FILE)
         self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}

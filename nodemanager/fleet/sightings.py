@@ -95,6 +95,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
         snapshot = _where_they_stand(snapshot, fact.ranks)
+    same_division = same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
@@ -112,7 +113,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     return replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        division=_division(fact, snapshot) if changes else snapshot.division,
+        division=snapshot.division if same_division else _division(fact, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,

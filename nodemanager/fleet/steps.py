@@ -44,6 +44,9 @@ BUSY = because("busy")
 STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
+# How long a scheduler gets to take in a drain. That of a rank 0 that stops hears of none, and each is answered.
+DRAIN_AGAIN_S = 1.0
+
 
 @dataclass(slots=True)
 class Outlook:
@@ -246,7 +249,7 @@ def _draining(node: Node, outlook: Outlook) -> Step:
         return _stop(node, outlook)
     if obstacle.code == "job_slipped_in" and node.rank.online and fit:
         return _reprieve(node, outlook, obstacle)
-    if obstacle.code in ("still_schedulable", "not_drained"):
+    if obstacle.code in ("still_schedulable", "not_drained") and outlook.now_s - node.drained_s >= DRAIN_AGAIN_S:
         return _drain(node, node.retiring or obstacle)
     return Step(obstacle)
 

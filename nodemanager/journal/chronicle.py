@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nodemanager.actors.manager import Published
 from nodemanager.facts import Fact
 from nodemanager.journal.advice import Advice, Advised
+from nodemanager.journal.ended import EndedJob, EndedJobs
 from nodemanager.journal.entries import Entries, Entry
 from nodemanager.journal.lives import Life, Lives
 from nodemanager.journal.spend import Spend, Spent
@@ -37,6 +38,7 @@ class Happened:
     lives: tuple[tuple[Life | None, Life], ...]
     spent: Spent
     advised: Advised | None = None
+    ended: tuple[EndedJob, ...] = ()
 
 
 class Follower:
@@ -47,6 +49,7 @@ class Follower:
         self._lives = Lives()
         self._spend = Spend()
         self._advice = Advice()
+        self._ended = EndedJobs()
 
     def of(self, publications: Sequence[Published]) -> Happened:
         """From one publication at the least, in their order."""
@@ -60,6 +63,7 @@ class Follower:
             lives=self._lives.of(newest, facts),
             spent=self._spend.of(newest),
             advised=self._advice.of(publications),
+            ended=self._ended.of(publications),
         )
 
 

@@ -85,6 +85,18 @@ class JournalReader:
         )
         return str(rows[0]["launch"]) if rows else None
 
+    # --- jobs ---
+
+    def jobs(self) -> Iterator[sqlite3.Row]:
+        """Those that have ended, in the order of their submission, one by one: they may be very many."""
+        with self._connected() as connection:
+            yield from connection.execute("SELECT * FROM jobs ORDER BY submitted_at, job")
+
+    def jobs_span(self) -> tuple[int, float]:
+        """How many jobs have ended, and when the first of them was submitted; 0 where there is none."""
+        (row,) = self._rows("SELECT COUNT(*) AS count, MIN(submitted_at) AS first_at FROM jobs")
+        return int(row["count"]), float(row["first_at"] or 0.0)
+
     # --- spend ---
 
     def spent(self, since_at: float) -> float:

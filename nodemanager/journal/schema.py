@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
+FILE = "journal.sqlite"  # in the site's state_dir
+
 STEPS: tuple[str, ...] = (
     """
     CREATE TABLE entries (
@@ -61,6 +63,19 @@ STEPS: tuple[str, ...] = (
         busy_touched INTEGER NOT NULL
     );
     ALTER TABLE waits ADD COLUMN advised_s REAL;
+    """,
+    """
+    CREATE TABLE jobs (
+        job TEXT PRIMARY KEY,
+        submitted_at REAL NOT NULL,
+        began_at REAL,              -- NULL: it ended before it could
+        ended_at REAL NOT NULL,
+        duration_s REAL NOT NULL,   -- asked for; 0 is unlimited
+        userid INTEGER NOT NULL,
+        queue TEXT NOT NULL,
+        shape TEXT NOT NULL         -- JSON
+    ) WITHOUT ROWID;
+    CREATE INDEX jobs_by_time ON jobs (submitted_at);
     """,
 )
 VERSION = len(STEPS)

@@ -23,9 +23,11 @@ import structlog
 
 from nodemanager.journal.advice import Advised
 from nodemanager.journal.chronicle import Happened
+from nodemanager.journal.ended import EndedJob
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.lives import Life
 from nodemanager.journal.schema import TooNew, migrate
+from nodemanager.journal.shapes import written_shape
 from nodemanager.journal.spend import HOUR_S, Account, Sum
 
 FLUSH_S = 1.0
@@ -33,6 +35,7 @@ WAITING_MAX = 2000
 BUSY_S = 5.0  # what a reader may keep the writer waiting
 ENTRIES_KEPT_S = 35 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0
+JOBS_KEPT_S = 100 * 86_400.0
 PRUNE_EVERY_S = 3600.0
 
 
@@ -54,7 +57,8 @@ class Journal:
         self._thread.start()
 
     def take_in(self, happened: Happened) -> None:
-        if not (happened.entries or happened.lives or happened.spent or happened.advised):
+        told = happened.entries, happened.lives, happened.spent, happened.advised, happened.ended
+        if not any(told):
             return
         try:
             self._waiting.put_nowait(happened)
@@ -167,6 +171,7 @@ class Journal:
                 ("entries", "at", ENTRIES_KEPT_S),
                 ("waits", "at", ENTRIES_KEPT_S),
                 ("lives", "requested_at", SPEND_KEPT_S),
+                ("jobs", "submitted_at", JOBS_KEPT_S),
             ):
                 connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
             for table in ("spend", "advised"):
@@ -215,6 +220,8 @@ def _insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
         [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised],
     )
     connection.executemany("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)", _wait_rows(entries, advised))
+    ended = [_job_row(job) for happened in batch for job in happened.ended]
+    connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", ended)
 
 
 def _entry_row(entry: Entry) -> tuple[object, ...]:
@@ -237,6 +244,12 @@ def _life_row(life: Life) -> tuple[object, ...]:
         life.why,
         life.cost,
     )
+
+
+def _job_row(job: EndedJob) -> tuple[object, ...]:
+    shape = json.dumps(written_shape(job.shape), separators=(",", ":"))
+    times = job.submitted_at, job.began_at, job.ended_at, job.duration_s
+    return str(job.id), *times, job.userid, job.queue, shape
 
 
 def _spend_rows(batch: list[Happened]) -> Iterable[tuple[object, ...]]:

@@ -149,16 +149,29 @@ class Production:
             self._snapshot = replace(snapshot, unsettled_s=None)
         self._tell_time()
         ended = tuple(news.ended)
+        line = stage.scheduler.line
+        only_joined = line and not news.jobs and not ended and all(map(self._joins, news.ranks))
+        at_work = all(stage.scheduler.rooms[rank].jobs or self._stays_away(rank) for rank in news.ranks)
         if news.jobs or ended:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
             news.ended.clear()
             self._observe(QueueSeen(stage.now_s, jobs=jobs, ended=ended))
-        at_work = all(stage.scheduler.rooms[rank].jobs for rank in news.ranks)
         if news.ranks:
             self._look()
-        if ended or stage.scheduler.line or not at_work:
+        if only_joined:
+            self._plan_by(stage.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
+        elif ended or line or not at_work:
             self._plan_by(settles_at_s(self._snapshot, self._policy))
+
+    def _joins(self, rank: int) -> bool:
+        """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
+        return self._stage.scheduler.rooms[rank].up and not self._ranks[rank].online
+
+    def _stays_away(self, rank: int) -> bool:
+        """Whether nobody was there and nobody is: a slot that is given free is news for a waiting job only."""
+        machine = self._stage.machines.get(rank)
+        return not self._ranks[rank].online and not (machine is not None and machine.online)
 
     def _look(self) -> None:
         news = self._stage.news

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from nodemanager.config import Site
+from nodemanager.journal.schema import FILE
 from nodemanager.whatif.history import open_history, open_instance
 from nodemanager.whatif.journal import open_journal
+from nodemanager.whatif.recorded import open_recorded
 from nodemanager.whatif.swf import open_swf
 from nodemanager.whatif.synthetic import open_synthetic
 from nodemanager.whatif.workload import Processors, Workload, WorkloadError
@@ -15,7 +17,8 @@ from nodemanager.whatif.workload import Processors, Workload, WorkloadError
 
 def open_workload(name: str, site: Site, each: Processors) -> Workload:
     """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input; "flux": of the site's
-    running instance), a run's journal (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``).
+    running instance), a journal of the service (``.sqlite``, ``journal:PATH``; "journal": the site's own), that of
+    a run (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``).
 
     Raises :class:`WorkloadError`.
     """
@@ -26,6 +29,10 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
         return open_instance(site.flux.uri)
     if name.endswith((".swf", ".swf.gz")):
         return open_swf(path, each)
+    if name == "journal":
+        return open_recorded(site.state_dir / FILE)
+    if path.suffix == ".sqlite" or name.startswith("journal:"):
+        return open_recorded(Path(name.removeprefix("journal:")))
     if path.suffix == ".jsonl":
         return open_journal(path)
     if path.suffix == ".json":
@@ -33,8 +40,9 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     if ":" in name:
         return open_synthetic(name, _largest(site, each), each)
     raise WorkloadError(
-        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json") or .jsonl (of --journal), '
-        '"-", "flux" (the jobs of the running instance), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed'
+        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json"), .jsonl (of --journal) or '
+        '.sqlite (of the service), "-", "flux" (the jobs of the running instance), "journal" (those that the '
+        "service has seen end), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed"
     )
 
 

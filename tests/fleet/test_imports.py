@@ -80,6 +80,7 @@ INWARDS: dict[str, set[str]] = {
     "whatif": {
         *VALUES,
         "notation",
+        "journal",
         "settings",
         "config",
         "logs",

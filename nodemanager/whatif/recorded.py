@@ -1,0 +1,56 @@
+"""A workload from the journal of the running service: the jobs of the site that have ended."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodemanager.journal.reader import JournalReader, JournalUnreadable
+from nodemanager.journal.shapes import read_shape
+from nodemanager.whatif.history import NEVER_RAN, UNREADABLE
+from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
+from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
+
+
+def open_recorded(path: Path) -> Workload:
+    """The jobs of a journal; the service may go on writing it. Raises :class:`WorkloadError`."""
+    reader = JournalReader(path)
+    try:
+        count, start_at = reader.jobs_span()
+    except JournalUnreadable as error:
+        raise WorkloadError(
+            f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
+            "service has run under this one"
+        ) from error
+    return Workload(path.name, lambda oddities: _read(reader, start_at, oddities), start_at, jobs_about=count)
+
+
+def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
+    try:
+        for row in reader.jobs():
+            job = _job(row, start_at, oddities)
+            if job is not None:
+                yield job
+    except JournalUnreadable as error:
+        raise WorkloadError(str(error)) from error
+
+
+def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | None:
+    place = f"job {row['job']}"
+    if row["began_at"] is None:
+        oddities.note(NEVER_RAN, place)
+        return None
+    try:
+        shape = read_shape(json.loads(row["shape"]))
+    except (ValueError, KeyError, TypeError, IndexError):
+        oddities.note(UNREADABLE, place)
+        return None
+    run_s, limit_s = max(0.0, row["ended_at"] - row["began_at"]), row["duration_s"]
+    if not limit_s:
+        oddities.note(NO_LIMIT, place)
+    elif run_s > limit_s:
+        oddities.note(OVERRUN, place)
+        limit_s = run_s
+    return TraceJob(row["job"], row["submitted_at"] - start_at, run_s, limit_s, shape, row["userid"])
