@@ -1,9 +1,11 @@
-"""The command line: one verb a function."""
+"""The command line: one verb a function, which imports what it needs.
+
+All that any verb needs takes a second to import, and as much memory as the service itself.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
@@ -11,32 +13,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from nodemanager import app, logs
-from nodemanager import resize as resize_verb
-from nodemanager import slots as slot_verbs
 from nodemanager.ask import verbs as ask
 from nodemanager.ask.client import Client
-from nodemanager.cloud.providers import cautions, cloud_factory
-from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
 from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
-from nodemanager.flux import expand as expand_verb
-from nodemanager.flux.bindings import BindingsMissing
-from nodemanager.flux.bootstrap import BootstrapError, keep_uuid, write_bootstrap
-from nodemanager.flux.existing import propose
-from nodemanager.front import Front
-from nodemanager.join import service
-from nodemanager.join.checks import END_OF_COST, refuses_several_users
-from nodemanager.join.material import MaterialError, make_material, rotate_curve_certificate
-from nodemanager.join.user_data import UserDataError
-from nodemanager.ports import CloudError, FluxError
-from nodemanager.prices import Compared, PriceTable, PriceTableError, bundled_table, compare, table_in
-from nodemanager.simulation import chaos as chaos_verb
-from nodemanager.whatif import command as whatif
+
+if TYPE_CHECKING:
+    from nodemanager.prices import Compared, PriceTable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -48,7 +34,8 @@ EXIT_INTERRUPTED = 130  # as shells have it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
-    parser = _parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(simulates=any(it in SIMULATING or it == "-h" or it.startswith("--h") for it in given))
     chosen = parser.parse_intermixed_args(arguments)
     if chosen.subjects and chosen.verb not in SUBJECTS:
         parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
@@ -68,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
+    from nodemanager import app, logs
+    from nodemanager.flux.bindings import BindingsMissing
+    from nodemanager.front import Front
+
     del chosen
     logs.configure()
     _warn(site)
@@ -78,7 +69,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except app.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except UserDataError as error:
+    except app.NodesCannotJoin as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except BindingsMissing as error:
@@ -89,6 +80,8 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Read the site and say what is wrong with it, or in doubt."""
+    from nodemanager.join.checks import END_OF_COST, refuses_several_users
+
     del chosen
     _warn(site)
     if site.flux.join is Join.SERVICE and (why := refuses_several_users(site)):
@@ -103,6 +96,9 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
     """Write what a stock Flux needs to be elastic, or say what to add to one that is there."""
+    from nodemanager.flux.bootstrap import BootstrapError, write_bootstrap
+    from nodemanager.join.material import MaterialError, make_material
+
     if chosen.existing is not None:
         return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
@@ -127,6 +123,11 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
 
 def join_service(site: Site, chosen: argparse.Namespace) -> int:
     """Let nodes in by their tickets, in the foreground until SIGTERM or SIGINT."""
+    import asyncio
+
+    from nodemanager import logs
+    from nodemanager.join import service
+
     del chosen
     logs.configure()
     try:
@@ -139,6 +140,8 @@ def join_service(site: Site, chosen: argparse.Namespace) -> int:
 
 def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
     """Replace the certificate that the brokers share; it takes effect with a planned restart of rank 0."""
+    from nodemanager.join.material import MaterialError, rotate_curve_certificate
+
     del chosen
     try:
         rotate_curve_certificate(site)
@@ -151,6 +154,11 @@ def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
 
 def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     """Make one node at the provider, find it, make it again, destroy it; see it gone."""
+    from nodemanager import app
+    from nodemanager.cloud.providers import cloud_factory
+    from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
+    from nodemanager.ports import CloudError
+
     if site.cloud.provider is Provider.SIMULATED:
         print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
@@ -172,6 +180,8 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Hold the site's prices to a table; say what differs and what the table lacks."""
+    from nodemanager.prices import PriceTableError, bundled_table, compare, table_in
+
     region = chosen.region or _region(site)
     try:
         table = (
@@ -193,6 +203,9 @@ def _region(site: Site) -> str:
 
 
 def _print_prices(compared: Sequence[Compared], table: PriceTable, region: str) -> None:
+    from rich import box
+    from rich.table import Table
+
     shown = Table("node type", "size", "market", "site", "table", box=box.SIMPLE_HEAD)
     shown.add_column("", no_wrap=True)
     for row in compared:
@@ -209,6 +222,9 @@ def _say(line: str) -> None:
 
 
 def _init_existing(site: Site, folder: Path) -> int:
+    from nodemanager.flux.bootstrap import BootstrapError, keep_uuid
+    from nodemanager.flux.existing import propose
+
     try:
         proposal = propose(site, folder.absolute())
         cluster_uuid = keep_uuid(site)
@@ -222,6 +238,11 @@ def _init_existing(site: Site, folder: Path) -> int:
 
 def slots(site: Site, chosen: argparse.Namespace) -> int:
     """Show how the slots are divided among the node types, or divide them otherwise while jobs run."""
+    from nodemanager import app
+    from nodemanager import slots as slot_verbs
+    from nodemanager.flux.bindings import BindingsMissing
+    from nodemanager.ports import FluxError
+
     if site.flux.simulated:
         print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
         return EXIT_FAILED
@@ -249,6 +270,10 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
 
 def resize(site: Site, chosen: argparse.Namespace) -> int:
     """Give the instance more slots, for which rank 0 restarts once."""
+    from nodemanager import resize as resize_verb
+    from nodemanager import slots as slot_verbs
+    from nodemanager.flux.bindings import BindingsMissing
+
     try:
         counts = slot_verbs.counts_of(chosen.slots or ())
         if not counts:
@@ -269,6 +294,12 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
 
 def expand(site: Site, chosen: argparse.Namespace) -> int:
     """Give an instance that is a job of the enclosing Flux more nodes of that one, as another job."""
+    from nodemanager import app
+    from nodemanager.flux import expand as expand_verb
+    from nodemanager.flux.bindings import BindingsMissing
+    from nodemanager.flux.bootstrap import BootstrapError
+    from nodemanager.ports import FluxError
+
     if not chosen.subject or not chosen.nodes:
         print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
         return EXIT_USAGE
@@ -289,19 +320,32 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _warn(site: Site) -> None:
+    from nodemanager.cloud.providers import cautions
+
     for warning in (*warnings(site), *cautions(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
 def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Console) -> None:
     """Show what would be ordered now, by the site that --config names; nothing is."""
+    from nodemanager import app
+
     ask.plan(client, app.identified(site), chosen, console, policy_of=app.policy_of)
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
     """Let everything go wrong in a simulated world, by seeds, and see whether a rule breaks (no --config)."""
+    from nodemanager.simulation import chaos as chaos_verb
+
     del site
     return chaos_verb.chaos(chosen)
+
+
+def simulate(site: Site, chosen: argparse.Namespace) -> int:
+    """Replay a workload under this site's policy, and see cost and wait."""
+    from nodemanager.whatif import command
+
+    return command.simulate(site, chosen)
 
 
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
@@ -312,7 +356,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "prices": prices,
     "join-service": join_service,
     "rotate-cert": rotate_cert,
-    "simulate": whatif.simulate,
+    "simulate": simulate,
     "chaos": chaos,
     "slots": slots,
     "resize": resize,
@@ -340,6 +384,7 @@ SUBJECTS: Mapping[str, str] = {  # what these verbs are about
     "retire": "NODE",
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
+SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
 
 ROTATED = """\
@@ -349,7 +394,8 @@ Nodes that joined by the service fetch the new one before they start their broke
 with it, a node that boots waits, and then joins by itself."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
+    """``simulates``: with the options of the verbs that do."""
     parser = argparse.ArgumentParser(
         prog="flux-node-manager",
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
@@ -394,9 +440,17 @@ def _parser() -> argparse.ArgumentParser:
         help="for slots, resize: how many slots these types are to have",
     )
     parser.add_argument("--force", action="store_true", help="for resize: though jobs run, which end")
-    whatif.add_options(parser)
-    chaos_verb.add_options(parser)
+    if simulates:
+        _add_simulating(parser)
     return parser
+
+
+def _add_simulating(parser: argparse.ArgumentParser) -> None:
+    from nodemanager.simulation import chaos as chaos_verb
+    from nodemanager.whatif import command
+
+    command.add_options(parser)
+    chaos_verb.add_options(parser)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pytest
 
 from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_launch import Placement
-from nodemanager.cloud.providers import cautions, cloud_factory, ec2_placements
+from nodemanager.cloud.ec2_site import placements_of
+from nodemanager.cloud.providers import cautions, cloud_factory
 from nodemanager.config import ConfigError, Mode, Provider, Site, load_site
 from nodemanager.model import TypeName
 from tests.contract.cloud_subjects import SystemClock, a_script
@@ -61,13 +62,13 @@ def test_the_least_site_leaves_all_else_to_the_account(tmp_path: Path) -> None:
     assert (site.node_types[0].size, site.node_types[0].image, site.node_types[0].zones) == (
         "c7i.large", "ami-0abc", (),
     )  # fmt: skip
-    assert ec2_placements(site) == {SMALL: Placement()}
+    assert placements_of(site) == {SMALL: Placement()}
 
 
 def test_subnets_say_the_zones_and_their_order(tmp_path: Path) -> None:
     site = site_of(tmp_path, ("Cloud", "subnets", "us-east-1b:subnet-2, us-east-1a:subnet-1"))
     assert site.node_types[0].zones == ("us-east-1b", "us-east-1a")
-    assert list(ec2_placements(site)[SMALL].subnets.items()) == [
+    assert list(placements_of(site)[SMALL].subnets.items()) == [
         ("us-east-1b", "subnet-2"),
         ("us-east-1a", "subnet-1"),
     ]
@@ -80,7 +81,7 @@ def test_a_type_may_keep_to_some_of_the_zones_and_has_their_subnets(tmp_path: Pa
         ("Node c7i.large", "zones", "us-east-1b"),
     )
     assert site.node_types[0].zones == ("us-east-1b",)
-    assert ec2_placements(site)[SMALL].subnets == {"us-east-1b": "subnet-2"}
+    assert placements_of(site)[SMALL].subnets == {"us-east-1b": "subnet-2"}
 
 
 def test_a_type_may_have_all_of_its_own(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_type_may_have_all_of_its_own(tmp_path: Path) -> None:
             for key, text in {**LEAST["Node c7i.large"], "slots": "gpu1", **own}.items()
         ),
     )
-    assert ec2_placements(site) == {
+    assert placements_of(site) == {
         SMALL: Placement({"us-east-1a": "subnet-1"}, ("sg-1",), "ops", "nodes"),
         TypeName("g6.xlarge"): Placement({"us-east-1c": "subnet-3"}, ("sg-2", "sg-3"), "gpu-ops", "gpu-nodes"),
     }

@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from nodemanager.app import SystemClock
+from nodemanager.cloud import azure_site, gce_site, openstack_site
 from nodemanager.cloud.azure import AzureCloud
 from nodemanager.cloud.gce import GceCloud
 from nodemanager.cloud.openstack import OpenStackCloud
-from nodemanager.cloud.providers import (
-    azure_placements,
-    cloud_factory,
-    gce_placements,
-    openstack_account,
-    openstack_placements,
-)
+from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config import Mode, Site, load_site
 from nodemanager.model import TypeName
 from tests.test_config import ENVIRONMENT, EXAMPLES, faults_of
@@ -200,7 +195,7 @@ def test_credentials_that_are_not_whole_are_a_fault(
 def test_an_application_credential_needs_nothing_more(tmp_path: Path) -> None:
     cloud = GOOD["openstack"].partition("username")[0]
     cloud += "application_credential_id = id\napplication_credential_secret = ${WORD}\n"
-    account = openstack_account(site_of(tmp_path, cloud))
+    account = openstack_site.account_of(site_of(tmp_path, cloud))
     assert (account.application_credential, account.user, account.secret) == (True, "id", "hush")
 
 
@@ -210,7 +205,7 @@ def test_openstack_is_told_what_the_site_says(tmp_path: Path) -> None:
     )
     cloud += "user_domain = users\nproject_domain_id = projects\n"
     site = site_of(tmp_path, cloud, NODE + "network = n1,n2\nkey_name = mine\nsecurity_groups = c\n")
-    account = openstack_account(site)
+    account = openstack_site.account_of(site)
     assert (account.auth_url, account.region, account.microversion) == (
         "https://cloud.example:5000/v3",
         "north",
@@ -218,15 +213,15 @@ def test_openstack_is_told_what_the_site_says(tmp_path: Path) -> None:
     )
     assert (account.user, account.secret, account.project) == ("robot", "hush", "lab")
     assert (account.user_domain, account.project_domain_id) == ("users", "projects")
-    (placement,) = openstack_placements(site).values()
+    (placement,) = openstack_site.placements_of(site).values()
     assert placement.networks == ("n1", "n2")
     assert (placement.security_groups, placement.key_name, placement.config_drive) == (("c",), "mine", True)
 
 
 def test_gce_and_azure_are_told_what_the_site_says(tmp_path: Path) -> None:
-    (gce,) = gce_placements(site_of(tmp_path, GOOD["gce"])).values()
+    (gce,) = gce_site.placements_of(site_of(tmp_path, GOOD["gce"])).values()
     assert (gce.network, gce.zones) == ("global/networks/default", ("a", "b"))
-    (azure,) = azure_placements(site_of(tmp_path, GOOD["azure"], NODE + "zones = 2\n")).values()
+    (azure,) = azure_site.placements_of(site_of(tmp_path, GOOD["azure"], NODE + "zones = 2\n")).values()
     assert (azure.network, azure.zone) == ("net/sub", "2")
 
 
@@ -247,7 +242,7 @@ def test_no_secret_is_in_what_is_printed(tmp_path: Path, provider: str) -> None:
     site = site_of(tmp_path, GOOD[provider])
     assert "hush" not in repr(site)
     if provider == "openstack":
-        assert "hush" not in repr(openstack_account(site))
+        assert "hush" not in repr(openstack_site.account_of(site))
 
 
 @pytest.mark.parametrize("provider", GOOD)

@@ -11,7 +11,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -126,3 +126,22 @@ class InstanceRole:
         except urllib.error.HTTPError as refused:
             refused.close()  # it holds the connection
             raise
+
+
+def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Iterator[str]:
+    """What an operator should know of where the keys will come from."""
+    if keys_given(credentials, environment) is not None:
+        return
+    named = [f"{name} ({what})" for name, what in NOT_SUPPORTED.items() if environment.get(name)]
+    if named:
+        yield (
+            f"[Cloud Credentials] is empty, and {', '.join(named)} of the environment is not supported. The keys "
+            "will be asked of the instance metadata service: give access_key_id and secret_access_key instead, "
+            "unless this runs on an instance with a role."
+        )
+    else:
+        yield (
+            "[Cloud Credentials] is empty, and so is AWS_ACCESS_KEY_ID: the keys will be asked of the instance "
+            "metadata service. That works on an EC2 instance that has a role; profiles, SSO, web identity and "
+            "container credentials are not supported."
+        )

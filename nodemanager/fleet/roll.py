@@ -36,7 +36,7 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
 def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
     """How many calls of these kinds are under way."""
     return sum(
-        1 for node in roll_of(snapshot).restless.values() if node.call is not None and node.call.kind in kinds
+        1 for node in roll_of(snapshot).calling.values() if node.call is not None and node.call.kind in kinds
     )
 
 
@@ -59,11 +59,13 @@ def at_rest(node: Node) -> bool:
 
 def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> Roll:
     restless: dict[LaunchId, Node] = dict(roll.restless)
+    calling: dict[LaunchId, Node] = dict(roll.calling)
     states: dict[NodeState, int] = dict(roll.states)
     types: dict[TypeName, int] = dict(roll.types)
     left: dict[LaunchId, Launch] = {}
     for node in before:
         restless.pop(node.id, None)
+        calling.pop(node.id, None)
         states[node.state] -= 1
         if node.costs:
             types[node.launch.type_name] -= 1
@@ -72,6 +74,8 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
     for node in after:
         if not at_rest(node):
             restless[node.id] = node
+        if node.call is not None:
+            calling[node.id] = node
         states[node.state] = states.get(node.state, 0) + 1
         if node.costs:
             types[node.launch.type_name] = types.get(node.launch.type_name, 0) + 1
@@ -84,4 +88,4 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
         of_rank = {rank: id_ for rank, id_ in of_rank.items() if id_ not in gone} if gone else dict(of_rank)
         of_slot.update((launch.slot, launch.id) for launch in came)
         of_rank.update((launch.rank, launch.id) for launch in came)
-    return Roll(nodes, restless, states, types, of_slot, of_rank)
+    return Roll(nodes, restless, calling, states, types, of_slot, of_rank)

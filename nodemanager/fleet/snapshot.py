@@ -105,6 +105,7 @@ class Roll:
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     restless: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all but those that are simply at work
+    calling: Mapping[LaunchId, Node] = field(default_factory=_empty)  # of them, those with a call in flight
     states: Mapping[NodeState, int] = field(default_factory=_empty)
     types: Mapping[TypeName, int] = field(default_factory=_empty)  # of those that cost
     of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)

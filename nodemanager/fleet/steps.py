@@ -44,6 +44,9 @@ BUSY = because("busy")
 STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
+# How long a scheduler gets to take in a drain. That of a rank 0 that stops hears of none, and each is answered.
+DRAIN_AGAIN_S = 1.0
+
 
 @dataclass(slots=True)
 class Outlook:
@@ -189,9 +192,10 @@ def _idle(node: Node, outlook: Outlook) -> Step:
 def _carries_the_drain_of_another(node: Node) -> bool:
     """Our drain of a node that stood on its rank before it: where Flux gives out the ranks, that may be."""
     reason = node.rank.drain_reason if node.rank is not None else None
+    if reason is None or not reason.startswith(DRAIN_MARK):
+        return False
     # Behind the launch there may stand a note of why.
-    own = (drain_text(node.id), steering.hold_text(node.id))
-    return reason is not None and reason.startswith(DRAIN_MARK) and reason.split()[0] not in own
+    return reason.split()[0] not in (drain_text(node.id), steering.hold_text(node.id))
 
 
 def _confirmed(node: Node, policy: Policy) -> bool:
@@ -245,7 +249,7 @@ def _draining(node: Node, outlook: Outlook) -> Step:
         return _stop(node, outlook)
     if obstacle.code == "job_slipped_in" and node.rank.online and fit:
         return _reprieve(node, outlook, obstacle)
-    if obstacle.code in ("still_schedulable", "not_drained"):
+    if obstacle.code in ("still_schedulable", "not_drained") and outlook.now_s - node.drained_s >= DRAIN_AGAIN_S:
         return _drain(node, node.retiring or obstacle)
     return Step(obstacle)
 

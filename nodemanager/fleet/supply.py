@@ -12,7 +12,7 @@ from itertools import chain
 from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.fitness import unfit
-from nodemanager.fleet.ground import Ground, ground_of
+from nodemanager.fleet.ground import DRAIN_MARK, Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import none_to_be_had
@@ -62,8 +62,8 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
             bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        leaves = node.state is NodeState.DRAINING and not all_go and not snapshot.steered(node)
-        if node_type is not None and leaves and _may_be_kept(node) and not _is_unfit(node, snapshot, policy):
+        stays = not all_go and not snapshot.steered(node) and not _is_unfit(node, snapshot, policy)
+        if node_type is not None and stays and (_may_be_kept(node) or _is_let_back(node)):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
@@ -139,12 +139,20 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
 
 
 def _is_unfit(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    return unfit(node, policy, snapshot.now_s) is not None
+    return node.misfit is not None or unfit(node, policy, snapshot.now_s) is not None
 
 
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
-    return rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
+    undrained = rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
+    return node.state is NodeState.DRAINING and undrained
+
+
+def _is_let_back(node: Node) -> bool:
+    """Whether it is idle under a drain of ours that nobody wants any more: it is undrained now."""
+    rank = node.rank
+    ours = rank is not None and rank.online and (rank.drain_reason or "").startswith(DRAIN_MARK)
+    return node.state is NodeState.IDLE and ours
 
 
 # --- what comes, and what is on sale ----------------------------------------------------------------------

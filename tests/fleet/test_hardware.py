@@ -138,6 +138,7 @@ def test_it_is_not_kept_for_jobs_that_wait() -> None:
     world = measured(a_world().draining_node())
     world.job(tasks(1), nodes(1))
     assert not [order for order in orders(world.plan()) if order.startswith("undrain")]
+    assert {reason.code for reason in world.plan().jobs.values()} == {"node_ordered"}  # of another type
 
 
 def test_a_drain_of_somebody_elses_is_a_hold_all_the_same() -> None:

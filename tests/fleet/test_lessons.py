@@ -735,6 +735,22 @@ def test_47_a_jump_leaves_the_staleness_and_the_deadlines_as_they_are() -> None:
 # --- and from the others' lists ---------------------------------------------------------------------------
 
 
+def test_a_drain_that_the_scheduler_has_not_noticed_is_not_repeated_at_every_plan() -> None:
+    # As rank 0 stops, its scheduler hears of no drain: one was ordered every 25 ms.
+    world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None)
+    world.see_drained("cloud1", a_rank("cloud1", online=True, drain_reason=OURS))
+    assert orders(world.wait(0.9).decide()) == []
+    assert world.why("cloud1") == "still_schedulable"
+    assert orders(world.wait(0.1).decide()) == ["drain cloud1-1"]
+
+
+def test_a_drain_that_the_next_look_shows_noticed_is_not_repeated() -> None:
+    world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None)
+    world.see_drained("cloud1", a_rank("cloud1", online=True, drain_reason=OURS)).wait(0.1)
+    world.see_ranks(drained(a_rank("cloud1", online=True), OURS))
+    assert orders(world.decide()) == ["stop-broker cloud1-1"]
+
+
 def test_a_node_that_leaves_counts_once_against_the_limit() -> None:
     world = a_world(CLOUD, nodes_max=2).stopping_node("cloud1").busy_node("cloud2").job(whole_nodes(1))
     assert boots(world.plan()) == []

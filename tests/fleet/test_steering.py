@@ -34,6 +34,7 @@ from tests.builders import (
     busy,
     drained,
     orders,
+    tasks,
     whole_nodes,
 )
 
@@ -115,6 +116,14 @@ def test_a_released_node_is_undrained() -> None:
     world = cordoned(world, hold_text(world.id("cloud1")))
     world = world.see(NodeReleased(world.id("cloud1")))
     assert orders(world.plan()) == [f"undrain {world.id('cloud1')}"]
+
+
+def test_a_released_node_is_counted_on_before_it_is_undrained() -> None:
+    world = hold(a_world().idle_node())
+    world = cordoned(world, hold_text(world.id("cloud1"))).see(NodeReleased(world.id("cloud1")))
+    world.job(tasks(1))
+    assert orders(world.plan()) == [f"undrain {world.id('cloud1')}"]
+    assert [reason.code for reason in world.plan().jobs.values()] == ["node_kept_for_it"]
 
 
 # --- to be retired ----------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ import pytest
 
 from nodemanager.app import identified
 from nodemanager.cloud.local_driver import LocalNodeDriver
+from nodemanager.cloud.local_process import is_alive
+from nodemanager.cloud.local_store import NodeRecord
 from nodemanager.config import load_site
 from nodemanager.flux import bindings
 from nodemanager.flux.bootstrap import write_bootstrap
@@ -32,6 +34,7 @@ from nodemanager.flux.kvs import names
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.join.material import make_material
 from nodemanager.model import FluxRank, Launch
+from nodemanager.notation import expand_hostlist
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, kill_all, why_no_flux
 from tests.live.manager_process import ManagerProcess
@@ -41,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 RPC_WITHIN_S = 10.0
 END_WITHIN_S = 20.0
 VERB_WITHIN_S = 90.0
+SHOWN_MAX = 4
 EVERY_JOB = 0  # job-list.list: no limit
 RESULTS = {1: "COMPLETED", 2: "FAILED", 4: "CANCELED", 8: "TIMEOUT"}  # flux-core's job.h
 
@@ -71,6 +75,7 @@ create_grace = 3s
 orphan_grace = 5s
 absences = 2
 stale_after = 30s
+{timing}
 [Policy]
 idle_timeout = 1s
 stop_lead = 2s
@@ -113,6 +118,8 @@ class JobSeen:
     result: str
     submitted_at: float
     began_at: float | None
+    ended_at: float | None
+    slots: tuple[str, ...]  # on which it ran, or runs
 
 
 class Elastic:
@@ -126,9 +133,11 @@ class Elastic:
         billing: str = "4s",
         *,
         by_tickets: bool = False,
+        timing: str = "",
         policy: str = "",
         flux: str = "",
     ) -> None:
+        self._timing = timing
         self._policy = policy
         self._folder = folder
         self._settle = settle
@@ -159,7 +168,12 @@ class Elastic:
         file = self._folder / f"{mode}.ini"
         if not file.exists():
             site = SITE.format(
-                folder=self._folder, port=self._port, settle=self._settle, mode=mode, join=self._join
+                folder=self._folder,
+                port=self._port,
+                settle=self._settle,
+                mode=mode,
+                join=self._join,
+                timing=self._timing,
             )
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
@@ -200,6 +214,11 @@ class Elastic:
         return psutil.Popen(
             command, cwd=ROOT, env=without_flux(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+
+    def freeze(self, manager: ManagerProcess) -> None:
+        """SIGSTOP, but not while it holds the local cloud's lock, for which all others would wait."""
+        with self.witness.cloud_at_rest():
+            manager.freeze()
 
     def restart_head_when_it_ends(self) -> None:
         """As a supervisor does."""
@@ -260,10 +279,16 @@ class Elastic:
 
     def jobs(self) -> dict[int, JobSeen]:
         """Every job that Flux remembers."""
-        attributes = ["result", "t_submit", "t_run"]
+        attributes = ["result", "t_submit", "t_run", "t_cleanup", "nodelist"]
         listed = self._ask("job-list.list", {"max_entries": EVERY_JOB, "attrs": attributes})["jobs"]
         return {
-            job["id"]: JobSeen(RESULTS.get(job.get("result"), ""), job["t_submit"], job.get("t_run"))
+            job["id"]: JobSeen(
+                RESULTS.get(job.get("result"), ""),
+                job["t_submit"],
+                job.get("t_run"),
+                job.get("t_cleanup"),
+                tuple(expand_hostlist(job.get("nodelist", ""))),
+            )
             for job in listed
         }
 
@@ -321,12 +346,7 @@ class Elastic:
     def kill_node(self, slot: str) -> None:
         """Sudden death, and not by the cloud's doing: every process of the slot's node gets SIGKILL."""
         (node,) = (node for node in self.witness.living() if slot_of(node) == slot)
-        assert node.init is not None
-        init = psutil.Process(node.init.pid)
-        processes = [init, *init.children(recursive=True)]
-        for process in processes:
-            process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
-        kill_all(processes)
+        assert kill_node(node)
 
     def what_is_left(self) -> str:
         """What a fleet of no nodes would not have; "" when there is nothing of it."""
@@ -349,8 +369,8 @@ class Elastic:
             raise AssertionError(f"{error}\nleft: {left}\njobs: {self.jobs()}\n{self.said()}") from error
 
     def said(self) -> str:
-        """The ends of the managers' logs."""
-        return "\n".join(manager.tail() for manager in self._managers)
+        """The ends of the last managers' logs."""
+        return "\n".join(manager.tail() for manager in self._managers[-SHOWN_MAX:])
 
     # --- between tests, and at the end ---
 
@@ -419,6 +439,37 @@ class Elastic:
             )
 
 
+def kill_node(node: NodeRecord) -> bool:
+    """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
+    processes = _processes_of(node)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
+    kill_all(processes)
+    return bool(processes)
+
+
+def kill_broker(node: NodeRecord) -> bool:
+    """Sudden death of its broker alone, which is started again; False where there is none."""
+    brokers = []
+    for process in _processes_of(node):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if process.cmdline()[:1] == ["broker"]:
+                brokers.append(process)
+    kill_all(brokers)
+    return bool(brokers)
+
+
+def _processes_of(node: NodeRecord) -> list[psutil.Process]:
+    if node.init is None or not is_alive(node.init):
+        return []
+    try:
+        init = psutil.Process(node.init.pid)
+        return [init, *init.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def without_flux() -> dict[str, str]:
     """Ours, without what would lead into an instance that encloses us."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
@@ -431,17 +482,20 @@ def an_elastic_site(
     settle: str = "500ms",
     billing: str = "4s",
     by_tickets: bool = False,
+    timing: str = "",
     policy: str = "",
     flux: str = "",
 ) -> Iterator[Elastic]:
-    """A site whose rank 0 is up, with more of ``[Policy]`` and ``[Flux]`` where those are given.
+    """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
     Skips the test where there is no Flux. Reaped at the end, come what may.
     """
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        elastic = Elastic(Path(folder), offers, settle, billing, by_tickets=by_tickets, policy=policy, flux=flux)
+        elastic = Elastic(
+            Path(folder), offers, settle, billing, by_tickets=by_tickets, timing=timing, policy=policy, flux=flux
+        )
         try:
             elastic.start_head()
             yield elastic

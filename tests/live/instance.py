@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ class LiveInstance:
 def kill_all(processes: Iterable[psutil.Process]) -> None:
     killed = []
     for process in processes:
-        if process.is_running():
+        with suppress(psutil.NoSuchProcess):
             process.kill()
             killed.append(process)
     _, alive = psutil.wait_procs(killed, timeout=WITHIN_S)

@@ -10,13 +10,23 @@ from nodemanager.ports import CloudPort, FluxPort
 from tests.live.elastic import Elastic
 from tests.live.six_jobs import run_to_the_end, submit_six_jobs
 
-# Those that change the slots have their own steps to die at: test_slots.py.
-OF_SLOTS = {"change_slots", "refuse_slots"}
+# What six jobs on sound nodes never cause. A death around each of them is the simulation's (tests/simulation).
+NEVER_CALLED = {
+    # They have their own steps to die at: test_slots.py.
+    "change_slots",
+    "refuse_slots",
+    # An operator's word is kept before it is answered: test_operate.py.
+    "keep_steering",
+    # Of a spot node that the provider takes back.
+    "requeue",
+    # Of a node whose housekeeping does not end.
+    "kill_housekeeping",
+}
 CALLS = [
     name
     for port in (CloudPort, FluxPort)
     for name in vars(port)
-    if not name.startswith("_") and name not in OF_SLOTS
+    if not name.startswith("_") and name not in NEVER_CALLED
 ]
 
 

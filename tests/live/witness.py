@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 
@@ -45,6 +46,12 @@ class Witness(threading.Thread):
         with self._store.locked():
             self._seen.update({record.id: record for record in self._store.read_all()})
         return {name: record for name, record in self._seen.items() if name not in self._of_old}
+
+    @contextmanager
+    def cloud_at_rest(self) -> Iterator[None]:
+        """Meanwhile nobody makes, ends or lists a node."""
+        with self._store.locked():
+            yield
 
     def living(self) -> tuple[NodeRecord, ...]:
         return tuple(record for record in self.look().values() if record.terminated_at is None)

@@ -1,0 +1,447 @@
+"""The service under load: 5,000 nodes, 20,000 jobs that wait, 100 changes a second, for ten minutes; and idle.
+
+    python -m tests.benchmarks.bench_load                    # every case, each in processes of its own
+    python -m tests.benchmarks.bench_load --seconds 120      # shorter
+
+The production actors in a pump (virtual time), with the site of a cluster on EC2 and what ``run`` imports for one.
+The world (Flux, its scheduler, its users, the provider) is another process (``load_world``), so that memory and
+processor time here are the manager's: its actors, the reading of the journal and of the ranks' replies from
+JSON, and the pump and the pipe, which stand in for threads and for Flux's messages. What the provider's list costs
+to parse is not in it (``bench_list``). A change is a job submitted, begun, or ended: about four events of Flux's
+journal each. The fleet stands when the manager starts; its first minute, in which all is read, is told apart.
+
+``front``: the chronicle, the metrics (scraped every 15 s), the board and the journal on disk, as they run beside
+the manager; the chronicle rests as it does in its thread, in virtual time. The journal's thread keeps this
+machine's time, so one commit holds as many virtual seconds as pass in a second. ``share``: processor seconds of the
+process in a second of virtual time. A tick is a message that says the time and makes a plan: its processor time
+from the message to the orders given. ``baseline`` is the same process before the first fact, all imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import structlog
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.ticker import PERIOD_S
+from nodemanager.app import Outside, policy_of, spare_what_stays, wire
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config import Site, load_site
+from nodemanager.facts import FluxUnreachable, Tick
+from nodemanager.flux.resources import Look
+from nodemanager.front import Front
+from nodemanager.journal.chronicle import REST, REST_MAX_S, Follower, Happened
+from nodemanager.journal.writer import Journal
+from nodemanager.messages import Mailbox
+from nodemanager.model import FluxRank, Hardware, Rank
+from nodemanager.ports import CloudPort, FluxError, FluxPort
+from nodemanager.simulation import flux_watch
+from nodemanager.simulation.jobs import JobEvent
+from nodemanager.simulation.pump import Inbox, Pump
+from nodemanager.simulation.world import World
+from nodemanager.web.board import Board
+from nodemanager.web.metrics import Metrics
+from tests.benchmarks.load_world import Load, event_of, serve
+
+TRAVEL_S: Mapping[type[CrashOnlyActor], tuple[float, float]] = {
+    Manager: (0.0, 0.001),
+    FluxWorker: (0.001, 0.01),
+    CloudWatcher: (0.5, 1.0),
+    CloudWorker: (0.1, 0.3),
+}
+WARM_UP_S = 60.0
+SAMPLES = 6
+SCRAPE_EVERY_S = 15.0
+SITE = """\
+[Site]
+cluster = bench
+cluster_uuid = 11111111-1111-4111-8111-111111111111
+state_dir = state
+mode = act
+[Flux]
+head_address = 10.0.0.1
+[Cloud]
+provider = ec2
+region = us-east-1
+image = ami-0abc0123456789abc
+[Cloud Credentials]
+access_key_id = none
+secret_access_key = none
+[Limits]
+nodes_max = {nodes}
+nodes_min = {least}
+price_per_hour_max = 1000000
+[Node cpu]
+size = c7i.4xlarge
+cores = 8
+memory = 32GiB
+price_per_hour = 0.40
+slots = cpu[1-{slots}]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    nodes: int
+    pending: int
+    changes_per_s: float  # 0: nothing happens
+    front: bool
+    goal_mb: int
+    goal_share: float | None
+
+
+CASES = (
+    Case("load", 5_000, 20_000, 100.0, front=False, goal_mb=200, goal_share=None),
+    Case("load", 5_000, 20_000, 100.0, front=True, goal_mb=200, goal_share=None),
+    Case("idle", 1_000, 0, 0.0, front=False, goal_mb=80, goal_share=0.01),
+    Case("idle", 1_000, 0, 0.0, front=True, goal_mb=80, goal_share=0.01),
+)
+
+
+# --- the world, from afar ---------------------------------------------------------------------------------
+
+
+class Remote:
+    """The other process, and what its journal said."""
+
+    def __init__(self, load: Load) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, load), daemon=True)
+        self._process.start()
+        self._pipe.recv()
+        self._follower: flux_watch.Follower | None = None
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self._pipe.send((name, arguments))
+        well, answer = self._pipe.recv()
+        if not well:
+            raise FluxError(answer)
+        return answer
+
+    def advance(self, to_s: float) -> None:
+        lines, stirred = self.ask("world.advance", to_s)
+        if self._follower is None:
+            return
+        for line in lines:
+            self._follower.on_job(event_of(line))
+        if stirred:
+            self._follower.on_resource(cast("Any", None))
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+    # --- what the watch asks ---
+
+    def follow(self, follower: flux_watch.Follower) -> Callable[[], None]:
+        self._follower = follower
+        self._backlog: list[str] = self.ask("world.follow")
+        return lambda: None
+
+    def active_events(self) -> Iterator[JobEvent]:
+        backlog, self._backlog = self._backlog, []
+        return map(event_of, backlog)
+
+    def queues_stopped(self) -> frozenset[str]:
+        return frozenset()
+
+
+class RemotePort:
+    """A port of the other process, by whatever is called."""
+
+    def __init__(self, remote: Remote, room: str) -> None:
+        self._remote = remote
+        self._room = room
+        self._look = Look()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._remote.ask(f"{self._room}.{name}", *arguments)
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        """As the real port reads a look from its replies."""
+        said = json.loads(self._remote.ask("world.look"))
+        ended = {Rank(int(rank)): at for rank, at in said["ended"].items()}
+        self._look = self._look.next(
+            said["resources"], said["scheduler"], said["overlay"], ended, said["division"], said["stats"]
+        )
+        return tuple(self._look.ranks.values())
+
+    def measured(self) -> dict[Rank, Hardware]:
+        return {}
+
+
+# --- the clockwork ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Meter:
+    """Processor time, by whose it is; of the manager, by its ticks too. In seconds."""
+
+    of: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    handled: Counter[str] = field(default_factory=Counter)
+    ticks_s: list[float] = field(default_factory=list)
+    planned: bool = False
+
+    def clear(self) -> None:
+        self.of.clear()
+        self.handled.clear()
+        self.ticks_s.clear()
+
+
+class MeteredPump(Pump):
+    """Its actors' messages are timed."""
+
+    meter: Meter
+
+    def spawn(self, actor: type[Any], /, *arguments: Any) -> Mailbox[Any]:
+        inbox = cast("Inbox", super().spawn(actor, *arguments))
+        inbox.actor = cast("CrashOnlyActor", _Timed(inbox.actor, self.meter))
+        return inbox
+
+
+class _Timed:
+    def __init__(self, actor: CrashOnlyActor, meter: Meter) -> None:
+        self._actor = actor
+        self._meter = meter
+
+    def on_receive(self, message: Any) -> None:
+        meter, name = self._meter, type(self._actor).__name__
+        meter.planned = False
+        began_s = time.thread_time()
+        self._actor.on_receive(message)
+        took_s = time.thread_time() - began_s
+        if isinstance(message, Tick):
+            name += " (tick)" if meter.planned else " (nothing new)"
+            if meter.planned:
+                meter.ticks_s.append(took_s)
+        elif name == "Manager":
+            name += f" ({type(message).__name__})"
+        meter.of[name] += took_s
+        meter.handled[name] += 1
+
+
+class VirtualFront:
+    """What stands beside the manager, called at the moments at which its threads would be awake."""
+
+    def __init__(self, folder: Path, meter: Meter) -> None:
+        self.board = Board()
+        self.metrics = Metrics(self.board)
+        self.journal = Journal(folder / "journal.sqlite")
+        self.journal.start()
+        self._follower = Follower()
+        self._meter = meter
+        self._waiting: list[Published] = []
+        self._awake_s = self._scrape_s = 0.0
+
+    def publish(self, published: Published) -> None:
+        self.board.publish(published)
+        self._waiting.append(published)
+
+    def at(self, now_s: float) -> None:
+        began_s = time.thread_time()
+        if self._waiting and now_s >= self._awake_s:
+            waiting, self._waiting = self._waiting, []
+            happened: Happened = self._follower.of(waiting)
+            for sink in (self.board.take_in, self.metrics.take_in, self.journal.take_in):
+                sink(happened)
+            took_s = time.thread_time() - began_s
+            self._awake_s = now_s + min(REST_MAX_S, REST * took_s)
+            self._meter.handled["chronicle"] += 1
+        if now_s >= self._scrape_s:
+            self._scrape_s = now_s + SCRAPE_EVERY_S
+            self.metrics.page()
+        self._meter.of["chronicle"] += time.thread_time() - began_s
+
+
+# --- a run ------------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, seconds: float) -> dict[str, Any]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), wrapper_class=_Silent)
+    folder = Path(tempfile.mkdtemp(prefix="bench-load-"))
+    text = SITE.format(nodes=case.nodes, least=0 if case.pending else case.nodes, slots=case.nodes + 500)
+    (folder / "site.ini").write_text(text)
+    (folder / "site.ini").chmod(0o600)
+    site = load_site(folder / "site.ini", {})
+    run = _Run(case, site, folder)
+    try:
+        return run.result(seconds)
+    finally:
+        run.remote.close()
+
+
+class _Silent(structlog.BoundLoggerBase):
+    """Logs go nowhere: how they are written is the site's choice."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_arguments, **_fields: None
+
+
+class _Run:
+    def __init__(self, case: Case, site: Site, folder: Path) -> None:
+        self.case = case
+        busy = case.nodes if case.changes_per_s else 0
+        mean_s = 3.0 * busy / case.changes_per_s if busy else 0.0  # each job is three changes
+        self.remote = Remote(
+            Load(
+                site.node_types,
+                site.cluster,
+                site.cluster_uuid,
+                case.nodes,
+                case.pending,
+                busy,
+                (mean_s * 2 / 3, mean_s * 4 / 3),
+            )
+        )
+        # What a site on EC2 loads when it starts; nothing is called.
+        self._imported = (Front, cloud_factory(site, lambda _launch, _type: "", World(1).clock())())
+        spare_what_stays()  # as the service does before its first fact
+        self.baseline_mb = rss_mb()
+        self.meter = Meter()
+        self.front = VirtualFront(folder, self.meter) if case.front else None
+        self.world = World(2)
+        self.world.advance_to(self.remote.ask("world.now_s"))
+        self.published: Published | None = None
+        clock = self.world.clock()
+        pump = MeteredPump(self.world, "bench", TRAVEL_S, tick_s=PERIOD_S)
+        pump.meter = self.meter
+        watch = flux_watch.SimulatedFluxWatch(cast("Any", self.remote), self.world)
+        outside = Outside(
+            clock=clock,
+            flux=lambda: cast("FluxPort", RemotePort(self.remote, "flux")),
+            cloud=lambda: cast("CloudPort", RemotePort(self.remote, "cloud")),
+            watch=cast("Any", watch),
+            close=lambda: None,
+        )
+        manager = wire(outside, policy_of(site), site.acts, self._publish, Fate(), pump.spawn)
+        pump.tick(manager, clock)
+        watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+
+    def _publish(self, published: Published) -> None:
+        self.published = published
+        self.meter.planned = True
+        if self.front is not None:
+            self.front.publish(published)
+
+    def _go(self, until_s: float) -> None:
+        step = int(self.world.now_s / PERIOD_S)
+        while self.world.now_s < until_s:
+            step += 1
+            self.remote.advance(step * PERIOD_S)
+            self.world.advance_to(step * PERIOD_S)
+            if self.front is not None:
+                self.front.at(self.world.now_s)
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        start = self._warm_up()
+        self.meter.clear()
+        before, began_s, began_at_s = self.remote.ask("world.standing"), self.world.now_s, time.process_time()
+        memory_mb = [rss_mb()]
+        for part in range(1, SAMPLES + 1):
+            self._go(began_s + seconds * part / SAMPLES)
+            memory_mb.append(rss_mb())
+        cpu_s = time.process_time() - began_at_s
+        after = self.remote.ask("world.standing")
+        ticks = sorted(self.meter.ticks_s)
+        return {
+            "baseline_mb": self.baseline_mb,
+            "memory_mb": memory_mb,
+            "start": start,
+            "share": cpu_s / seconds,
+            "p50_ms": 1e3 * ticks[len(ticks) // 2],
+            "p99_ms": 1e3 * ticks[int(len(ticks) * 0.99)],
+            "worst_ms": 1e3 * ticks[-1],
+            "ticks_per_s": len(ticks) / seconds,
+            "standing": after,
+            "changes_per_s": (after.get("changes", 0) - before.get("changes", 0)) / seconds,
+            "journal_per_s": (after.get("journal", 0) - before.get("journal", 0)) / seconds,
+            "shares": {name: took_s / seconds for name, took_s in self.meter.of.items()}
+            | {"pump, pipe, journals": (cpu_s - sum(self.meter.of.values())) / seconds},
+            "per_s": {name: count / seconds for name, count in self.meter.handled.items()},
+        }
+
+    def _warm_up(self) -> dict[str, float]:
+        """All is read, and the manager knows every node."""
+        began_s = time.process_time()
+        self._go(self.world.now_s + WARM_UP_S)
+        assert self.published is not None
+        online = sum(1 for rank in self.published.snapshot.ranks.values() if rank.online)
+        assert online == len(self.published.snapshot.nodes) == self.case.nodes, f"{online} nodes are known"
+        return {
+            "cpu_s": time.process_time() - began_s,
+            "worst_ms": 1e3 * max(self.meter.ticks_s),
+            "mb": rss_mb(),
+        }
+
+
+def rss_mb() -> float:
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+# --- running it -------------------------------------------------------------------------------------------
+
+
+def in_a_process(number: int, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.bench_load", "--one", str(number), "--seconds", str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def show(numbers: Sequence[int], seconds: float) -> None:
+    for number in numbers:
+        case = CASES[number]
+        found = in_a_process(number, seconds)
+        share = f"{100 * case.goal_share:g} % of a core" if case.goal_share is not None else "tick p99 100 ms"
+        print(f"\n{case.name}: {case.nodes} nodes, front {'on' if case.front else 'off'}, {seconds:g} s")
+        print(f"  goals: {case.goal_mb} MB, {share}")
+        print(f"  memory MB: baseline {found['baseline_mb']:.0f}; then", end=" ")
+        print(", ".join(f"{mb:.0f}" for mb in found["memory_mb"]))
+        print(
+            f"  tick ms: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f}, worst {found['worst_ms']:.1f};",
+            end="",
+        )
+        print(f" {found['ticks_per_s']:.1f} a second")
+        print(f"  share of a core: {100 * found['share']:.2f} %, of which", end=" ")
+        print("; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"])))
+        print(f"  messages a second: {', '.join(f'{name} {of:.2f}' for name, of in _greatest(found['per_s']))}")
+        print(f"  changes a second: {found['changes_per_s']:.0f}, journal's events {found['journal_per_s']:.0f}")
+        print(f"  at the end: {found['standing']}; its start: {found['start']}", flush=True)
+
+
+def _greatest(of: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(of.items(), key=lambda item: -item[1])[:12]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the service under load")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="by number, from 0")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one is not None:
+        print(json.dumps(measure(CASES[given.one], given.seconds)))
+    else:
+        show(given.cases, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a verb, or a site's provider, loads: time at every call, and memory for as long as the service runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_config import ENVIRONMENT, EXAMPLES
+
+ROOT = Path(__file__).parents[1]
+DRIVERS = {
+    "ec2": "nodemanager.cloud.ec2_driver",
+    "openstack": "nodemanager.cloud.openstack_driver",
+    "gce": "nodemanager.cloud.gce_driver",
+    "azure": "nodemanager.cloud.azure_driver",
+}
+FACTORY = """
+import sys
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config import load_site
+from nodemanager.simulation.world import World
+cloud_factory(load_site({path!r}, {environment!r}), lambda *_: "", World(1).clock())
+print(*sys.modules, sep="\\n")
+"""
+
+
+def loaded(*command: str) -> set[str]:
+    """The modules of a Python that has run a program."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
+    modules = loaded("-c", "import sys, nodemanager.cli; print(*sys.modules, sep='\\n')")
+    assert not modules & {
+        "libcloud",
+        "uvicorn",
+        "starlette",
+        "cryptography",
+        "nodemanager.app",
+        "nodemanager.whatif",
+    }
+
+
+def test_a_verb_does_without_the_libraries_of_others() -> None:
+    program = "import sys; from nodemanager import cli; cli.main(['check', '--config', 'config/ec2.ini'])"
+    modules = loaded("-c", f"{program}; print(*sys.modules, sep='\\n')")
+    assert not modules & {"libcloud", "uvicorn", "starlette", "nodemanager.whatif", "nodemanager.simulation"}
+
+
+def test_wiring_loads_no_cloud_no_web_server_and_no_simulation() -> None:
+    modules = loaded("-c", "import sys, nodemanager.app; print(*sys.modules, sep='\\n')")
+    assert not modules & {"libcloud", "uvicorn", "cryptography", "nodemanager.simulation"}
+
+
+@pytest.mark.parametrize("provider", DRIVERS)
+def test_only_the_sites_provider_is_loaded(provider: str) -> None:
+    path = str(EXAMPLES / f"{provider}.ini")
+    modules = loaded("-c", FACTORY.format(path=path, environment=ENVIRONMENT))
+    assert modules & set(DRIVERS.values()) == {DRIVERS[provider]}
