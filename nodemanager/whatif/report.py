@@ -54,7 +54,7 @@ def written_report(study: Study) -> str:
     """The page, as text."""
     runs = [study.main, *study.compared.values(), *study.baselines.values()]
     parts = [
-        f"<h1>{escape(headline(study))}</h1>",
+        "<h1>" + escape(headline(study)).replace(" %", "&nbsp;%") + "</h1>",
         f'<p class="soft">{escape(_about(study))}</p>',
         _section("Cost against wait", _pareto(study), _keys(_groups_there(study))),
         _section("The runs", _table(study), _note(study)),

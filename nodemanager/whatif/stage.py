@@ -31,7 +31,7 @@ from nodemanager.whatif.workload import TraceJob
 BROKER_STOP_S = 0.2
 NO_LAUNCH = LaunchId("")  # of nodes that no manager of ours made
 REMEMBERED_S = 300.0  # how long a provider lists a node that is gone
-STUCK_S = 6 * 3600.0  # nothing runs and nothing starts for so long: the rest is left unserved
+STUCK_S = 6 * 3600.0  # nothing runs and no job came, began or ended for so long: the rest is left unserved
 RESTARTS_MAX = 20  # a job that lost its nodes more often is given up
 GIVEN_UP = f"lost its nodes more than {RESTARTS_MAX} times"
 LINGER_S = 86_400.0  # what the last nodes get to go
@@ -117,7 +117,7 @@ class Stage:
         self._created = 0
         self._jobs = 0
         self._stirred = False
-        self._last_start_s = 0.0
+        self._last_stir_s = 0.0
         self._done_s: float | None = None
         self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
 
@@ -159,7 +159,7 @@ class Stage:
             return False
         scheduler = self.scheduler
         if scheduler.line or scheduler.running:
-            stuck = not scheduler.running and self.now_s - self._last_start_s > STUCK_S
+            stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
             return stuck or not self._due
         if self._done_s is None:
             self._done_s = self.now_s
@@ -186,6 +186,7 @@ class Stage:
     def _submit(self, traced: TraceJob) -> None:
         self._jobs += 1
         self.events += 1
+        self._last_stir_s = self.now_s
         job = QueuedJob(
             JobId(self._jobs),
             traced.name,
@@ -208,7 +209,7 @@ class Stage:
 
     def _started(self, job: QueuedJob) -> None:
         self.events += 1
-        self._last_start_s = self.now_s
+        self._last_stir_s = self.now_s
         for grant in job.grants:
             machine = self.machines[grant.rank]
             if machine.busy_from_s is None:
@@ -233,6 +234,7 @@ class Stage:
     def _free(self, job: QueuedJob) -> None:
         self.scheduler.finish(job)
         self.ledger.freed(job)
+        self._last_stir_s = self.now_s
         ran_s = self.now_s - (job.started_s or 0.0)
         for grant in job.grants:
             machine = self.machines.get(grant.rank)

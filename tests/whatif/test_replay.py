@@ -160,3 +160,18 @@ def test_exclusive_jobs_are_served_whole_nodes(tmp_path: Path) -> None:
     outcome, _ = _run(tmp_path, a_workload([TraceJob("pair", 0.0, 600.0, 0.0, shape)]))
     assert outcome.jobs_served == 1
     assert outcome.peak_nodes == 2
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_a_job_that_waits_behind_a_long_one_is_served_when_that_ends(tmp_path: Path, queue_policy: str) -> None:
+    """Nothing begins for ten hours while the first runs: that is no reason to give up on the second."""
+    long = TraceJob("long", 0.0, 36_000.0, 36_000.0, Shape(1, 1), 0)
+    wide = TraceJob("wide", 10.0, 60.0, 60.0, Shape(12, 1), 0)
+    outcome, _ = _run(tmp_path, a_workload([long, wide]), queue_policy=queue_policy)
+    assert (outcome.jobs_served, outcome.jobs_unserved) == (2, {})
+
+
+def test_a_job_that_comes_long_after_all_others_is_served(tmp_path: Path) -> None:
+    jobs = [TraceJob(str(at), at, 60.0, 60.0, Shape(1, 1), 0) for at in (0.0, 90_000.0)]
+    outcome, _ = _run(tmp_path, a_workload(jobs))
+    assert outcome.jobs_served == 2
