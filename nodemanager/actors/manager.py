@@ -34,6 +34,7 @@ from nodemanager.facts import (
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.division import divided
 from nodemanager.fleet.hardware import as_promised
+from nodemanager.fleet.instance import compared
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
@@ -120,7 +121,7 @@ class Manager(CrashOnlyActor):
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
                 # The site says how the slots were divided once; the instance says how they are.
-                self._policy = divided(as_promised(policy, self._snapshot.promised), self._snapshot.division)
+                self._use(policy)
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()
@@ -139,8 +140,13 @@ class Manager(CrashOnlyActor):
         self._dirty = True
         after = self._snapshot
         if after.division is not before.division or after.promised is not before.promised:
-            self._policy = divided(as_promised(self._policy, after.promised), after.division)
+            self._use(self._policy)
         self._tell_of_moves(before)
+
+    def _use(self, policy: Policy) -> None:
+        """The policy with the slots and the types as the instance has them, and what follows for what was seen."""
+        self._policy = divided(as_promised(policy, self._snapshot.promised), self._snapshot.division)
+        self._snapshot = compared(self._snapshot, self._policy)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
         match fact:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
+from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.model import FluxRank, Reason, because
 
 NAMED_MAX = 10
+
+
+def compared(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """The snapshot under another policy: what differed from the one before may be what this one says."""
+    return replace(snapshot, differs=difference(snapshot.ranks.values(), policy))
 
 
 def difference(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:

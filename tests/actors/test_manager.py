@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from nodemanager.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSee
 from nodemanager.messages import Begin, UsePolicy
 from nodemanager.model import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId, Rank, SlotName, TypeName
 from nodemanager.orders import ListCloud, SweepCloud
-from tests.builders import a_job, a_policy, a_snapshot
+from tests.builders import a_job, a_policy, a_snapshot, a_type
 
 
 @dataclass
@@ -79,3 +79,23 @@ def test_what_was_swept_up_is_said() -> None:
     with capture_logs() as said:
         manager.on_receive(LeftoversRemoved((left,)))
     assert [(line["event"], line["what"], line["provider_id"]) for line in said] == [("removed", "volume", "vol-1")]
+
+
+def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
+    """The look that came with the change was taken in under the types as they had been."""
+    seen: list[Published] = []
+    policy = a_policy(a_type(slots=1, cores=8))
+    manager = Manager(policy, acts=True, publish=seen.append, fate=Fate())
+    manager.on_receive(Begin(Post(), Post(), [Post()]))
+    manager.on_receive(Tick(1.0, 1000.0))
+    rank = FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8)
+    manager.on_receive(RanksSeen(1.0, (rank,)))
+    manager.on_receive(Tick(2.0, 1001.0))
+    assert seen[-1].snapshot.differs is None
+    manager.on_receive(RanksSeen(2.0, (replace(rank, cores=6),)))
+    manager.on_receive(Tick(3.0, 1002.0))
+    assert seen[-1].snapshot.differs is not None
+    (node_type,) = policy.node_types
+    manager.on_receive(UsePolicy(replace(policy, node_types=(replace(node_type, cores=6),))))
+    manager.on_receive(Tick(4.0, 1003.0))
+    assert seen[-1].snapshot.differs is None
