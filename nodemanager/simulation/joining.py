@@ -385,7 +385,7 @@ class JoinScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = replace(self.policy, misfit=(Misfit.DRAIN, Misfit.ACCEPT)[self.script.seed % 2])
+        self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
         self.rules.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted
