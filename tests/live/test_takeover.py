@@ -72,6 +72,8 @@ def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_n
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
     made = set(elastic.witness.look())
     said = len(first.lines())
+    # A call that was past its last check when the manager was stopped goes on where it was.
+    under_way = {order.split()[1] for order in first.orders() if order.startswith("CreateNode ")}
 
     first.thaw()
 
@@ -84,7 +86,7 @@ def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_n
     elastic.eventually("the next job has run", lambda: elastic.result(again) == "COMPLETED")
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
     anew = [slot_of(node) for name, node in elastic.witness.look().items() if name not in made]
-    assert anew == ["large1"], first.tail()
+    assert [slot for slot in anew if slot not in under_way] == ["large1"], first.tail()
     assert first.status is None
     assert second.status is None
 
