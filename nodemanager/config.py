@@ -108,6 +108,11 @@ class Site:
         return tuple(slot for node_type in self.node_types for slot in node_type.slots)
 
     @property
+    def secrets(self) -> Mapping[str, str]:
+        """The credentials as a provider is told them: never to be shown, logged or kept."""
+        return {key: secret.get_secret_value() for key, secret in self.credentials.items()}
+
+    @property
     def observed(self) -> frozenset[TypeName]:
         """The node types of which it is only said what would be done."""
         return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)

@@ -94,25 +94,16 @@ class AzureCloud(PatientPort):
         """The machine, with which its interface and its disk go; then the interface, if no machine ever had it."""
         if not _NAME.fullmatch(provider_id):
             return  # nothing of ours has a name of another form
-        name = provider_id.removesuffix(_INTERFACE)
-        if name == provider_id:
-            self._delete(lambda: self.driver.delete_machine(name))
-        else:
-            self._delete(lambda: self.driver.delete_interface(provider_id))
-
-    def _delete(self, call: Any) -> None:
-        try:
-            with self._foreseen():
-                call()
-        except CloudError as error:
-            if error.kind is not FailureKind.GONE:
-                raise
+        with self._gone_is_fine():
+            if provider_id.endswith(_INTERFACE):
+                self.driver.delete_interface(provider_id)
+            else:
+                self.driver.delete_machine(provider_id)
 
     def _list(self) -> Sequence[Node]:
         interfaces = self.driver.interfaces()
-        machines = (
-            self.driver.machines()
-        )  # later, so that what was made in between is a machine, and not a leftover
+        # Later, so that what was made in between is a machine, and not a leftover.
+        machines = self.driver.machines()
         return [*self._machines(machines, _addresses(interfaces)), *self._leftovers(interfaces, machines)]
 
     def _machines(self, machines: Sequence[dict[str, Any]], addresses: Mapping[str, list[str]]) -> Iterator[Node]:
@@ -153,8 +144,8 @@ class AzureCloud(PatientPort):
                 return self._node(self.driver.put_machine(name, self._machine(name, interface, request)))
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                with suppress(CloudError):  # it is listed, and swept later
-                    self._delete(lambda: self.driver.delete_interface(interface))
+                with suppress(CloudError), self._foreseen():  # it is listed, and swept later
+                    self.driver.delete_interface(interface)
             raise
 
     def _made_already(self, name: str, launch: LaunchId) -> Node | None:
@@ -164,8 +155,7 @@ class AzureCloud(PatientPort):
             if error.kind is FailureKind.GONE:
                 return None
             raise
-        identity = self._seen(found).identity
-        if identity is None or (identity.cluster_uuid, identity.launch) != (self._cluster_uuid, launch):
+        if not self._is_of(found, launch):
             # A put would change that machine, whosever it is.
             raise CloudError(FailureKind.CONFIG, f"the resource group has another machine of the name {name}")
         return found

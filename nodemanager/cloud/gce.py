@@ -104,12 +104,8 @@ class GceCloud(PatientPort):
         named = _PROVIDER_ID.fullmatch(provider_id)
         if named is None:
             return  # nothing has an id of another form
-        try:
-            with self._foreseen():
-                self.driver.delete(named[1], named[2])
-        except CloudError as error:
-            if error.kind is not FailureKind.GONE:
-                raise
+        with self._gone_is_fine():
+            self.driver.delete(named[1], named[2])
 
     def _list(self) -> Sequence[Node]:
         return [self._node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
@@ -121,8 +117,7 @@ class GceCloud(PatientPort):
             lambda: [self._node(it) for it in self.driver.instances(LABEL_LAUNCH, launch_digest(launch))]
         )
         for node in found:
-            identity = self._seen(node).identity
-            if identity and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch):
+            if self._is_of(node, launch):
                 return node
         zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
         self._still_awaited(started_s)

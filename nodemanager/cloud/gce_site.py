@@ -14,7 +14,7 @@ from nodemanager.ports import Clock, CloudPort
 
 def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
     placements = placements_of(site)
-    given = {key: secret.get_secret_value() for key, secret in site.credentials.items()}
+    given = site.secrets
 
     def port() -> CloudPort:
         driver = GceDriver(

@@ -143,13 +143,9 @@ class LibcloudPort(ABC):
             return tuple(self._seen(node) for node in self._driver.list_nodes())
 
     def destroy(self, provider_id: ProviderId) -> None:
-        try:
-            with self._foreseen():
-                accepted = self._driver.destroy_node(self._named(provider_id))
-        except CloudError as error:
-            if error.kind is FailureKind.GONE:
-                return
-            raise
+        accepted = True
+        with self._gone_is_fine():
+            accepted = self._driver.destroy_node(self._named(provider_id))
         if not accepted:
             raise CloudError(FailureKind.TRANSIENT, f"the provider did not accept to destroy {provider_id}")
 
@@ -193,6 +189,16 @@ class LibcloudPort(ABC):
             yield
         except (BaseHTTPError, LibcloudError, OSError) as error:
             raise classify(error, creating=creating, now_at=self._clock.wall_at()) from error
+
+    @contextmanager
+    def _gone_is_fine(self) -> Iterator[None]:
+        """For a call that puts an end to something: what is not there any more has it."""
+        try:
+            with self._foreseen():
+                yield
+        except CloudError as error:
+            if error.kind is not FailureKind.GONE:
+                raise
 
 
 def node_request(

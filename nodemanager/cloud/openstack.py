@@ -87,11 +87,8 @@ class OpenStackCloud(PatientPort):
 
     def _made_already(self, launch: LaunchId) -> Node | None:
         tags = (cluster_tag(self._cluster), launch_tag(launch))
-        for node in self._reading(lambda: self.driver.tagged_servers(tags)):
-            identity = self._seen(node).identity
-            if identity and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch):
-                return node
-        return None
+        found = self._reading(lambda: self.driver.tagged_servers(tags))
+        return next((node for node in found if self._is_of(node, launch)), None)
 
     def _server(self, request: NodeRequest) -> dict[str, Any]:
         """The body of the create, everything looked up that the site has by name."""

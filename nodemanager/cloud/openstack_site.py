@@ -27,7 +27,7 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
 
 def account_of(site: Site) -> Account:
     cloud = site.cloud
-    given = {key: secret.get_secret_value() for key, secret in site.credentials.items()}
+    given = site.secrets
     application_credential = "application_credential_id" in given
     return Account(
         auth_url=cloud.auth_url,

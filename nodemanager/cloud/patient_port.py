@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from nodemanager.cloud.libcloud_port import LibcloudPort, UserData, classify
 from nodemanager.cloud.transport import MisconfiguredError
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode
+from nodemanager.model import CloudNode, LaunchId
 from nodemanager.ports import Clock, CloudError
 
 READ_TRIES = 3
@@ -71,6 +71,11 @@ class PatientPort(LibcloudPort):
             reraise=True,
         )
         return retrying(once)
+
+    def _is_of(self, node: Node, launch: LaunchId) -> bool:
+        """Whether a node is what our launch had made: its tags say so."""
+        identity = self._seen(node).identity
+        return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
 
     def _still_awaited(self, started_s: float) -> None:
         """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
