@@ -133,7 +133,6 @@ class LoadedWorld:
             {
                 "resources": flux.resource_status(),
                 "scheduler": flux.sched_resource_status(),
-                "overlay": flux.overlay_health(),
                 "ended": flux.last_job_ended_at(),
                 "division": flux.division,
                 "stats": flux.job_manager_stats(),
