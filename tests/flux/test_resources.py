@@ -294,6 +294,36 @@ def test_a_rank_that_is_as_it_was_is_the_same_object(change: Callable[[Instance]
     assert retyped.ranks[Rank(1)] == ended.ranks[Rank(1)]
 
 
+PARTS_SAID: list[tuple[str, str, list[Any]]] = [
+    ("resources", "R", [an_r(("0", "0-1", ""), ("1-2", "0-1", ""), nodelist="head,n[1-2]")]),
+    ("resources", "R", [an_r(("0", "0-1", ""), ("1-3", "0-3", "0-1"), nodelist="head,n[1-3]")]),
+    ("resources", "drain", [{"2": {"reason": "looked at"}}, {"1-2": {"reason": "why"}}]),
+    ("resources", "online", ["0", "0,2"]),
+    ("resources", "torpid", ["1", "1-2"]),
+    ("resources", "exclude", ["0-1"]),
+    ("scheduler", "all", [an_r(("1", "0-3", "0-1"))]),
+    ("scheduler", "allocated", [an_r(("1", "0", "")), an_r(("1-2", "0-3", "0-1"))]),
+    ("scheduler", "down", [an_r(("2", "0-3", "0-1"))]),
+]
+SAID = st.sampled_from([(reply, key, value) for reply, key, values in PARTS_SAID for value in values])
+ENDED = st.dictionaries(st.sampled_from([Rank(1), Rank(2)]), st.sampled_from([5.0, 6.0]))
+DIVISIONS = st.sampled_from([{}, {SlotName("n1"): TypeName("cpu")}, {SlotName("n1"): TypeName("gpu")}])
+
+
+@given(st.lists(st.tuples(st.lists(SAID, max_size=3), ENDED, DIVISIONS), min_size=2, max_size=6))
+def test_whatever_is_said_otherwise_is_read(
+    looks: list[tuple[list[tuple[str, str, Any]], dict[Rank, float], dict[SlotName, TypeName]]],
+) -> None:
+    seen = Look()
+    for changes, ended, division in looks:
+        instance = Instance()
+        for reply, key, value in changes:
+            getattr(instance, reply)[key] = value
+        seen = seen.next(instance.resources, instance.scheduler, ended, division)
+        afresh = read_ranks(instance.resources, instance.scheduler, ended, division)
+        assert tuple(seen.ranks.values()) == afresh
+
+
 # --- a machine --------------------------------------------------------------------------------------------
 
 TOPOLOGY = """<?xml version="1.0" encoding="UTF-8"?>
