@@ -479,6 +479,7 @@ def clockwork_share() -> float:
     time.sleep(CLOCKWORK_S)
     share = (time.process_time() - began_s) / (time.monotonic() - began_at_s)
     ticker.stop()
+    ticker.join()
     manager.stop()
     return share
 
