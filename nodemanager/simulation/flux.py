@@ -71,6 +71,7 @@ class SimulatedFlux:
         self._down = False
         self._unreachable = False
         self._unloaded = False  # the scheduler
+        self._stopped_s = 0.0  # when the first of the queues that are stopped was
         self._rank_of = {slot.name: slot.rank for slot in slots}
         # The machines whose brokers come back by themselves when rank 0 does.
         self._machines: dict[Rank, str] = {}
@@ -141,6 +142,7 @@ class SimulatedFlux:
     def stop_queue(self, queue: str = "") -> None:
         """Nothing more of this queue starts. "" is the anonymous one."""
         with self._world.lock:
+            self._stopped_s = self.open_s
             self._jobs.stop_queue(queue)
 
     def start_queue(self, queue: str = "") -> None:
@@ -425,8 +427,16 @@ class SimulatedFlux:
     def active_events(self) -> Iterator[JobEvent]:
         return self._jobs.active_events()
 
-    def queues_stopped(self) -> frozenset[str]:
+    def queues_stopped(self) -> frozenset[str] | None:
+        """None: which are is hidden, as there is no scheduler."""
+        if self.half_changed is not None or self._unloaded:
+            return None
         return frozenset(self._jobs.stopped_queues)
+
+    @property
+    def open_s(self) -> float:
+        """When no queue was stopped, last: the truth, for checks."""
+        return self._world.now_s if not self._jobs.stopped_queues else self._stopped_s
 
     # --- replies ---
 

@@ -44,7 +44,6 @@ class Oversight:
     sees_all: bool = False  # nothing hides from this process what is spent
     peace: bool = False
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
-    _queue_open_s: float = 0.0
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
     def begin_peace(self) -> None:
@@ -99,9 +98,7 @@ class Oversight:
 
     def _note_what_waits(self, now_s: float) -> None:
         flux = self.rules.flux
-        if not flux.queues_stopped():
-            self._queue_open_s = now_s
-        if now_s - self._queue_open_s > PROBED_S:
+        if now_s - flux.open_s > PROBED_S:
             return
         for job in flux.active_jobs():
             if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.demand.held:
