@@ -47,7 +47,6 @@ from nodemanager.model import (
     JobState,
     Launch,
     LaunchId,
-    Overlay,
     ProviderId,
     Rank,
 )
@@ -234,7 +233,6 @@ class Production:
             allocated=room.jobs > 0,
             schedulable=room.up,
             drain_reason=self._stage.drained.get(rank),
-            overlay=Overlay.FULL if online else Overlay.OFFLINE,
             last_job_ended_at=None if ended_s is None else self._stage.ground.start_at + ended_s,
         )
 

@@ -1,6 +1,6 @@
 """When time alone will change what is decided.
 
-The live service plans every second and so needs not know. Here the reasons of a plan say until when each node is
+The live service plans every few seconds and needs not know. Here the reasons of a plan say until when each node is
 left as it is; for a reason that is not known here, the plan is made again every minute.
 """
 
