@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
@@ -42,6 +42,8 @@ from nodemanager.model import (
 )
 from nodemanager.notation import format_job_id, parse_idset
 from nodemanager.ports import FluxError, NotRequeued, NotTheActor
+
+Kept = TypeVar("Kept")
 
 CLUSTER = f"{SERVICE}.cluster"
 _LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
@@ -213,17 +215,8 @@ class RealFluxPort:
     # --- what operators have set ---
 
     def steering(self) -> Steering:
-        text = self._read([steering_record.KEY]).get(steering_record.KEY)
-        if text is None:
-            return Steering()
-        try:
-            return steering_record.decoded(text)
-        except ValueError as fault:
-            raise FluxError(
-                f"what operators have set, at KVS key {steering_record.KEY}, cannot be read: {fault}. It may hold"
-                f" nodes that must not be stopped: look at it (flux kvs get {steering_record.KEY}), then remove it"
-                f" by: flux kvs unlink {steering_record.KEY}"
-            ) from fault
+        what, risk = "what operators have set", "It may hold nodes that must not be stopped"
+        return self._on_record(steering_record.KEY, steering_record.decoded, what, risk) or Steering()
 
     def keep_steering(self, steering: Steering) -> None:
         self.must_act()
@@ -232,21 +225,24 @@ class RealFluxPort:
     # --- what was spent ---
 
     def spend(self) -> Spend:
-        text = self._read([spend_record.KEY]).get(spend_record.KEY)
-        if text is None:
-            return NOTHING_SPENT
-        try:
-            return spend_record.decoded(text)
-        except ValueError as fault:
-            raise FluxError(
-                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
-                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
-                f" {spend_record.KEY}"
-            ) from fault
+        what, risk = "what was spent", "Without it a budget would begin anew"
+        return self._on_record(spend_record.KEY, spend_record.decoded, what, risk) or NOTHING_SPENT
 
     def keep_spend(self, spend: Spend) -> None:
         self.must_act()
         self._commit({spend_record.KEY: spend_record.encoded(spend)})
+
+    def _on_record(self, key: str, decoded: Callable[[str], Kept], what: str, risk: str) -> Kept | None:
+        text = self._read([key]).get(key)
+        if text is None:
+            return None
+        try:
+            return decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"{what}, at KVS key {key}, cannot be read: {fault}. {risk}: look at it (flux kvs get {key}), then"
+                f" remove it by: flux kvs unlink {key}"
+            ) from fault
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:

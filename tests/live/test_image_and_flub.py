@@ -15,7 +15,8 @@ from nodemanager.flux.bootstrap import user_data
 from nodemanager.flux.instance import RealFlux
 from nodemanager.model import FluxRank, SlotName
 from tests.contract.flux_subjects import MonotonicClock
-from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site, without_flux
+from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site
+from tests.live.processes import without_flux
 
 # What an image does by its host name, done by a broker's own setting: here all nodes share one machine.
 START = (
