@@ -55,7 +55,7 @@ class QueueSeen:
     unreadable: tuple[UnreadableJob, ...] = ()
     ended: tuple[JobId, ...] = ()
     complete: bool = False
-    # None: not asked. Pending jobs of a stopped queue are not demand.
+    # None: not asked, or not to be known, as there is no scheduler. Pending jobs of a stopped queue are not demand.
     queues_stopped: frozenset[str] | None = None
 
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 # What main is held to is the same at every run: a change breaks it, never luck. New examples are for who looks for
 # them: `bin/test --hypothesis-profile explore`.
 settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("same")
 
 

@@ -345,7 +345,7 @@ class Production:
             self._answer(CLOUD_CALL_S, _fact(NodeCreated(launch.id, self._cloud_node(machine))))
             return
         detail = f"no {order.node_type.size} to be had"
-        refused = CloudCallFailed("create", launch.id, FailureKind.CAPACITY, detail)
+        refused = CloudCallFailed("create", launch.id, self._stage.refusal or FailureKind.CAPACITY, detail)
         self._answer(CLOUD_CALL_S, _fact(refused), plans=True)
 
     def _destroy(self, order: DestroyNode) -> None:

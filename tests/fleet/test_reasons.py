@@ -307,7 +307,8 @@ def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
         return 0
     node = _node_of(case, rank)
     if node is not None and node.state is not NodeState.GONE:
-        coming = node.state is NodeState.BOOTING and node.call is None and node.id not in _leaving(case)
+        at_ease = node.call is None and node.retry_s <= case.now_s  # else one that is given up may not have been told
+        coming = node.state is NodeState.BOOTING and at_ease and node.id not in _leaving(case)
         return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
     blocks = case.snapshot.blocks
     scopes = [Scope(ALL_TYPES), Scope(node_type.name)]
@@ -708,7 +709,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(world.snapshot, world.policy, world.plan())
 
 
-@settings(max_examples=20000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_every_reason_is_true(case: Case) -> None:
     assert case.made.stands_still is None

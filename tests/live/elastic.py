@@ -189,6 +189,16 @@ class Elastic:
             self._head.wait(END_WITHIN_S)
             self._head = None
 
+    def kill_head(self) -> None:
+        """Sudden death of rank 0 with all that it started, as of its machine."""
+        assert self._head is not None
+        processes = [self._head, *self._head.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()  # none must see another one end
+        kill_all(processes)
+        self._head = None
+
     # --- managers ---
 
     def start_manager(self, *options: str, module: str = "nodemanager.cli", mode: str = "act") -> ManagerProcess:

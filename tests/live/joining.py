@@ -76,7 +76,8 @@ class Node:
 
     def __init__(self, folder: Path, script: str, name: str) -> None:
         self.folder = folder / name
-        self.folder.mkdir()
+        self.tmp = self.folder / "t"  # a short path, for sockets lie below it
+        self.tmp.mkdir(parents=True)
         self._script = self.folder / "user-data"
         self._script.write_text(script, encoding="utf-8")
         self._script.chmod(0o700)
@@ -92,7 +93,7 @@ class Node:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)},
+                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder), "TMPDIR": str(self.tmp)},
             )
         return self
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-END_WITHIN_S = 20.0
+END_WITHIN_S = 30.0
 
 
 def without_flux() -> dict[str, str]:

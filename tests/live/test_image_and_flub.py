@@ -20,7 +20,7 @@ from tests.live.processes import without_flux
 
 # What an image does by its host name, done by a broker's own setting: here all nodes share one machine.
 START = (
-    "run=$(mktemp -d /tmp/flux-slot.XXXXXX); exec %s broker --config-path={folder}/state/flux/conf.d"
+    "run=$(mktemp -d -t flux-slot.XXXXXX); exec %s broker --config-path={folder}/state/flux/conf.d"
     ' -Sbroker.boot-method=config -Shostname="$SLOT" -Srundir="$run"'
 )
 
