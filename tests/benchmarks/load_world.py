@@ -125,12 +125,14 @@ class LoadedWorld:
         self._flux.follow(Follower(self._job_said, self._resource_said, lambda _why: None))
         return [_line(event) for event in self._flux.active_events()]
 
-    def advance(self, to_s: float) -> tuple[list[str], int]:
-        """Go on; the journal's lines since, and how often the ranks' journal spoke."""
-        self._world.advance_to(to_s)
-        lines, self._lines = self._lines, []
-        stirred, self._stirred = self._stirred, 0
-        return lines, stirred
+    def advance(self, moments_s: Sequence[float]) -> list[tuple[float, list[str], int]]:
+        """Go on; for each moment the journal's lines until then, and how often the ranks' journal spoke."""
+        said = []
+        for to_s in moments_s:
+            self._world.advance_to(to_s)
+            said.append((to_s, self._lines, self._stirred))
+            self._lines, self._stirred = [], 0
+        return said
 
     def look(self) -> str:
         """The replies that a look at the ranks is read off."""
@@ -144,6 +146,7 @@ class LoadedWorld:
                 "scheduler": flux.sched_resource_status(),
                 "ended": self._newly_ended(),
                 "stats": flux.job_manager_stats(),
+                "jobs_ended": flux.jobs_ended,
             }
         )
 
