@@ -44,7 +44,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
 class Node:
     """A launch, and what has become of it: the pair of a cloud node and the rank of its slot."""
 
@@ -165,7 +165,7 @@ class Scope:
 EVERYTHING = Scope(ALL_TYPES)  # what concerns the account
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """How fresh our knowledge of one side is. ``seen_s``: when the query began that last brought an answer."""
 
@@ -175,7 +175,7 @@ class Source:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """See the module. Mappings are never changed in place."""
 
