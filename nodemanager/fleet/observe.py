@@ -135,22 +135,29 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
 
 def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline are no longer waited for."""
-    snapshot = replace(
-        snapshot,
-        now_s=tick.now_s,
-        wall_at=tick.wall_at,
-        claim=_waited_for(snapshot.claim, tick.now_s),
-        keeper=_waited_for(snapshot.keeper, tick.now_s),
-        bookkeeper=_waited_for(snapshot.bookkeeper, tick.now_s),
-        flux=_waited_for(snapshot.flux, tick.now_s),
-        cloud=_waited_for(snapshot.cloud, tick.now_s),
-    )
+    sources = snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud
+    waits = any(source.answer_due_s is not None for source in sources)
+    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
+    if waits:
+        snapshot = _no_longer_waited_for(snapshot)
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
         snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     # This is done forty times a second: of thousands of nodes few are looked at.
     waiting = roll_of(snapshot).calling.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
-    return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
+    return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s)) if late else snapshot
+
+
+def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
+    now_s = snapshot.now_s
+    return replace(
+        snapshot,
+        claim=_waited_for(snapshot.claim, now_s),
+        keeper=_waited_for(snapshot.keeper, now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, now_s),
+        flux=_waited_for(snapshot.flux, now_s),
+        cloud=_waited_for(snapshot.cloud, now_s),
+    )
 
 
 def _waited_for(source: Source, now_s: float) -> Source:

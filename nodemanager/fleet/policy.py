@@ -79,6 +79,10 @@ class Policy:
         return replace(self, observed=frozenset())
 
     @cached_property
+    def has_spares(self) -> bool:
+        return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
         return {node_type.name: node_type for node_type in self.node_types}
 

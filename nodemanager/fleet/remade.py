@@ -1,37 +1,65 @@
-"""A value with some fields otherwise: ``dataclasses.replace``, in a small part of the time.
+"""A value with some fields otherwise, and what is worked out of a value once: both at little cost.
 
 The fleet's values are frozen, and each fact makes a few of them anew, of up to sixty fields. ``dataclasses.replace``
-looks up every field of a class each time, and the constructor of a frozen class sets each by a call. A class without
-slots keeps its fields in a dict, which is copied at once: so those that are made anew most often have none.
+looks up every field of a class each time, and the constructor of a frozen class sets each by a call. A class
+without slots keeps its fields in a dict, which is copied at once: so those that are made anew most have none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["replace"]
+__all__ = ["replace", "worked_out"]
 
 if TYPE_CHECKING:
-    from dataclasses import replace  # so that names and types of the changes are checked
+    # So that names and types are checked.
+    from dataclasses import replace
+    from functools import cached_property as worked_out
 else:
+
+    class worked_out:  # noqa: N801 - it is used as ``property`` is
+        """A property that is worked out where it is first asked for, and kept with the value.
+
+        For what depends on the value's own fields and on nothing else: as these never change, it never grows stale.
+        ``functools.cached_property``, without the lock that each of it takes in Python 3.11.
+        """
+
+        def __init__(self, work: Callable[[Any], Any]) -> None:
+            self._work = work
+            self.__doc__ = work.__doc__
+
+        def __set_name__(self, of: type[Any], name: str) -> None:
+            self._name = name
+
+        def __get__(self, value: Any, of: type[Any] | None = None) -> Any:
+            if value is None:
+                return self
+            made = value.__dict__[self._name] = self._work(value)
+            return made
 
     def replace(value: Any, /, **changes: Any) -> Any:
         """The value with these fields otherwise. Raises ``TypeError`` where it has no such field."""
         of = type(value)
-        if not changes.keys() <= _fields_copied(of):
+        fields, worked = _copied(of)
+        if not changes.keys() <= fields:
             return dataclasses.replace(value, **changes)
+        state = value.__dict__ | changes
+        for name in worked:
+            state.pop(name, None)  # that was of the other value
         made = object.__new__(of)
-        object.__setattr__(made, "__dict__", value.__dict__ | changes)
+        object.__setattr__(made, "__dict__", state)
         return made
 
 
 @cache
-def _fields_copied(of: type[Any]) -> frozenset[str]:
-    """The fields of a class whose dict has them and nothing else; none of one that is more than that."""
-    keeps_more = hasattr(of, "__post_init__") or any(
-        isinstance(it, cached_property) for base in of.__mro__ for it in vars(base).values()
-    )
-    plain = dataclasses.is_dataclass(of) and of.__dictoffset__ != 0 and not keeps_more
-    return frozenset(it.name for it in dataclasses.fields(of)) if plain else frozenset()
+def _copied(of: type[Any]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The fields of a class that are all in its dict, and what else may be there; no fields where that is not so."""
+    names = {name: it for base in of.__mro__ for name, it in vars(base).items()}
+    keeps_more = "__post_init__" in names or any(isinstance(it, cached_property) for it in names.values())
+    if keeps_more or of.__dictoffset__ == 0:
+        return frozenset(), ()
+    worked = (name for name, it in names.items() if isinstance(it, worked_out))
+    return frozenset(it.name for it in dataclasses.fields(of)), tuple(worked)

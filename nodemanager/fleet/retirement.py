@@ -12,6 +12,8 @@ from nodemanager.model import CloudState, FluxRank, JoinPhase, NodeState, NodeTy
 
 def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node that serves nothing and never may is given up; None while there is hope."""
+    if node.state is NodeState.IDLE and node.sound:
+        return None
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return because("failed_at_provider", detail=cloud.died_because)

@@ -13,6 +13,7 @@ from typing import Any
 
 from nodemanager.fleet.ground import Ground
 from nodemanager.fleet.line import Line
+from nodemanager.fleet.remade import worked_out
 from nodemanager.model import (
     UNSTEERED,
     Call,
@@ -97,6 +98,19 @@ class Node:
     @property
     def provider_shows_it(self) -> bool:
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
+
+    @worked_out
+    def sound(self) -> bool:
+        """Whether nothing at all is the matter with it: then ``fitness`` has nothing to say of it, at any time."""
+        return (
+            self.reclaimed is None
+            and self.misfit is None
+            and self.torpid_s is None
+            and self.housekeeping_s is None
+            and not (self.left_s or self.housekeeping_kills or self.replayed)
+            and not (self.cloud is not None and self.cloud.impaired)
+            and not (self.rank is not None and (self.rank.torpid or self.rank.housekeeping_since_at is not None))
+        )
 
 
 @dataclass(frozen=True, slots=True)
