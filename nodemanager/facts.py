@@ -75,13 +75,15 @@ class RanksStirred:
 class RanksSeen:
     """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
 
-    ``jobs_ended``: how many jobs the instance remembers as ended.
+    ``jobs_ended``: how many jobs the instance remembers as ended. ``since``: where it is known what the look would
+    show, but for some ranks: then ``ranks`` are those, and all others are as they are there.
     """
 
     started_s: float
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+    since: Mapping[Rank, FluxRank] | None = None
 
 
 @dataclass(frozen=True, slots=True)

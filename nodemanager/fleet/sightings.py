@@ -87,37 +87,42 @@ def lapsed(node: Node, fact: OrderLapsed) -> Node:
 def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
-    ranks = {rank.rank: rank for rank in fact.ranks}
-    changes = _changes(snapshot.ranks, ranks)
+    named = {rank.rank: rank for rank in fact.ranks}
+    if fact.since is None:
+        ranks: Mapping[Rank, FluxRank] = named
+    else:
+        ranks = {**fact.since, **named} if named else fact.since
+    changes = _changes(snapshot.ranks, ranks, named if fact.since is snapshot.ranks else ranks)
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
     same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
-        snapshot = _where_they_stand(snapshot, fact.ranks)
+        snapshot = _where_they_stand(snapshot, ranks.values())
     same_division = same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
-    if changes:
-        known = ground_of(snapshot.ranks, snapshot.ground, policy)
-        snapshot = replace(
-            snapshot,
-            ranks=ranks,
-            rank_of_slot=snapshot.rank_of_slot if same_hosts else {rank.host: rank.rank for rank in fact.ranks},
-            ground=trodden(known, ranks, changes, policy),
-            differs=snapshot.differs if _same_size(changes) else instance.difference(fact.ranks, policy),
-            changed_s=snapshot.now_s,
-            unsettled_s=unsettled_s(snapshot),
-        )
-    return replace(
+    seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        division=snapshot.division if same_division else _division(fact, snapshot),
+        division=snapshot.division if same_division else _division(ranks, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s),
+    )
+    if not changes:
+        return seen
+    known = ground_of(snapshot.ranks, snapshot.ground, policy)
+    return replace(
+        seen,
+        ranks=ranks,
+        rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
+        ground=trodden(known, ranks, changes, policy),
+        differs=snapshot.differs if _same_size(changes) else instance.difference(tuple(ranks.values()), policy),
+        changed_s=snapshot.now_s,
+        unsettled_s=unsettled_s(snapshot),
     )
 
 
@@ -133,11 +138,11 @@ def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot
 
 
 def _changes(
-    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank]
+    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank], named: Mapping[Rank, FluxRank]
 ) -> list[tuple[FluxRank | None, FluxRank | None]]:
-    """The ranks that are not as they were."""
+    """The ranks that are not as they were, of those that are named: the others are."""
     changes: list[tuple[FluxRank | None, FluxRank | None]] = [
-        (was, rank) for number, rank in after.items() if (was := before.get(number)) is not rank and was != rank
+        (was, rank) for number, rank in named.items() if (was := before.get(number)) is not rank and was != rank
     ]
     if len(before) + sum(was is None for was, _ in changes) > len(after):
         changes += [(was, None) for number, was in before.items() if number not in after]
@@ -194,9 +199,9 @@ def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
     return all(size(before) == size(after) for before, after in changes)
 
 
-def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
-    seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
+    seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
     return snapshot.division if seen == snapshot.division else seen
 
 

@@ -31,6 +31,7 @@ from nodemanager.facts import (
     SpendKept,
     Tick,
 )
+from nodemanager.fleet import remade
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.observe import at, observe
 from nodemanager.fleet.plan import Action, plan, settles_at_s
@@ -88,7 +89,8 @@ class Production:
         self._policy = replace(policy, stale_after_s=float("inf"))
         self._journal = journal
         self._snapshot = Snapshot()
-        self._ranks: dict[int, FluxRank] = {}
+        self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
+        self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
         self._machines: dict[ProviderId, Machine] = {}
         self._listed: dict[ProviderId, CloudNode] = {}
         self._hears = False
@@ -174,12 +176,15 @@ class Production:
         return not self._ranks[rank].online and not (machine is not None and machine.online)
 
     def _look(self) -> None:
-        news = self._stage.news
+        news, now_s = self._stage.news, self._stage.now_s
         for rank in news.ranks:
-            self._ranks[rank] = self._rank(rank)
+            self._ranks[rank] = self._unseen[rank] = self._rank(rank)
         news.ranks.clear()
-        self._last_look_s = self._stage.now_s
-        self._observe(RanksSeen(self._stage.now_s, tuple(self._ranks.values())))
+        self._last_look_s = now_s
+        before_s = self._snapshot.flux.seen_s
+        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), since=self._snapshot.ranks))
+        if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
+            self._unseen.clear()
 
     def _list(self, _: None) -> None:
         stage = self._stage
@@ -223,12 +228,10 @@ class Production:
         room, machine = self._stage.scheduler.rooms[rank], self._stage.machines.get(rank)
         ended_s = self._stage.last_ended_s.get(rank)
         online = machine is not None and machine.online
-        return FluxRank(
-            rank=Rank(rank),
-            host=room.host,
+        known = self._ranks.get(rank)
+        return remade.replace(
+            known or FluxRank(Rank(rank), room.host, online, room.cores, room.gpus),
             online=online,
-            cores=room.cores,
-            gpus=room.gpus,
             cores_free=room.cores_free if room.up else 0,
             gpus_free=room.gpus_free if room.up else 0,
             allocated=room.jobs > 0,
