@@ -301,8 +301,9 @@ def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
     return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
 
 
-def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
+def drained(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
+    del policy
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
     if fact.rank.host != node.launch.slot:
@@ -320,7 +321,8 @@ def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     return _let_go(node, fact.started_s) if held else node
 
 
-def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot) -> Node:
+def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
     node = answered(node, CallKind.DRAIN)
     if fact.started_s < _rank_seen_s(node, snapshot):
         return node
@@ -334,8 +336,13 @@ def created(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
     """The provider answered the create, perhaps long after we stopped waiting."""
     if fact.launch not in snapshot.nodes:
         return snapshot
-    node = _listed(answered(snapshot.nodes[fact.launch], CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+    node = created_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
     return refusals.granted(with_nodes(snapshot, {node.id: node}), node, policy)
+
+
+def created_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
+    return _listed(answered(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
 
 
 def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:

@@ -33,7 +33,7 @@ from nodemanager.facts import (
 )
 from nodemanager.fleet import remade
 from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.observe import at, observe
+from nodemanager.fleet.observe import at, observe, observe_all
 from nodemanager.fleet.plan import Action, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
@@ -93,6 +93,8 @@ class Production:
         self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
         self._machines: dict[ProviderId, Machine] = {}
         self._listed: dict[ProviderId, CloudNode] = {}
+        self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
+        self._answers_s = 0.0
         self._hears = False
         self._lists = False
         self._plan_due_s: float | None = None
@@ -132,9 +134,12 @@ class Production:
     # --- facts ---
 
     def _tell_time(self) -> None:
-        now_s = self._stage.now_s
+        self._take_in_answers()
+        self._now(self._stage.now_s)
+
+    def _now(self, now_s: float) -> None:
         if now_s != self._snapshot.now_s or not self.facts:
-            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
+            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.ground.start_at + now_s))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
@@ -144,6 +149,7 @@ class Production:
         """The journals, a moment later: what became of jobs, then a look at the ranks."""
         self._hears = False
         stage, news = self._stage, self._stage.news
+        self._take_in_answers()
         snapshot = self._snapshot
         passed = settles_at_s(snapshot, self._policy) <= stage.now_s
         if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
@@ -202,10 +208,20 @@ class Production:
     def _answered(self, answer: tuple[Callable[[], Fact], bool]) -> None:
         """A call's answer comes in; ``plans``: whether it may let something be done."""
         fact, plans = answer
-        self._tell_time()
-        self._observe(fact())
+        now_s = self._stage.now_s
+        if now_s != self._answers_s:
+            self._take_in_answers()
+        self._answers.append(fact())
+        self._answers_s = now_s
         if plans or self._calls_held:
             self._plan_by(self._stage.now_s + TICK_S, urgent=True)
+
+    def _take_in_answers(self) -> None:
+        if self._answers:
+            self._now(self._answers_s)
+            self.facts += len(self._answers)
+            self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
+            self._answers.clear()
 
     # --- in the words of the model ---
 
@@ -276,6 +292,7 @@ class Production:
             return  # another plan has come before it
         now_s, policy = self._stage.now_s, self._policy
         self._plan_due_s = None
+        self._take_in_answers()
         settles_s = settles_at_s(self._snapshot, policy)
         if not self._urgent and settles_s > now_s:
             self._plan_by(settles_s)

@@ -136,7 +136,7 @@ class Stage:
         manager.begin(self)
         coming = next(jobs, None)
         due = self._due
-        while not self._over(coming):
+        while coming is not None or not self._over():
             self.now_s = min(
                 coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
             )
@@ -154,9 +154,8 @@ class Stage:
                 manager.stirred()
         self._close(manager)
 
-    def _over(self, coming: TraceJob | None) -> bool:
-        if coming is not None:
-            return False
+    def _over(self) -> bool:
+        """Whether all is done, once no more jobs come."""
         scheduler = self.scheduler
         if scheduler.line or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S

@@ -6,7 +6,7 @@ tell another story: then the next ones are tried, ``SEEDS_MAX`` at the most, and
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -77,16 +77,10 @@ def buying_two_too_many(patch: Patch) -> None:
 def taking_accepted_for_gone(patch: Patch) -> None:
     destroyed = observe._destroyed
 
-    def gone_at_once(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
-        snapshot = destroyed(snapshot, fact, policy)
-        node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
-        if node is None:
-            return snapshot
-        return replace(
-            snapshot, nodes={**snapshot.nodes, node.id: replace(node, state=NodeState.GONE, retry_s=0.0)}
-        )
+    def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
+        return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
 
-    patch.setattr(observe, "_destroyed", gone_at_once)
+    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDestroyed, gone_at_once)
 
 
 def taking_strangers_for_ours(patch: Patch) -> None:
