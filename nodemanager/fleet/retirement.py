@@ -12,9 +12,13 @@ from nodemanager.model import CloudState, FluxRank, JoinPhase, NodeState, NodeTy
 
 def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node that serves nothing and never may is given up; None while there is hope."""
-    if node.state is NodeState.IDLE and node.sound:
-        return None
     cloud = node.cloud
+    if node.sound and node.state is not NodeState.LOST and node.phase is not JoinPhase.FAILED:
+        young = now_s - node.requested_s < policy.boot_timeout_s
+        if node.state is not NodeState.BOOTING or (
+            young and (cloud is None or cloud.state is not CloudState.FAILED)
+        ):
+            return None
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return because("failed_at_provider", detail=cloud.died_because)
     if policy.destroy_on_replay and node.replayed:

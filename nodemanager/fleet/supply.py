@@ -60,17 +60,19 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
         node = snapshot.nodes[owner] if owner is not None else None
         if node is None or _takes_jobs(node, snapshot, policy, all_go):
             bins.append(_what_is_free(rank, policy, node))
-    for node in roll.restless.values():
+    for node in roll.restless.values() if not all_go else ():
+        if not (_may_be_kept(node) or _is_let_back(node)):
+            continue
         node_type = policy.types.get(node.launch.type_name)
-        stays = not all_go and not snapshot.steered(node) and not _is_unfit(node, snapshot, policy)
-        if node_type is not None and stays and (_may_be_kept(node) or _is_let_back(node)):
+        if node_type is not None and not snapshot.steered(node) and not _is_unfit(node, snapshot, policy):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
 def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
-    goes = all_go or snapshot.steered(node) or _is_unfit(node, snapshot, policy)
-    return node.state in USABLE and not goes
+    if all_go or node.state not in USABLE:
+        return False
+    return not (snapshot.steered(node) or _is_unfit(node, snapshot, policy))
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -139,20 +141,22 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
 
 
 def _is_unfit(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    return node.misfit is not None or unfit(node, policy, snapshot.now_s) is not None
+    return not node.sound and (node.misfit is not None or unfit(node, policy, snapshot.now_s) is not None)
 
 
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
-    undrained = rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
-    return node.state is NodeState.DRAINING and undrained
+    if node.state is not NodeState.DRAINING or rank is None or not rank.online:
+        return False
+    return rank.drain_reason in (None, drain_text(node.id))
 
 
 def _is_let_back(node: Node) -> bool:
     """Whether it is idle under a drain of ours that nobody wants any more: it is undrained now."""
     rank = node.rank
-    ours = rank is not None and rank.online and (rank.drain_reason or "").startswith(DRAIN_MARK)
-    return node.state is NodeState.IDLE and ours
+    if node.state is not NodeState.IDLE or rank is None or not rank.online or rank.drain_reason is None:
+        return False
+    return rank.drain_reason.startswith(DRAIN_MARK)
 
 
 # --- what comes, and what is on sale ----------------------------------------------------------------------
@@ -183,8 +187,10 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
     """The nodes that will be up, in the order in which they were ordered."""
     found: dict[tuple[float, TypeName, tuple[bool, ...], str], list[Place]] = {}
     for node in roll_of(snapshot).restless.values():
+        if not _will_be_up(node, snapshot, policy):
+            continue
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and not snapshot.steered(node) and _will_be_up(node, snapshot, policy):
+        if node_type is not None and not snapshot.steered(node):
             place = (node.launch.slot, node.launch.rank)
             kind = _kind(node_type, place, told_apart)
             found.setdefault((node.requested_s, node_type.name, kind, node.launch.zone), []).append(place)
@@ -197,11 +203,11 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
 
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    if _is_unfit(node, snapshot, policy):
-        return False
     if node.state in COMING:
-        return overdue(node, policy, snapshot.now_s) is None
-    return node.state is NodeState.IDLE and node.rank is not None and _just_up(node, node.rank, snapshot, policy)
+        return not _is_unfit(node, snapshot, policy) and overdue(node, policy, snapshot.now_s) is None
+    if node.state is not NodeState.IDLE or node.rank is None or node.rank.schedulable:
+        return False
+    return _just_up(node, node.rank, snapshot, policy) and not _is_unfit(node, snapshot, policy)
 
 
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:
@@ -351,11 +357,13 @@ def _leased(snapshot: Snapshot, policy: Policy, ground: Ground) -> Mapping[TypeN
     roll = roll_of(snapshot)
     held = {stray.node.identity.slot for stray in strays(snapshot) if stray.node.identity is not None}
     leased: dict[TypeName, dict[int, bool]] = {}
+    ranks, rank_of_slot, places = snapshot.ranks, snapshot.rank_of_slot, policy.place_of_slot
     # Nodes at rest are at work, and their slots not vacant.
-    for slot in (*(node.launch.slot for node in roll.restless.values()), *held):
-        place = policy.place_of_slot.get(slot)
-        rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
-        if place is None or rank is None or rank.online or not _is_listed(ground, place):
+    for slot in (*[node.launch.slot for node in roll.restless.values()], *held):
+        if slot not in rank_of_slot or (rank := ranks.get(rank_of_slot[slot])) is None or rank.online:
+            continue
+        place = places.get(slot)
+        if place is None or not _is_listed(ground, place):
             continue
         owner = roll.of_slot.get(slot)
         # What keeps these is a lease whose end takes a moment.

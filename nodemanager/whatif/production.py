@@ -9,7 +9,6 @@ that were up. Calls take a fixed time; none of them fails but for want of capaci
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -31,11 +30,11 @@ from nodemanager.facts import (
     SpendKept,
     Tick,
 )
-from nodemanager.fleet import remade
 from nodemanager.fleet.commit import asked, committed
 from nodemanager.fleet.observe import at, observe, observe_all
 from nodemanager.fleet.plan import Action, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.model import (
@@ -245,7 +244,7 @@ class Production:
         ended_s = self._stage.last_ended_s.get(rank)
         online = machine is not None and machine.online
         known = self._ranks.get(rank)
-        return remade.replace(
+        return replace(
             known or FluxRank(Rank(rank), room.host, online, room.cores, room.gpus),
             online=online,
             cores_free=room.cores_free if room.up else 0,

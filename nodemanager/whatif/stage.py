@@ -20,6 +20,7 @@ from nodemanager.model import (
     NodeType,
     ProviderId,
     QueuePolicy,
+    Shape,
     SlotName,
 )
 from nodemanager.whatif.cloud import Chance, Conditions, Machine
@@ -119,6 +120,7 @@ class Stage:
         self._stirred = False
         self._last_stir_s = 0.0
         self._done_s: float | None = None
+        self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
         self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
 
     # --- time ---
@@ -192,7 +194,7 @@ class Stage:
             self.now_s,
             traced.run_s,
             traced.limit_s,
-            traced.shape,
+            self._shapes.setdefault(traced.shape, traced.shape),
             traced.userid,
         )
         self._journal.submitted(self.now_s, traced)
