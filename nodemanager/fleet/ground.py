@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import FluxRank, NodeType, Rank, Reason, Shape, SlotName, TypeName
+from nodemanager.model import FluxRank, NodeType, Rank, Reason, Shape, TypeName
 
 # The reason that a drain of ours carries in Flux begins with this.
 DRAIN_MARK = "flux-node-manager:"
@@ -19,7 +19,7 @@ DRAIN_MARK = "flux-node-manager:"
 
 @dataclass(frozen=True, slots=True)
 class Ever:
-    """Which shapes could never be served, whoever is up; None of one that could. ``layout`` fills it in as they come.
+    """Which shapes could never be served, whoever is up; None of one that could. ``layout`` fills it in.
 
     That depends on the policy, and on which slots there are and at which ranks: so it goes from one ground to the
     next as long as these stay as they are (:func:`trodden`). It can be empty at any time, never wrong.

@@ -1,8 +1,9 @@
 """A value with some fields otherwise, and what is worked out of a value once: both at little cost.
 
-The fleet's values are frozen, and each fact makes a few of them anew, of up to sixty fields. ``dataclasses.replace``
-looks up every field of a class each time, and the constructor of a frozen class sets each by a call. A class
-without slots keeps its fields in a dict, which is copied at once: so those that are made anew most have none.
+The fleet's values are frozen, and each fact makes a few of them anew, of up to sixty fields. For that
+``dataclasses.replace`` looks up every field of a class each time, and the constructor of a frozen class sets each
+by a call. A class without slots keeps its fields in a dict, which is copied at once: so those that are made anew
+most often have none.
 """
 
 from __future__ import annotations
@@ -44,22 +45,27 @@ else:
         """The value with these fields otherwise. Raises ``TypeError`` where it has no such field."""
         of = type(value)
         fields, worked = _copied(of)
-        if not changes.keys() <= fields:
+        if not fields:
             return dataclasses.replace(value, **changes)
         state = value.__dict__ | changes
         for name in worked:
             state.pop(name, None)  # that was of the other value
-        made = object.__new__(of)
-        object.__setattr__(made, "__dict__", state)
+        if len(state) != fields:
+            return dataclasses.replace(value, **changes)  # which says of which change there is no such field
+        made = _new(of)
+        _set(made, "__dict__", state)
         return made
 
 
+_new, _set = object.__new__, object.__setattr__
+
+
 @cache
-def _copied(of: type[Any]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The fields of a class that are all in its dict, and what else may be there; no fields where that is not so."""
+def _copied(of: type[Any]) -> tuple[int, tuple[str, ...]]:
+    """How many fields a class has whose dict holds them all, and what else that may hold; else 0."""
     names = {name: it for base in of.__mro__ for name, it in vars(base).items()}
     keeps_more = "__post_init__" in names or any(isinstance(it, cached_property) for it in names.values())
     if keeps_more or of.__dictoffset__ == 0:
-        return frozenset(), ()
+        return 0, ()
     worked = (name for name, it in names.items() if isinstance(it, worked_out))
-    return frozenset(it.name for it in dataclasses.fields(of)), tuple(worked)
+    return len(dataclasses.fields(of)), tuple(worked)

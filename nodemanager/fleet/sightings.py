@@ -71,7 +71,8 @@ def waits_for(node: Node, kind: CallKind) -> bool:
 
 def answered(node: Node, kind: CallKind) -> Node:
     """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
-    return replace(node, call=None, tries=0, retry_s=0.0) if waits_for(node, kind) else node
+    call = node.call
+    return replace(node, call=None, tries=0, retry_s=0.0) if call is not None and call.kind is kind else node
 
 
 def lapsed(node: Node, fact: OrderLapsed) -> Node:
@@ -211,6 +212,8 @@ def _is_old(source: Source, started_s: float) -> bool:
 
 
 def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    if _is_idle_still(node, rank):
+        return _counted_idle(node, rank, snapshot, started_s)
     was_busy, was = node.state is NodeState.BUSY, node.rank
     node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
     if was_busy and node.state is NodeState.IDLE:
@@ -278,12 +281,22 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
     )
 
 
+def _is_idle_still(node: Node, rank: FluxRank) -> bool:
+    """Whether it was idle, is so, and that is all that there is to be seen: so it is most often."""
+    marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
+    return node.state is NodeState.IDLE and rank.idle and node.sound and not marked
+
+
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
         counted = node.idle_looks or node.idle_since_s is not None
         return replace(node, idle_looks=0, idle_since_s=None) if counted else node
+    return _counted_idle(node, rank, snapshot, node.rank_seen_s)
+
+
+def _counted_idle(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
     since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
-    return replace(node, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
+    return replace(node, rank=rank, rank_seen_s=seen_s, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
 
 
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:

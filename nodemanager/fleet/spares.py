@@ -52,7 +52,7 @@ def spare_purchases(
 
 
 def idle_or_coming(snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object]) -> dict[TypeName, int]:
-    """How many nodes of each type stand ready, or will, that no waiting job needs; none where no type has spares."""
+    """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares."""
     counts: dict[TypeName, int] = {}
     if not policy.has_spares:
         return counts
