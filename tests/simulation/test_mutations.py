@@ -1,7 +1,7 @@
 """The simulator proves nothing unless it can fail: each rule broken on purpose is caught by the seeds.
 
-Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator that
-seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
+Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator
+that seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
 """
 
 from collections.abc import Callable
