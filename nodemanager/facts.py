@@ -75,13 +75,14 @@ class RanksStirred:
 class RanksSeen:
     """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
 
-    ``jobs_ended``: how many jobs the instance remembers as ended.
+    ``jobs_ended``: how many jobs the instance remembers as ended. ``took_s``: from asking to having read all.
     """
 
     started_s: float
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
 
 
+def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
+    """Whether it is unfit, or has too little for its type."""
+    return node.misfit is not None or unfit(node, policy, now_s) is not None
+
+
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
     """For how long a housekeeping lasts, or lasted until we killed it, that lasts too long."""
     if node.housekeeping_s is None:

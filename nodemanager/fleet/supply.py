@@ -11,7 +11,7 @@ from itertools import chain
 
 from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
-from nodemanager.fleet.fitness import unfit
+from nodemanager.fleet.fitness import gets_no_work
 from nodemanager.fleet.ground import DRAIN_MARK, Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
@@ -62,14 +62,14 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
             bins.append(_what_is_free(rank, policy, node))
     for node in roll.restless.values():
         node_type = policy.types.get(node.launch.type_name)
-        stays = not all_go and not snapshot.steered(node) and not _is_unfit(node, snapshot, policy)
+        stays = not all_go and not snapshot.steered(node) and not gets_no_work(node, policy, snapshot.now_s)
         if node_type is not None and stays and (_may_be_kept(node) or _is_let_back(node)):
             bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
 def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
-    goes = all_go or snapshot.steered(node) or _is_unfit(node, snapshot, policy)
+    goes = all_go or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s)
     return node.state in USABLE and not goes
 
 
@@ -138,10 +138,6 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
     return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
 
 
-def _is_unfit(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    return node.misfit is not None or unfit(node, policy, snapshot.now_s) is not None
-
-
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
     undrained = rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
@@ -197,7 +193,7 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
 
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    if _is_unfit(node, snapshot, policy):
+    if gets_no_work(node, policy, snapshot.now_s):
         return False
     if node.state in COMING:
         return overdue(node, policy, snapshot.now_s) is None

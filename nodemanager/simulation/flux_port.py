@@ -144,7 +144,6 @@ class SimulatedFluxPort:
         return read_ranks(
             flux.resource_status(),
             flux.sched_resource_status(),
-            flux.overlay_health(),
             flux.last_job_ended_at(),
             flux.division,
             flux.job_manager_stats(),
