@@ -430,7 +430,8 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
     if fact.order == "RequeueJob":
-        return replace(snapshot, requeued=frozenset())  # those that were are known by their successors
+        # Those that were are known by their successors, which this one may have, too: the queue will tell.
+        return replace(snapshot, requeued=frozenset(), requeue_failed_s=snapshot.now_s)
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)
