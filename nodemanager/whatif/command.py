@@ -23,8 +23,9 @@ from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
+from nodemanager.whatif.sentences import headline, sentences
 from nodemanager.whatif.source import journal_of, open_workload
-from nodemanager.whatif.study import Bounds, Runner, Study, headline
+from nodemanager.whatif.study import Bounds, Runner, Study
 from nodemanager.whatif.terminal import Bar, bar, summary
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
 from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
@@ -169,6 +170,7 @@ def as_json(study: Study) -> Mapping[str, Any]:
     """The study as plain values: times in seconds, money in the site's currency."""
     return {
         "headline": headline(study),
+        "sentences": sentences(study),
         "workload": {"name": study.workload.name, "header": dict(study.workload.header)},
         "site": str(study.site.path),
         "main": asdict(study.main),

@@ -42,6 +42,7 @@ def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
         start_at=_number(header.get("UnixStartTime")) or 0.0,
         jobs_about=_whole(header.get("MaxRecords") or header.get("MaxJobs")),
         processors=_whole(header.get("MaxProcs")) or _whole(header.get("MaxNodes")),
+        each=each,
         header=header,
     )
 

@@ -77,6 +77,8 @@ def test_a_sweep_goes_from_one_value_to_the_other() -> None:
     sweep = read_sweep("idle_timeout=1m..16m/5")
     assert sweep.values == ("1m", "2m", "4m", "8m", "16m")
     assert read_sweep("nodes_max=1..100/3").values == ("1", "10", "100")
+    assert read_sweep("idle_timeout=30s..1h/5").values == ("30s", "1.7m", "5.5m", "18m", "1h")
+    assert read_sweep("nodes_max=7..1234/2").values == ("7", "1234")
     for text in ("idle_timeout", "idle_timeout=1h..1m", "idle_timeout=1m..2m/1", "idle_timeout=a..b"):
         with pytest.raises(SweepError):
             read_sweep(text)
