@@ -125,9 +125,9 @@ class Extent:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Extent:
         return cls(
-            max(1.0, *(it.ended_s for it in outcomes)),
-            max(1.0, *(mean for it in outcomes for mean in it.nodes.means)),
-            max(1.0, *(mean for it in outcomes for mean in it.waiting.means)),
+            max([1.0, *(it.ended_s for it in outcomes)]),
+            max([1.0, *(mean for it in outcomes for mean in it.nodes.means)]),
+            max([1.0, *(mean for it in outcomes for mean in it.waiting.means)]),
         )
 
 

@@ -105,6 +105,8 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
         runner = Runner(workload, shown, chosen.jobs, _learned(site, chosen))
         oddities = Oddities()
         main = _main(site, runner, shown, chosen, sink, oddities)
+        if not main.jobs:
+            raise WorkloadError(_nothing_in(workload, oddities))
         _, cloud = conditions_of(site, runner.learned)
         study = Study(site, workload, main, oddities=oddities, cloud=cloud)
         for name, other in others.items():
@@ -119,6 +121,11 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
             bounds = found if name == "fixed" else bounds
         study.bounds = bounds
     return study
+
+
+def _nothing_in(workload: Workload, oddities: Oddities) -> str:
+    odd = "; ".join(f"{count:,} x {kind}" for kind, count in oddities.counts.items())
+    return f"{workload.name}: no job in it that can be replayed{': ' if odd else ''}{odd}"
 
 
 def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
