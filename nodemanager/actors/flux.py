@@ -109,7 +109,8 @@ class FluxWorker(CrashOnlyActor):
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            took_s = self._clock.monotonic_s() - started_s
+            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
             if hardware:
                 self._manager.tell(RanksMeasured(hardware))
 

@@ -16,15 +16,22 @@ from nodemanager.model import NodeState, Reason, because
 
 FLAPS = 3  # so often away within FLAPS_WITHIN_S is no accident
 FLAPS_WITHIN_S = 900.0
+# How often a housekeeping is told to end (first by SIGTERM, then by SIGKILL). What survives that hangs in the
+# kernel, or ends no sooner for being told again: the node is left to somebody who looks at it.
+KILLS_MAX = 5
 
 
 def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node gets no more work; None where it may."""
+    if node.sound:
+        return None
     if node.reclaimed is not None:
         return because("reclaimed", detail=node.reclaimed)
     if node.cloud is not None and node.cloud.impaired:
         return because("impaired", detail=node.cloud.impaired)
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
+        if survives_kills(node):
+            return because("housekeeping_survives", lasts_s=lasts_s, kills=node.housekeeping_kills)
         return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
     if len(node.left_s) < FLAPS:
         return None
@@ -34,7 +41,7 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
     """Whether it is unfit, or has too little for its type."""
-    return node.misfit is not None or unfit(node, policy, now_s) is not None
+    return not node.sound and (node.misfit is not None or unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
@@ -45,10 +52,16 @@ def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | 
     return lasts_s if lasts_s >= policy.housekeeping_max_s or node.housekeeping_kills else None
 
 
+def survives_kills(node: Node) -> bool:
+    """Whether a housekeeping runs there that was told to end so often that it is told no more."""
+    runs = node.rank is not None and node.rank.housekeeping_since_at is not None
+    return runs and node.housekeeping_kills >= KILLS_MAX
+
+
 def hung_s(node: Node, now_s: float) -> float | None:
     """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
     rank = node.rank
-    if rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+    if node.sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
         return None
     return now_s - node.torpid_s
 
@@ -56,12 +69,16 @@ def hung_s(node: Node, now_s: float) -> float | None:
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """What somebody should look at, of each node that it is said of."""
     for node in roll_of(snapshot).restless.values():
+        if node.sound and not node.absences:
+            continue
         name = node.launch.slot
         hangs_s = hung_s(node, snapshot.now_s)
         if node.state is NodeState.BUSY and hangs_s is not None:
             yield because("hangs_at_work", node=name, hangs_s=hangs_s)
         if node.absences >= policy.absences and node.rank is not None and node.rank.online:
             yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
+        if survives_kills(node):
+            yield because("housekeeping_survives", node=name, kills=node.housekeeping_kills)
         why = unfit(node, policy, snapshot.now_s)
         if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
             yield because("unfit", node=name, why=why.code)

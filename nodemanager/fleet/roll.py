@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node, Roll, Snapshot
-from nodemanager.model import CallKind, Launch, LaunchId, NodeState, TypeName
+from nodemanager.model import CallKind, Launch, LaunchId, NodeState, Rank, SlotName, TypeName
 
 
 def roll_of(snapshot: Snapshot) -> Roll:
@@ -47,13 +47,19 @@ def at_rest(node: Node) -> bool:
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
-        and not (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
-        and node.reclaimed is None
-        and not node.housekeeping_kills
-        and not node.left_s
-        and not (node.cloud is not None and node.cloud.impaired)
-        and node.misfit is None
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
+        and (node.sound or not _is_the_matter(node))
+    )
+
+
+def _is_the_matter(node: Node) -> bool:
+    return (
+        (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
+        or node.reclaimed is not None
+        or node.housekeeping_kills > 0
+        or bool(node.left_s)
+        or (node.cloud is not None and bool(node.cloud.impaired))
+        or node.misfit is not None
     )
 
 
@@ -64,28 +70,48 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
     types: dict[TypeName, int] = dict(roll.types)
     left: dict[LaunchId, Launch] = {}
     for node in before:
-        restless.pop(node.id, None)
-        calling.pop(node.id, None)
-        states[node.state] -= 1
-        if node.costs:
-            types[node.launch.type_name] -= 1
-        left[node.id] = node.launch
+        launch, state = node.launch, node.state
+        restless.pop(launch.id, None)
+        calling.pop(launch.id, None)
+        states[state] -= 1
+        if state is not NodeState.GONE:
+            types[launch.type_name] -= 1
+        left[launch.id] = launch
     came: list[Launch] = []
+    moved: list[Launch] = []
     for node in after:
+        launch, state = node.launch, node.state
         if not at_rest(node):
-            restless[node.id] = node
+            restless[launch.id] = node
         if node.call is not None:
-            calling[node.id] = node
-        states[node.state] = states.get(node.state, 0) + 1
-        if node.costs:
-            types[node.launch.type_name] = types.get(node.launch.type_name, 0) + 1
-        if left.pop(node.id, None) is not node.launch:
-            came.append(node.launch)
+            calling[launch.id] = node
+        states[state] = states.get(state, 0) + 1
+        if state is not NodeState.GONE:
+            types[launch.type_name] = types.get(launch.type_name, 0) + 1
+        was = left.pop(launch.id, None)
+        if was is not launch:
+            came.append(launch)
+            moved += [was] if was is not None else []
     of_slot, of_rank = roll.of_slot, roll.of_rank
     if left or came:
-        gone = set(left)
-        of_slot = {slot: id_ for slot, id_ in of_slot.items() if id_ not in gone} if gone else dict(of_slot)
-        of_rank = {rank: id_ for rank, id_ in of_rank.items() if id_ not in gone} if gone else dict(of_rank)
-        of_slot.update((launch.slot, launch.id) for launch in came)
-        of_rank.update((launch.rank, launch.id) for launch in came)
+        of_slot, of_rank = _where([*left.values(), *moved], came, of_slot, of_rank)
     return Roll(nodes, restless, calling, states, types, of_slot, of_rank)
+
+
+def _where(
+    left: Iterable[Launch],
+    came: Iterable[Launch],
+    of_slot: Mapping[SlotName, LaunchId],
+    of_rank: Mapping[Rank, LaunchId],
+) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
+    """Which launch each slot and each rank has, after some left theirs and others came to theirs."""
+    slots, ranks = dict(of_slot), dict(of_rank)
+    for launch in left:
+        if slots.get(launch.slot) == launch.id:
+            del slots[launch.slot]
+        if ranks.get(launch.rank) == launch.id:
+            del ranks[launch.rank]
+    for launch in came:
+        slots[launch.slot] = launch.id
+        ranks[launch.rank] = launch.id
+    return slots, ranks

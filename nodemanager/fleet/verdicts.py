@@ -83,7 +83,7 @@ class JobReasons(Mapping[JobId, Reason]):
         layout = self._layout
         if key in layout.demand.put_off:
             return layout.demand.put_off[key]
-        if index < layout.served.get(key, 0):
+        if index < layout.served_of(key):
             return self._served(key, ids, index)
         stuck = layout.stuck
         if stuck is not None and ids[index] == stuck[0]:
@@ -145,7 +145,7 @@ def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
     """What the layout needs of the fleet. Nodes for the first in the queue are bought first."""
     needed: dict[SlotName, list[JobId]] = {}
     for key, seated in layout.seating.seated.items():
-        for id_ in layout.demand.batches[key][: min(seated, layout.served.get(key, 0))]:
+        for id_ in layout.demand.batches[key][: min(seated, layout.served_of(key))]:
             for bin_, _ in layout.seating.seats[id_]:
                 needed.setdefault(bin_.slot, []).append(id_)
     purchases: list[Purchase] = []

@@ -46,7 +46,7 @@ from nodemanager.ports import FluxError, NotRequeued, NotTheActor
 Kept = TypeVar("Kept")
 
 CLUSTER = f"{SERVICE}.cluster"
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
+_LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
 _MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
 
@@ -75,10 +75,12 @@ class RealFluxPort:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._names = Names() if flub else None
-        self._online: frozenset[Rank] = frozenset()
+        self._online: frozenset[Rank] = frozenset()  # kept, as the next, only where machines are measured
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
-        self._last_job_ended_at: dict[Rank, float] = {}
+        self._last_job_ended_at: Mapping[Rank, float] = {}
+        self._config: Any = None
+        self._division: Mapping[SlotName, TypeName] = {}
         self._look = Look()
         self._ended_known_until_at = 0.0
 
@@ -267,16 +269,18 @@ class RealFluxPort:
                 ) from failure
         try:
             self._take_in_ended_jobs()
-            resources, scheduler, overlay, config, stats = (seen[topic] for topic in _LOOK)
-            division = division_in(config)
-            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
+            resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
+            if config != self._config:
+                self._config, self._division = config, division_in(config)
+            self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
         if self._names is not None:
             ranks = self._named(ranks, self._names)
-        self._online = frozenset(rank.rank for rank in ranks if rank.online)
-        self._measured &= self._online
+        if self._measures:
+            self._online = frozenset(rank.rank for rank in ranks if rank.online)
+            self._measured &= self._online
         return ranks
 
     def _named(self, ranks: tuple[FluxRank, ...], names: Names) -> tuple[FluxRank, ...]:
@@ -288,7 +292,7 @@ class RealFluxPort:
         return names.given(ranks)
 
     def measured(self) -> Mapping[Rank, Hardware]:
-        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []
+        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE]
         if not unknown:
             return {}
         with self._handle() as handle:
@@ -328,8 +332,10 @@ class RealFluxPort:
             "constraint": {"states": ["inactive"]},
         }
         reply = self._ask("job-list.list", request)
-        for rank, ended_at in read_job_ends(reply).items():
-            self._last_job_ended_at[rank] = max(ended_at, self._last_job_ended_at.get(rank, 0.0))
+        known = self._last_job_ended_at
+        if ends := read_job_ends(reply):
+            latest = {rank: max(ended_at, known.get(rank, 0.0)) for rank, ended_at in ends.items()}
+            self._last_job_ended_at = {**known, **latest}  # the last look keeps what it was compared by
         # Those that never ran have no ranks, and need not be shown again either.
         ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
