@@ -52,7 +52,6 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "Node NAME": NodeSettings,
 }
 
-NOT_YET = "Read and checked; nothing uses it yet."
 FOR_PROVIDERS = "For providers that have such a thing. The local and the simulated one ignore it."
 OF_THE_CLOUD = "Not given: that of `[Cloud]`."
 

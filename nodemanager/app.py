@@ -23,7 +23,7 @@ from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Published
-from nodemanager.actors.ticker import Ticker
+from nodemanager.actors.ticker import Announced, Ticker
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config import ConfigError, Join, Site, load_site, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
@@ -255,8 +255,13 @@ class Service:
         self.fate = Fate()
         self._site = site
         self._outside = outside
-        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate)
-        self._ticker = Ticker(outside.clock, self._manager)
+        self._news = threading.Event()
+        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate, self._spawn)
+        self._ticker = Ticker(outside.clock, self._manager, self._news)
+
+    def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+        address = in_threads(actor, *arguments)
+        return Announced(address, self._news) if actor is Manager else address
 
     def start(self) -> None:
         # Before the first fact: what is seen is stamped with the time that the manager knows.

@@ -55,7 +55,7 @@ class QueueSeen:
     unreadable: tuple[UnreadableJob, ...] = ()
     ended: tuple[JobId, ...] = ()
     complete: bool = False
-    # None: not asked. Pending jobs of a stopped queue are not demand.
+    # None: not asked, or not to be known, as there is no scheduler. Pending jobs of a stopped queue are not demand.
     queues_stopped: frozenset[str] | None = None
 
 
@@ -75,14 +75,16 @@ class RanksStirred:
 class RanksSeen:
     """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
 
-    ``jobs_ended``: how many jobs the instance remembers as ended. ``since``: where it is known what the look would
-    show, but for some ranks: then ``ranks`` are those, and all others are as they are there.
+    ``jobs_ended``: how many jobs the instance remembers as ended. ``took_s``: from asking to having read all.
+    ``since``: where it is known what the look would show, but for some ranks: then ``ranks`` are those, and all
+    others are as they are there.
     """
 
     started_s: float
     ranks: tuple[FluxRank, ...]
     wish: SlotsWish | None = None
     jobs_ended: int = 0
+    took_s: float = 0.0
     since: Mapping[Rank, FluxRank] | None = None
 
 

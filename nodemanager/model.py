@@ -324,16 +324,6 @@ class Leftover:
     launch: LaunchId
 
 
-class Overlay(StrEnum):
-    """A rank's state in the overlay network (``overlay.health``)."""
-
-    FULL = "full"
-    PARTIAL = "partial"
-    DEGRADED = "degraded"
-    OFFLINE = "offline"
-    LOST = "lost"
-
-
 @dataclass(frozen=True)  # without slots: made anew the fastest (``fleet/remade.py``)
 class FluxRank:
     """A rank of the instance, as one look at it showed.
@@ -354,7 +344,6 @@ class FluxRank:
     drain_reason: str | None = None
     torpid: bool = False
     excluded: bool = False
-    overlay: Overlay = Overlay.OFFLINE
     type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
     # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
     last_job_ended_at: float | None = None

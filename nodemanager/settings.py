@@ -15,7 +15,7 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -175,16 +175,20 @@ def _flag(text: str) -> bool:
 
 
 def _url(text: str) -> str:
-    if not text:
-        return ""
+    if text:
+        _http(text)
+        # libcloud cannot read the address of a host in brackets.
+        _require(not set("@[]?# ") & set(text))
+    return text
+
+
+def _http(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        _require(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
     except ValueError:
         raise ValueError from None  # in our words
-    # libcloud cannot read the address of a host in brackets.
-    _require(valid and not set("@[]?# ") & set(text))
-    return text
+    return parts
 
 
 def _command(text: str) -> str:
@@ -248,14 +252,9 @@ def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _endpoint(text: str) -> str:
-    if not text:
-        return ""
-    try:
-        parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        raise ValueError from None  # in our words
-    _require(valid and "@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
+    if text:
+        parts = _http(text)
+        _require("@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
     return text
 
 

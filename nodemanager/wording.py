@@ -196,6 +196,7 @@ SENTENCES: Mapping[str, str] = {
     "hangs": "idle, and its broker has not answered for {hangs_s}",
     "reclaimed": "the provider takes it back: {detail}",
     "impaired": "unhealthy, says the provider: {detail}",
+    "housekeeping_survives": "its housekeeping has survived {kills} signals, SIGKILL among them, and is left alone",
     "housekeeping_stuck": "its housekeeping runs for {lasts_s}, longer than {housekeeping_max_s}",
     "flaps": "its broker went away {times} times within {within_s}",
     "found_drained": "its retirement was begun by an earlier run",

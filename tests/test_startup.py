@@ -61,3 +61,4 @@ def test_only_the_sites_provider_is_loaded(provider: str) -> None:
     path = str(EXAMPLES / f"{provider}.ini")
     modules = loaded("-c", FACTORY.format(path=path, environment=ENVIRONMENT))
     assert modules & set(DRIVERS.values()) == {DRIVERS[provider]}
+    assert ("cryptography" in modules) is (provider == "gce"), "it has seven megabytes"

@@ -74,10 +74,8 @@ class FluxWorker(CrashOnlyActor):
                 self._claim()
             case LookAtRanks():
                 self._look()
-            case KeepSteering():
+            case KeepSteering() | KeepSpend():
                 self._keep(message)
-            case KeepSpend():
-                self._keep_spend(message)
             case ShowOnJobs():
                 self._show(message)
             case Timely(order=order, good_until_s=good_until_s):
@@ -111,31 +109,29 @@ class FluxWorker(CrashOnlyActor):
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended))
+            took_s = self._clock.monotonic_s() - started_s
+            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
             if hardware:
                 self._manager.tell(RanksMeasured(hardware))
 
-    def _keep(self, order: KeepSteering) -> None:
+    def _keep(self, order: KeepSteering | KeepSpend) -> None:
         started_s = self._clock.monotonic_s()
         try:
-            self._port.keep_steering(order.steering)
+            self._manager.tell(self._kept(order))
         except FluxError as error:
-            self._manager.tell(SteeringNotKept(str(error)))
+            refused = SteeringNotKept if isinstance(order, KeepSteering) else SpendNotKept
+            self._manager.tell(refused(str(error)))
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
-        else:
-            self._manager.tell(SteeringKept(order.steering))
 
-    def _keep_spend(self, order: KeepSpend) -> None:
-        started_s = self._clock.monotonic_s()
-        try:
-            self._port.keep_spend(order.spend)
-        except FluxError as error:
-            self._manager.tell(SpendNotKept(str(error)))
-            if isinstance(error, NotTheActor):
-                self._manager.tell(ClaimRefused(started_s, str(error)))
-        else:
-            self._manager.tell(SpendKept(order.spend))
+    def _kept(self, order: KeepSteering | KeepSpend) -> SteeringKept | SpendKept:
+        match order:
+            case KeepSteering(steering=steering):
+                self._port.keep_steering(steering)
+                return SteeringKept(steering)
+            case KeepSpend(spend=spend):
+                self._port.keep_spend(spend)
+                return SpendKept(spend)
 
     def _show(self, order: ShowOnJobs) -> None:
         """A courtesy: one that fails is not tried again, and changes nothing."""

@@ -1,7 +1,8 @@
 """The brain's shell: it holds the snapshot, lets ``fleet`` decide, and gives the orders.
 
-A fact makes the next snapshot at once. A plan is made at a tick, when something is new or a second has passed: so
-facts that come together are planned for together, and time alone moves things too.
+A fact makes the next snapshot at once. A plan is made at a tick, when something is new or its time has come: so
+facts that come together are planned for together, and time alone moves things too. A tick that brings neither is
+only noted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from nodemanager.fleet.division import divided
 from nodemanager.fleet.hardware import as_promised
 from nodemanager.fleet.instance import compared
 from nodemanager.fleet.observe import at, observe
-from nodemanager.fleet.plan import Action, Plan, plan, settles_at_s
+from nodemanager.fleet.pace import plan_by_s
+from nodemanager.fleet.plan import Action, Plan, plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.roster import roster
@@ -69,7 +71,6 @@ from nodemanager.orders import (
     UndrainNode,
 )
 
-PLAN_EVERY_S = 1.0
 BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
@@ -103,6 +104,7 @@ class Manager(CrashOnlyActor):
         self._snapshot = Snapshot()
         self._addresses: Begin | None = None
         self._crew = Crew(())
+        self._tick: Tick | None = None  # the latest, until the snapshot is brought to it
         self._dirty = True
         self._plan_by_s = 0.0
         self._said: frozenset[str] = frozenset()
@@ -116,8 +118,9 @@ class Manager(CrashOnlyActor):
                 self._addresses = message
                 self._crew = Crew(message.cloud)
             case Tick():
-                self._snapshot = at(self._snapshot, message)
+                self._tick = message
                 if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
+                    self._note_time()
                     self._decide(self._addresses)
             case UsePolicy(policy=policy):
                 # The site says how the slots were divided once; the instance says how they are.
@@ -125,10 +128,15 @@ class Manager(CrashOnlyActor):
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()
+                self._note_time()
                 self._take_in(message)
                 self._phases_s["observe"] += time.perf_counter() - began_s
 
     # -- taking in
+
+    def _note_time(self) -> None:
+        if self._tick is not None:
+            self._snapshot, self._tick = at(self._snapshot, self._tick), None
 
     def _take_in(self, fact: Fact) -> None:
         self._tell_of_trouble(fact)
@@ -249,19 +257,13 @@ class Manager(CrashOnlyActor):
         self._facts.clear()
         self._phases_s.clear()
         self._publish(published)
-        self._plan_by_s = self._next_plan_s(made)
+        self._plan_by_s = plan_by_s(self._snapshot, made, self._policy)
 
     def _post(self, addresses: Begin) -> None:
         """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
         snapshot = self._snapshot
         if addresses.join is not None and snapshot.claimed:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
-
-    def _next_plan_s(self, made: Plan) -> float:
-        now_s = self._snapshot.now_s
-        if self._snapshot.unsettled_s is None or made.settled:
-            return now_s + PLAN_EVERY_S
-        return min(now_s + PLAN_EVERY_S, settles_at_s(self._snapshot, self._policy))
 
     def _give(self, made: Plan, addresses: Begin) -> None:
         good_until_s = self._snapshot.now_s + self._policy.order_good_s

@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 
 from nodemanager.facts import Tick
-from nodemanager.messages import Mailbox
+from nodemanager.messages import Mailbox, ManagerMessage
 from nodemanager.ports import Clock
 
 PERIOD_S = 0.025  # what an order may wait for its turn; a tick with nothing to do costs some microseconds
+# Where nothing has come for a while: to wake two threads forty times a second is half of what idleness costs.
+QUIET_PERIOD_S = 0.1
+LIVELY_S = 5.0
+GATHER_S = 0.01  # after quiet: what comes together is decided on together
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The manager's address. What is told there, but for the time, is news to the ticker."""
+
+    manager: Mailbox[ManagerMessage]
+    news: threading.Event
+
+    def tell(self, message: ManagerMessage) -> None:
+        self.manager.tell(message)
+        if not isinstance(message, Tick) and not self.news.is_set():
+            self.news.set()
 
 
 class Ticker(threading.Thread):
     """Tells the manager the time until stopped. Deadlines are data, compared by whoever holds them."""
 
-    def __init__(self, clock: Clock, manager: Mailbox[Tick], period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        manager: Mailbox[Tick],
+        news: threading.Event,
+        quiet_period_s: float = QUIET_PERIOD_S,
+        lively_s: float = LIVELY_S,
+    ) -> None:
         super().__init__(name="ticker", daemon=True)
         self._clock = clock
         self._manager = manager
-        self._period_s = period_s
+        self._news = news
+        self._quiet_period_s = quiet_period_s
+        self._lively_s = lively_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._period_s):
+        lively_until_s = time.monotonic() + self._lively_s
+        while not self._stopped.is_set():
+            if time.monotonic() < lively_until_s:
+                self._stopped.wait(PERIOD_S)
+            elif self._news.wait(self._quiet_period_s):
+                self._stopped.wait(GATHER_S)
+            if self._news.is_set():
+                self._news.clear()
+                lively_until_s = time.monotonic() + self._lively_s
             self._manager.tell(Tick(self._clock.monotonic_s(), self._clock.wall_at()))
 
     def stop(self) -> None:
         self._stopped.set()
+        self._news.set()

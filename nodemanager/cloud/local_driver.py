@@ -207,6 +207,8 @@ class LocalNodeDriver(NodeDriver):
         if not ending:
             return records
         ended = ending.keys() - end_nodes(ending)
+        for node_id in ended:
+            self.store.clear_tmp(node_id)
         return [
             self.store.save(replace(record, terminated_at=now_at)) if record.id in ended else record
             for record in records

@@ -34,8 +34,11 @@ if [ "$fate" = fail ]; then
 fi
 echo running > "$folder/phase"
 if [ "$fate" = boot ]; then
+    # A machine's /tmp ends with it. The path is short, for sockets lie below it.
+    TMPDIR=$(mktemp -d /tmp/fnm-node.XXXXXX) || exit 1
+    echo "$TMPDIR" > "$folder/tmp"
     # In the foreground: a shell lets what it starts in the background ignore SIGINT, jobs of Flux included.
-    env -i PATH="$PATH" HOME="$HOME" FNM_NODE="$FNM_NODE" "$folder/user-data"
+    env -i PATH="$PATH" HOME="$HOME" TMPDIR="$TMPDIR" FNM_NODE="$FNM_NODE" "$folder/user-data"
     echo $? > "$folder/user-data.exit"
 fi
 while :; do sleep 86400; done

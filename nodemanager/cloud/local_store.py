@@ -116,6 +116,15 @@ class Store:
         except FileNotFoundError:
             return ""
 
+    def clear_tmp(self, node_id: str) -> None:
+        """Take away what stood in the node's own ``/tmp``: a broker that was killed leaves its sockets there."""
+        try:
+            tmp = Path((self.folder(node_id) / "tmp").read_text(encoding="ascii").strip())
+        except FileNotFoundError:
+            return
+        if tmp.name.startswith("fnm-node."):
+            shutil.rmtree(tmp, ignore_errors=True)
+
     def forget(self, node_id: str, *, keep_logs: bool = False) -> None:
         """Take a node out of the world, at one stroke, and then its folder off the disk."""
         self.folder(node_id).rename(self.directory / ("logs" if keep_logs else "making") / node_id)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, assert_never
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, assert_never
 
 from nodemanager.config import Provider, Site
 from nodemanager.ports import Clock, CloudPort
@@ -21,7 +23,9 @@ def cloud_factory(site: Site, user_data: UserData, clock: Clock) -> CloudFactory
         case Provider.LOCAL:
             return _local(site, user_data, clock)
         case Provider.EC2:
-            from nodemanager.cloud import ec2_site  # noqa: PLC0415
+            # libcloud's driver has it for the fingerprints of key pairs, which we never make; it can do without.
+            with _unloaded("cryptography"):
+                from nodemanager.cloud import ec2_site  # noqa: PLC0415
 
             return ec2_site.factory(site, user_data, clock)
         case Provider.OPENSTACK:
@@ -54,6 +58,20 @@ def cautions(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[s
             return tuple(ec2_credentials.cautions(site.credentials, environment))
         case _:
             return ()
+
+
+@contextmanager
+def _unloaded(module: str) -> Iterator[None]:
+    """Imports inside do without a library that they would only take where it is there: 7 MB for nothing."""
+    if module in sys.modules:
+        yield
+        return
+    modules: dict[str, Any] = sys.modules
+    modules[module] = None  # Python's way to say that there is none
+    try:
+        yield
+    finally:
+        del modules[module]
 
 
 def _local(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:

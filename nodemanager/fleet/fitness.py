@@ -16,6 +16,9 @@ from nodemanager.model import NodeState, Reason, because
 
 FLAPS = 3  # so often away within FLAPS_WITHIN_S is no accident
 FLAPS_WITHIN_S = 900.0
+# How often a housekeeping is told to end (first by SIGTERM, then by SIGKILL). What survives that hangs in the
+# kernel, or ends no sooner for being told again: the node is left to somebody who looks at it.
+KILLS_MAX = 5
 
 
 def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
@@ -27,11 +30,18 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if node.cloud is not None and node.cloud.impaired:
         return because("impaired", detail=node.cloud.impaired)
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
+        if survives_kills(node):
+            return because("housekeeping_survives", lasts_s=lasts_s, kills=node.housekeeping_kills)
         return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
     if len(node.left_s) < FLAPS:
         return None
     times = [left_s for left_s in node.left_s if now_s - left_s < FLAPS_WITHIN_S]
     return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
+
+
+def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
+    """Whether it is unfit, or has too little for its type."""
+    return not node.sound and (node.misfit is not None or unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
@@ -40,6 +50,12 @@ def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | 
         return None
     lasts_s = now_s - node.housekeeping_s
     return lasts_s if lasts_s >= policy.housekeeping_max_s or node.housekeeping_kills else None
+
+
+def survives_kills(node: Node) -> bool:
+    """Whether a housekeeping runs there that was told to end so often that it is told no more."""
+    runs = node.rank is not None and node.rank.housekeeping_since_at is not None
+    return runs and node.housekeeping_kills >= KILLS_MAX
 
 
 def hung_s(node: Node, now_s: float) -> float | None:
@@ -61,6 +77,8 @@ def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
             yield because("hangs_at_work", node=name, hangs_s=hangs_s)
         if node.absences >= policy.absences and node.rank is not None and node.rank.online:
             yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
+        if survives_kills(node):
+            yield because("housekeeping_survives", node=name, kills=node.housekeeping_kills)
         why = unfit(node, policy, snapshot.now_s)
         if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
             yield because("unfit", node=name, why=why.code)

@@ -98,7 +98,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case QueueSeen():
             return _queue_seen(snapshot, fact)
         case QueueProbed():
-            return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s))
+            return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s)
         case RanksStirred():
             return _stirred(snapshot)
         case RanksSeen():
@@ -298,6 +298,7 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
         snapshot,
         unreadable=unreadable,
         queues_stopped=stopped,
+        queues_asked_s=snapshot.queues_asked_s if fact.queues_stopped is None else fact.started_s,
         queue=_fresh(snapshot.queue, fact.started_s),
     )
 
@@ -334,7 +335,7 @@ def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
     """Whoever lost the instance lost the name on it too, and has to claim it anew."""
     away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-    return replace(snapshot, claimed=False, flux=away, claim=claim)
+    return replace(snapshot, claimed=False, flux=away, claim=claim, away_s=fact.started_s)
 
 
 def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:

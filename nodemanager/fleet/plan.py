@@ -248,7 +248,13 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
 
 
 def settled(snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether it is time to buy: the queue is quiet, and the ranks were looked at since they last stirred."""
+    """Whether it is time to buy: the queue is quiet, and the ranks were looked at since they last stirred.
+
+    And it is known which queues are stopped. Somebody may have stopped one while the instance was away, or while it
+    had no scheduler, which hides it: so they are asked for since.
+    """
+    if snapshot.away_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.away_s:
+        return False
     overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
     looked = snapshot.stirred_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)

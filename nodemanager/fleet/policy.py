@@ -44,6 +44,10 @@ class Policy:
     orphan_grace_s: float = 600.0
     stale_after_s: float = 180.0
     probe_s: float = 10.0
+    # However the ranks stir, they are left alone for a while after a look: no longer than the quiet that a purchase
+    # waits for anyway, but so that looks take a tenth of the time at the most.
+    look_every_s: float = 0.1  # from the beginning of one to the next
+    look_rest: float = 9.0  # so many times what it took, from its end
     relist_s: float = 60.0
     sweep_s: float = 600.0
     call_timeout_s: float = 60.0

@@ -111,7 +111,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
-        flux=Source(seen_s=fact.started_s),
+        flux=Source(seen_s=fact.started_s, retry_s=_rested_s(fact, snapshot.now_s, policy)),
     )
     if not changes:
         return seen
@@ -125,6 +125,12 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_s(snapshot),
     )
+
+
+def _rested_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
+    """Until when the ranks are left alone, even if they stir. A probe is never put off by a whole one."""
+    rest_s = min(policy.probe_s, policy.look_rest * fact.took_s)
+    return max(fact.started_s + policy.look_every_s, now_s + rest_s)
 
 
 def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:

@@ -206,6 +206,8 @@ class Snapshot:
     requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
+    queues_asked_s: float | None = None  # when the query began that last said it
+    away_s: float | None = None  # when the call began by which the instance was last found not to answer
     newest_job_s: float | None = None  # when a job last became known
     unsettled_s: float | None = None  # since when news has been coming without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.fleet import hardware, measured, retirement, steering
-from nodemanager.fleet.fitness import hung_s, unfit
+from nodemanager.fleet.fitness import gets_no_work, hung_s, unfit
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -212,15 +212,9 @@ def _busy(node: Node, outlook: Outlook) -> Step:
     if (hangs_s := hung_s(node, outlook.now_s)) is not None:
         return Step(because("hangs_at_work", node=node.launch.slot, hangs_s=hangs_s))
     if node.misfit is not None:
-        # No more work; what runs there runs to its end.
-        text = f"{drain_text(node.id)} {hardware.note(node.misfit)}"
-        free = node.rank is not None and node.rank.drain_reason is None
-        return Step(node.misfit, CordonNode(node.id, node.launch.rank, text, node.misfit) if free else None)
+        return _cordon(node, node.misfit, hardware.note(node.misfit))
     if outlook.overspent is not None and node.rank is not None:
-        # What runs there ends in its own time; nothing begins there any more.
-        text = drain_text(node.id)
-        order = CordonNode(node.id, node.launch.rank, text, outlook.overspent)
-        return Step(outlook.overspent, order if node.rank.drain_reason is None else None)
+        return _cordon(node, outlook.overspent)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because("busy_yet_drained_by_us")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -229,17 +223,23 @@ def _busy(node: Node, outlook: Outlook) -> Step:
 
 def _busy_and_unfit(node: Node, why: Reason) -> Step:
     """It takes no more jobs; what runs there goes on, but for a housekeeping that lasts too long."""
-    rank = node.rank
-    if rank is None or rank.drain_reason is None:
-        return Step(why, CordonNode(node.id, node.launch.rank, drain_text(node.id), why))
-    if why.code == "housekeeping_stuck" and rank.housekeeping_since_at is not None:
+    stuck = (
+        why.code == "housekeeping_stuck" and node.rank is not None and node.rank.housekeeping_since_at is not None
+    )
+    if stuck and _held(node):
         return Step(why, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, why))
-    return Step(why)
+    return _cordon(node, why)
+
+
+def _cordon(node: Node, why: Reason, note: str = "") -> Step:
+    """Nothing begins there any more; what runs there ends in its own time. Drained already, it needs no other."""
+    text = f"{drain_text(node.id)} {note}".rstrip()
+    return Step(why, None if _held(node) else CordonNode(node.id, node.launch.rank, text, why))
 
 
 def _draining(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
-    fit = unfit(node, outlook.policy, outlook.now_s) is None and node.misfit is None
+    fit = not gets_no_work(node, outlook.policy, outlook.now_s)
     if wanted is not None and fit and not (outlook.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, outlook, because("wanted_again", jobs=names(wanted)))
     if node.drained_s is None or node.rank is None:

@@ -11,7 +11,7 @@ from itertools import chain
 
 from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
-from nodemanager.fleet.fitness import unfit
+from nodemanager.fleet.fitness import gets_no_work
 from nodemanager.fleet.ground import DRAIN_MARK, Ever, Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
@@ -64,15 +64,16 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
         if not (_may_be_kept(node) or _is_let_back(node)):
             continue
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and not snapshot.steered(node) and not _is_unfit(node, snapshot, policy):
-            bins.append(_empty(node_type, node.launch, Standing.KEPT))
+        if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
+            continue
+        bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
 def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
     if all_go or node.state not in USABLE:
         return False
-    return not (snapshot.steered(node) or _is_unfit(node, snapshot, policy))
+    return not (snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s))
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -140,10 +141,6 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
     return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
 
 
-def _is_unfit(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    return not node.sound and (node.misfit is not None or unfit(node, policy, snapshot.now_s) is not None)
-
-
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
     if node.state is not NodeState.DRAINING or rank is None or not rank.online:
@@ -204,10 +201,10 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     if node.state in COMING:
-        return not _is_unfit(node, snapshot, policy) and overdue(node, policy, snapshot.now_s) is None
+        return not gets_no_work(node, policy, snapshot.now_s) and overdue(node, policy, snapshot.now_s) is None
     if node.state is not NodeState.IDLE or node.rank is None or node.rank.schedulable:
         return False
-    return _just_up(node, node.rank, snapshot, policy) and not _is_unfit(node, snapshot, policy)
+    return _just_up(node, node.rank, snapshot, policy) and not gets_no_work(node, policy, snapshot.now_s)
 
 
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:

@@ -364,7 +364,7 @@ slot={slot}
 PATH={path}
 export PATH
 unset FLUX_URI FLUX_JOB_ID FLUX_KVS_NAMESPACE
-rundir=$(mktemp -d /tmp/flux-slot.XXXXXX) || exit 1
+rundir=$(mktemp -d -t flux-slot.XXXXXX) || exit 1
 
 leave() {{
     trap '' TERM INT HUP

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
@@ -43,8 +43,10 @@ from nodemanager.model import (
 from nodemanager.notation import format_job_id, parse_idset
 from nodemanager.ports import FluxError, NotRequeued, NotTheActor
 
+Kept = TypeVar("Kept")
+
 CLUSTER = f"{SERVICE}.cluster"
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health", "config.get", "job-manager.stats-get")
+_LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
 _MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
 
@@ -73,10 +75,12 @@ class RealFluxPort:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._names = Names() if flub else None
-        self._online: frozenset[Rank] = frozenset()
+        self._online: frozenset[Rank] = frozenset()  # kept, as the next, only where machines are measured
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
-        self._last_job_ended_at: dict[Rank, float] = {}
+        self._last_job_ended_at: Mapping[Rank, float] = {}
+        self._config: Any = None
+        self._division: Mapping[SlotName, TypeName] = {}
         self._look = Look()
         self._ended_known_until_at = 0.0
 
@@ -213,17 +217,8 @@ class RealFluxPort:
     # --- what operators have set ---
 
     def steering(self) -> Steering:
-        text = self._read([steering_record.KEY]).get(steering_record.KEY)
-        if text is None:
-            return Steering()
-        try:
-            return steering_record.decoded(text)
-        except ValueError as fault:
-            raise FluxError(
-                f"what operators have set, at KVS key {steering_record.KEY}, cannot be read: {fault}. It may hold"
-                f" nodes that must not be stopped: look at it (flux kvs get {steering_record.KEY}), then remove it"
-                f" by: flux kvs unlink {steering_record.KEY}"
-            ) from fault
+        what, risk = "what operators have set", "It may hold nodes that must not be stopped"
+        return self._on_record(steering_record.KEY, steering_record.decoded, what, risk) or Steering()
 
     def keep_steering(self, steering: Steering) -> None:
         self.must_act()
@@ -232,21 +227,24 @@ class RealFluxPort:
     # --- what was spent ---
 
     def spend(self) -> Spend:
-        text = self._read([spend_record.KEY]).get(spend_record.KEY)
-        if text is None:
-            return NOTHING_SPENT
-        try:
-            return spend_record.decoded(text)
-        except ValueError as fault:
-            raise FluxError(
-                f"what was spent, at KVS key {spend_record.KEY}, cannot be read: {fault}. Without it a budget would"
-                f" begin anew: look at it (flux kvs get {spend_record.KEY}), then remove it by: flux kvs unlink"
-                f" {spend_record.KEY}"
-            ) from fault
+        what, risk = "what was spent", "Without it a budget would begin anew"
+        return self._on_record(spend_record.KEY, spend_record.decoded, what, risk) or NOTHING_SPENT
 
     def keep_spend(self, spend: Spend) -> None:
         self.must_act()
         self._commit({spend_record.KEY: spend_record.encoded(spend)})
+
+    def _on_record(self, key: str, decoded: Callable[[str], Kept], what: str, risk: str) -> Kept | None:
+        text = self._read([key]).get(key)
+        if text is None:
+            return None
+        try:
+            return decoded(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"{what}, at KVS key {key}, cannot be read: {fault}. {risk}: look at it (flux kvs get {key}), then"
+                f" remove it by: flux kvs unlink {key}"
+            ) from fault
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
         with self._handle() as handle:
@@ -271,16 +269,18 @@ class RealFluxPort:
                 ) from failure
         try:
             self._take_in_ended_jobs()
-            resources, scheduler, overlay, config, stats = (seen[topic] for topic in _LOOK)
-            division = division_in(config)
-            self._look = self._look.next(resources, scheduler, overlay, self._last_job_ended_at, division, stats)
+            resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
+            if config != self._config:
+                self._config, self._division = config, division_in(config)
+            self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
         if self._names is not None:
             ranks = self._named(ranks, self._names)
-        self._online = frozenset(rank.rank for rank in ranks if rank.online)
-        self._measured &= self._online
+        if self._measures:
+            self._online = frozenset(rank.rank for rank in ranks if rank.online)
+            self._measured &= self._online
         return ranks
 
     def _named(self, ranks: tuple[FluxRank, ...], names: Names) -> tuple[FluxRank, ...]:
@@ -292,7 +292,7 @@ class RealFluxPort:
         return names.given(ranks)
 
     def measured(self) -> Mapping[Rank, Hardware]:
-        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE] if self._measures else []
+        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE]
         if not unknown:
             return {}
         with self._handle() as handle:
@@ -332,8 +332,10 @@ class RealFluxPort:
             "constraint": {"states": ["inactive"]},
         }
         reply = self._ask("job-list.list", request)
-        for rank, ended_at in read_job_ends(reply).items():
-            self._last_job_ended_at[rank] = max(ended_at, self._last_job_ended_at.get(rank, 0.0))
+        known = self._last_job_ended_at
+        if ends := read_job_ends(reply):
+            latest = {rank: max(ended_at, known.get(rank, 0.0)) for rank, ended_at in ends.items()}
+            self._last_job_ended_at = {**known, **latest}  # the last look keeps what it was compared by
         # Those that never ran have no ranks, and need not be shown again either.
         ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])

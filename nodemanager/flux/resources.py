@@ -10,37 +10,34 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Generic, TypeVar, cast
 from xml.etree import ElementTree as ET
 
-from nodemanager.flux.fields import list_at, object_at, seconds_at, shortened, text_at, wrong
-from nodemanager.model import FluxRank, Hardware, Holding, Overlay, Rank, SlotName, TypeName
+from nodemanager.flux.fields import list_at, object_at, seconds_at, text_at, wrong
+from nodemanager.model import FluxRank, Hardware, Holding, Rank, SlotName, TypeName
 from nodemanager.notation import expand_hostlist, parse_idset
 
 LEADER = Rank(0)
 OUR_DRAINS = "flux-node-manager:"
-_OVERLAY: Mapping[str, Overlay] = {state.value: state for state in Overlay}
+
+T = TypeVar("T")
 
 
 def read_ranks(
     resource_status: object,
     sched_resource_status: object,
-    overlay_health: object,
     last_job_ended_at: Mapping[Rank, float],
     division: Mapping[SlotName, TypeName] | None = None,
     job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
-    """Every rank but the leader, in order, from the replies of three RPCs.
+    """Every rank but the leader, in order, from the replies of RPCs.
 
-    ``resource_status`` answers ``resource.status``, ``sched_resource_status`` answers ``sched.resource-status``
-    and ``overlay_health`` answers ``overlay.health``, sent to rank 0. The last lists the leader's children in
-    the overlay: all ranks where it is flat, as it is by default; a rank further away is ``FULL`` or
-    ``OFFLINE`` by what the resource module says. ``division``: the node type of each slot, where it is known.
-    ``job_manager_stats`` answers ``job-manager.stats-get``, for the housekeeping that runs; None: it was not asked.
+    ``resource_status`` answers ``resource.status``, ``sched_resource_status`` answers ``sched.resource-status``.
+    ``last_job_ended_at`` is not to be changed afterwards: the next look is compared with it.
+    ``division``: the node type of each slot, where it is known. ``job_manager_stats`` answers
+    ``job-manager.stats-get``, for the housekeeping that runs; None: it was not asked.
     """
-    look = Look().next(
-        resource_status, sched_resource_status, overlay_health, last_job_ended_at, division, job_manager_stats
-    )
+    look = Look().next(resource_status, sched_resource_status, last_job_ended_at, division, job_manager_stats)
     return tuple(look.ranks.values())
 
 
@@ -57,8 +54,8 @@ def held_units(
     resource_status: object, sched_resource_status: object
 ) -> dict[SlotName, tuple[frozenset[int], frozenset[int]]]:
     """The ids of the cores and GPUs that jobs and housekeeping hold, by host."""
-    hosts = _read_resource_status(resource_status).hosts
-    allocated = _read_sched_status(sched_resource_status).allocated
+    hosts = _ResourceStatus().next(resource_status).declared.means.hosts
+    allocated = _SchedStatus().next(sched_resource_status).allocated.means
     return {hosts[rank]: (units.cores, units.gpus) for rank, units in allocated.items()}
 
 
@@ -130,6 +127,7 @@ class _Units:
 
 
 _NOTHING = _Units()
+_UNSAID = object()
 
 
 @lru_cache(maxsize=1024)
@@ -138,23 +136,71 @@ def _units(cores: frozenset[int], gpus: frozenset[int]) -> _Units:
     return _Units(cores, gpus)
 
 
+# --- one look after another -------------------------------------------------------------------------------
+
+Inventory = Mapping[Rank, _Units]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """R, as the resource module has it."""
+
+    inventory: Inventory = field(default_factory=dict)
+    hosts: Mapping[Rank, SlotName] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Generic[T]):
+    """A part of a reply, and what it means: read anew only where something else is said."""
+
+    means: T
+    said: object = _UNSAID
+
+    def again(self, said: object, read: Callable[[object, str], T], where: str) -> _Part[T]:
+        return self if said == self.said else _Part(read(said, where), said)
+
+
 @dataclass(frozen=True, slots=True)
 class _ResourceStatus:
-    inventory: Mapping[Rank, _Units] = field(default_factory=dict)
-    hosts: Mapping[Rank, SlotName] = field(default_factory=dict)
-    online: frozenset[Rank] = frozenset()
-    drains: Mapping[Rank, str] = field(default_factory=dict)
-    torpid: frozenset[Rank] = frozenset()
-    excluded: frozenset[Rank] = frozenset()
+    declared: _Part[_Declared] = _Part(_Declared())
+    online: _Part[frozenset[Rank]] = _Part(frozenset())
+    drains: _Part[Mapping[Rank, str]] = _Part({})
+    torpid: _Part[frozenset[Rank]] = _Part(frozenset())
+    excluded: _Part[frozenset[Rank]] = _Part(frozenset())
+
+    def next(self, reply: object) -> _ResourceStatus:
+        """What ``resource.status`` says now."""
+        where = "resource.status"
+        status = object_at(reply, where)
+        return _ResourceStatus(
+            self.declared.again(status.get("R"), _read_declared, f"{where}.R"),
+            self.online.again(status.get("online", ""), _ranks, f"{where}.online"),
+            self.drains.again(status.get("drain", {}), _read_drains, f"{where}.drain"),
+            self.torpid.again(status.get("torpid", ""), _ranks, f"{where}.torpid"),
+            self.excluded.again(status.get("exclude", ""), _ranks, f"{where}.exclude"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _SchedStatus:
-    allocated: Mapping[Rank, _Units] = field(default_factory=dict)  # by jobs and by housekeeping
+    known: _Part[Inventory] = _Part({})
+    down: _Part[Inventory] = _Part({})
+    allocated: _Part[Inventory] = _Part({})  # by jobs and by housekeeping
     up: AbstractSet[Rank] = frozenset()
 
-
-# --- one look after another -------------------------------------------------------------------------------
+    def next(self, reply: object) -> _SchedStatus:
+        """What ``sched.resource-status`` says now."""
+        where = "sched.resource-status"
+        status = object_at(reply, where)
+        known = self.known.again(status.get("all"), _read_r, f"{where}.all")
+        down = self.down.again(status.get("down"), _read_r, f"{where}.down")
+        same = known is self.known and down is self.down
+        return _SchedStatus(
+            known,
+            down,
+            self.allocated.again(status.get("allocated"), _read_r, f"{where}.allocated"),
+            self.up if same else known.means.keys() - down.means.keys(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +214,6 @@ class Look:
     ranks: Mapping[Rank, FluxRank] = field(default_factory=dict)
     _seen: _ResourceStatus = field(default_factory=_ResourceStatus)
     _sched: _SchedStatus = field(default_factory=_SchedStatus)
-    _overlay: Mapping[Rank, Overlay] = field(default_factory=dict)
     _ended_at: Mapping[Rank, float] = field(default_factory=dict)
     _division: Mapping[SlotName, TypeName] = field(default_factory=dict)
     _housekeeping: Mapping[Rank, float] = field(default_factory=dict)
@@ -177,7 +222,6 @@ class Look:
         self,
         resource_status: object,
         sched_resource_status: object,
-        overlay_health: object,
         last_job_ended_at: Mapping[Rank, float],
         division: Mapping[SlotName, TypeName] | None = None,
         job_manager_stats: object = None,
@@ -185,60 +229,69 @@ class Look:
         """The look after this one, from replies as :func:`read_ranks` takes them."""
         read = Look(
             {},
-            _read_resource_status(resource_status),
-            _read_sched_status(sched_resource_status),
-            _read_overlay(overlay_health),
-            dict(last_job_ended_at),
-            division or {},
+            self._seen.next(resource_status),
+            self._sched.next(sched_resource_status),
+            last_job_ended_at,
+            division if division is not None else {},
             _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {},
         )
         changed = read._changed_since(self)
-        usable = (read._seen.online & read._sched.up) - read._seen.drains.keys() - read._seen.torpid
-        usable -= read._seen.excluded
-        ranks = {
-            rank: read._rank(rank, rank in usable) if changed is None or rank in changed else self.ranks[rank]
-            for rank in sorted(read._seen.inventory.keys() - {LEADER})
-        }
-        return replace(read, ranks=ranks)
+        if changed is None:
+            inventory = read._seen.declared.means.inventory
+            return replace(read, ranks={rank: read._rank(rank) for rank in sorted(inventory.keys() - {LEADER})})
+        changed &= self.ranks.keys()
+        if not changed:
+            return replace(read, ranks=self.ranks)
+        return replace(read, ranks={**self.ranks, **{rank: read._rank(rank) for rank in changed}})
 
-    def _changed_since(self, before: Look) -> AbstractSet[Rank] | None:
-        """The ranks of which something is said otherwise than before; None: perhaps all."""
+    def _changed_since(self, before: Look) -> set[Rank] | None:
+        """The ranks of which something is said otherwise than before; None: perhaps all, and other ones."""
         seen, was = self._seen, before._seen
-        if seen.hosts != was.hosts or self._division != before._division:
+        if seen.declared is not was.declared or self._division != before._division:
             return None
-        return (
-            (seen.online ^ was.online)
-            | (seen.torpid ^ was.torpid)
-            | (seen.excluded ^ was.excluded)
-            | (self._sched.up ^ before._sched.up)
-            | _differing(seen.inventory, was.inventory)
-            | _differing(seen.drains, was.drains)
-            | _differing(self._sched.allocated, before._sched.allocated)
-            | _differing(self._overlay, before._overlay)
-            | _differing(self._ended_at, before._ended_at)
-            | _differing(self._housekeeping, before._housekeeping)
+        sets = (
+            (seen.online.means, was.online.means),
+            (seen.torpid.means, was.torpid.means),
+            (seen.excluded.means, was.excluded.means),
+            (self._sched.up, before._sched.up),
         )
+        mappings: tuple[tuple[Mapping[Rank, object], Mapping[Rank, object]], ...] = (
+            (seen.drains.means, was.drains.means),
+            (self._sched.allocated.means, before._sched.allocated.means),
+            (self._ended_at, before._ended_at),
+            (self._housekeeping, before._housekeeping),
+        )
+        changed: set[Rank] = set()
+        for now, then in sets:
+            if now is not then:
+                changed |= now ^ then
+        for said, once_said in mappings:
+            if said is not once_said:
+                changed |= _differing(said, once_said)
+        return changed
 
-    def _rank(self, rank: Rank, usable: bool) -> FluxRank:
+    def _rank(self, rank: Rank) -> FluxRank:
         seen, sched = self._seen, self._sched
-        units = seen.inventory[rank]
-        free = units.without(sched.allocated.get(rank)) if usable else _NOTHING
-        online = rank in seen.online
+        host, units = seen.declared.means.hosts[rank], seen.declared.means.inventory[rank]
+        held = sched.allocated.means.get(rank)
+        online, up, drained = rank in seen.online.means, rank in sched.up, seen.drains.means.get(rank)
+        torpid, excluded = rank in seen.torpid.means, rank in seen.excluded.means
+        takes_jobs = online and up and drained is None and not torpid and not excluded
+        free = units.without(held) if takes_jobs else _NOTHING
         return FluxRank(
             rank=rank,
-            host=seen.hosts[rank],
+            host=host,
             online=online,
             cores=len(units.cores),
             gpus=len(units.gpus),
             cores_free=len(free.cores),
             gpus_free=len(free.gpus),
-            allocated=rank in sched.allocated,
-            schedulable=rank in sched.up,
-            drain_reason=seen.drains.get(rank),
-            torpid=rank in seen.torpid,
-            excluded=rank in seen.excluded,
-            overlay=self._overlay.get(rank, Overlay.FULL if online else Overlay.OFFLINE),
-            type_name=self._division.get(seen.hosts[rank]),
+            allocated=held is not None,
+            schedulable=up,
+            drain_reason=drained,
+            torpid=torpid,
+            excluded=excluded,
+            type_name=self._division.get(host),
             last_job_ended_at=self._ended_at.get(rank),
             housekeeping_since_at=self._housekeeping.get(rank),
         )
@@ -253,14 +306,9 @@ def _differing(one: Mapping[Rank, object], other: Mapping[Rank, object]) -> set[
 # --- reading the replies ----------------------------------------------------------------------------------
 
 
-def _read_resource_status(reply: object) -> _ResourceStatus:
-    where = "resource.status"
-    status = object_at(reply, where)
-    inventory = _read_r(status.get("R"), f"{where}.R")
-    sets = {key: _ranks(status.get(key, ""), f"{where}.{key}") for key in ("online", "torpid", "exclude")}
-    drains = _read_drains(status.get("drain", {}), f"{where}.drain")
-    hosts = _hosts(status.get("R"), inventory, f"{where}.R")
-    return _ResourceStatus(inventory, hosts, sets["online"], drains, sets["torpid"], sets["exclude"])
+def _read_declared(r: object, where: str) -> _Declared:
+    inventory = _read_r(r, where)
+    return _Declared(inventory, _hosts(r, inventory, where))
 
 
 def _read_drains(value: object, where: str) -> dict[Rank, str]:
@@ -275,13 +323,6 @@ def _read_drains(value: object, where: str) -> dict[Rank, str]:
     return drains
 
 
-def _read_sched_status(reply: object) -> _SchedStatus:
-    where = "sched.resource-status"
-    status = object_at(reply, where)
-    known, allocated, down = (_read_r(status.get(key), f"{where}.{key}") for key in ("all", "allocated", "down"))
-    return _SchedStatus(allocated, known.keys() - down.keys())
-
-
 def _read_housekeeping(reply: object) -> dict[Rank, float]:
     """Since when the oldest housekeeping of each rank runs, by ``t_start`` and ``pending`` of its runs."""
     where = "job-manager.stats-get.housekeeping.running"
@@ -294,19 +335,6 @@ def _read_housekeeping(reply: object) -> dict[Rank, float]:
         for rank in _ranks(fields.get("pending"), f"{where}.{job}.pending"):
             since[rank] = min(started_at, since.get(rank, started_at))
     return since
-
-
-def _read_overlay(reply: object) -> dict[Rank, Overlay]:
-    states: dict[Rank, Overlay] = {}
-    entries: list[Any] = [reply]
-    for entry in entries:  # grows while it is read
-        try:
-            states[entry["rank"]] = _OVERLAY[entry["status"]]
-            entries.extend(entry.get("children", ()))
-        except (AttributeError, LookupError, TypeError):
-            needed = f"a rank with a status of {', '.join(_OVERLAY)}"
-            raise ValueError(f"overlay.health: {needed} is needed, not {shortened(repr(entry))}") from None
-    return states
 
 
 # --- R (RFC 20) -------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ DRAIN = "flux-node-manager:slots"  # while a slot changes its type, should someb
 RESOURCE = "resource"
 LOAD_WITHIN_S = 30.0
 _LOOK_PAUSE_S = 0.02
-_LOOK = ("resource.status", "sched.resource-status", "overlay.health")
+_LOOK = ("resource.status", "sched.resource-status")
 
 
 class Calls(Protocol):
@@ -245,8 +245,8 @@ class Retyping:
                 self.calls.ask("resource.drain", {"targets": str(ranks[slot].rank), "reason": DRAIN})
 
     def _look(self) -> tuple[FluxRank, ...]:
-        resources, scheduler, overlay = (self.calls.ask(topic) for topic in _LOOK)
-        return read_ranks(resources, scheduler, overlay, {})
+        resources, scheduler = (self.calls.ask(topic) for topic in _LOOK)
+        return read_ranks(resources, scheduler, {})
 
     def _second_look(self, moves: Division) -> None:
         taken = [rank.host for rank in self._look() if rank.host in moves and (rank.online or rank.allocated)]

@@ -29,8 +29,10 @@ _RECONNECT_MAX_S = 5.0
 _BATCH_S = 0.01
 _STOP_WITHIN_S = 1.0
 _CAUGHT_UP = -1
-# How job-manager.queue-status shows every queue while the scheduler is away, which is no administrator's will.
+# How job-manager.queue-status shows every queue while the scheduler is away, which is no administrator's will, and
+# hides what that is: asked again soon, until the scheduler is there.
 _NO_SCHEDULER = "Scheduler is offline"
+_ASK_AGAIN_S = 1.0
 
 
 class RealFluxWatch:
@@ -93,6 +95,11 @@ class _QueueLook:
     started_s: float
     unanswered: int
     stopped: set[str] = field(default_factory=set)
+    hidden: bool = False
+
+    @property
+    def seen(self) -> frozenset[str] | None:
+        return None if self.hidden else frozenset(self.stopped)
 
 
 class _Following:
@@ -110,6 +117,7 @@ class _Following:
         self._listing = True
         self._listing_started_s = 0.0
         self._caught_up = False
+        self._queues_asked = False  # since the listing began
         self._queues_stopped: frozenset[str] | None = None
         # What happened since the last handing over.
         self._first_change_s: float | None = None
@@ -123,6 +131,7 @@ class _Following:
             self._batch = self._reactor.every(_BATCH_S, self._hand_over)
             self._reactor.every(self._periods.probe_s, self._look_at_queues).start()
             self._reactor.every(self._periods.relist_s, self._list_anew).start()
+            self._ask_again = self._reactor.every(_ASK_AGAIN_S, self._look_at_queues)
             self._reactor.subscribe("resource.journal", None, self._resource_said, self._fail)
             self._cancel_jobs = self._follow_jobs()
             self._reactor.run()
@@ -151,7 +160,7 @@ class _Following:
         self._listing = True
         self._listing_started_s = self._clock.monotonic_s()
         self._caught_up = False
-        self._queues_stopped = None
+        self._queues_asked = False
         self._look_at_queues()
         return self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._job_said, self._fail)
 
@@ -187,7 +196,7 @@ class _Following:
     # --- handing over ---
 
     def _hand_over_all(self) -> None:
-        if not self._caught_up or self._queues_stopped is None:
+        if not self._caught_up or not self._queues_asked:
             return
         self._listing = False
         self.listed = True
@@ -230,7 +239,8 @@ class _Following:
         self._reactor.request(f"job-manager.{what}", payload, answered, failed, timeout_s=self._periods.timeout_s)
 
     def _queue_said(self, look: _QueueLook, name: str, status: dict[str, Any]) -> None:
-        if not status["start"] and status.get("stop_reason") != _NO_SCHEDULER:
+        if not status["start"]:
+            look.hidden |= status.get("stop_reason") == _NO_SCHEDULER
             look.stopped.add(name)
         self._answered(look)
 
@@ -244,13 +254,18 @@ class _Following:
         look.unanswered -= 1
         if look.unanswered:
             return
-        was, self._queues_stopped = self._queues_stopped, frozenset(look.stopped)
+        was, self._queues_stopped = self._queues_stopped, look.seen
+        self._queues_asked = True
+        if look.hidden:
+            self._ask_again.start()
+        else:
+            self._ask_again.stop()
         if self._listing:
             self._hand_over_all()
             return
         # The journal is in step with these answers, so what it said before them goes first.
         self._hand_over()
-        if self._queues_stopped != was:
+        if self._queues_stopped != was or look.hidden:
             self._listener(QueueSeen(look.started_s, queues_stopped=self._queues_stopped))
         else:
             self._listener(QueueProbed(look.started_s))

@@ -523,7 +523,7 @@ class Machine:
     def start_broker(self, given: Dict[str, Any]) -> None:
         uid, _ = self.broker_user()
         self.clear_rundir()
-        self.rundir = tempfile.mkdtemp(prefix="flux-slot.", dir="/tmp")
+        self.rundir = tempfile.mkdtemp(prefix="flux-slot.")
         conf = self.settings.folder / "conf.d"
         certificate = self.settings.folder / "curve.cert"
         conf.mkdir(mode=0o700, exist_ok=True)

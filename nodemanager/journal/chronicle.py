@@ -23,7 +23,7 @@ from nodemanager.journal.spend import Spend, Spent
 
 WAITING_MAX = 500
 # It shares the interpreter with the brain, so it rests for so many times as long as it has worked.
-REST = 3.0
+REST = 9.0
 REST_MAX_S = 1.0
 
 

@@ -23,7 +23,7 @@ from nodemanager.facts import (
     SteeringNotKept,
 )
 from nodemanager.fleet.plan import Action, type_of
-from nodemanager.model import Figure, Job, JobState, Launch, LaunchId, Reason
+from nodemanager.model import Figure, Job, JobId, JobState, Launch, LaunchId, Reason
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
@@ -91,6 +91,7 @@ class Entries:
 
     def __init__(self) -> None:
         self._last: Published | None = None
+        self._waits: Mapping[JobId, str] = {}  # why jobs waited, by the code of the reason
         self._would: frozenset[str] = frozenset()
 
     def of(self, publications: Sequence[Published]) -> tuple[Entry, ...]:
@@ -103,9 +104,27 @@ class Entries:
             entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
             entries += self._decisions(it, edge)
         edge = Edge(newest.snapshot.now_s, newest.snapshot.wall_at)
-        for changes in (_moves, _reasons, _jobs, _of_the_service):
+        for changes in (_moves, _reasons, _jobs):
             entries += changes(last, newest, edge)
+        entries += self._jobs_wait(last, newest, edge)
+        entries += _of_the_service(last, newest, edge)
         return tuple(entries)
+
+    def _jobs_wait(self, last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+        """Why each of the first jobs waits, whenever that has become another reason."""
+        known, self._waits = self._waits, {}
+        if now.plan.stands_still is not None:
+            return
+        before = last.plan.jobs if last is not None else {}
+        codes: dict[JobId, str] = {}
+        for job_id, reason in islice(now.plan.jobs.items(), JOBS_FOLLOWED):
+            codes[job_id] = reason.code
+            said = known.get(job_id)
+            if said is None and (earlier := before.get(job_id)) is not None:
+                said = earlier.code  # it was not yet among the first
+            if said != reason.code:
+                yield Entry(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
+        self._waits = codes
 
     def _decisions(self, published: Published, edge: Edge) -> Iterator[Entry]:
         said: set[str] = set()
@@ -207,21 +226,14 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
     known = last.snapshot.jobs if last is not None else {}
     jobs = now.snapshot.jobs
-    if jobs is not known:
-        for id_, job in jobs.items():
-            old = known.get(id_)
-            if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
-                yield Entry(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
-        for id_, job in known.items():
-            if id_ not in jobs:
-                yield Entry(edge.wall_at, "job", str(id_), "ended", "", _job_figures(job, edge))
-    if now.plan.stands_still is not None:
+    if jobs is known:
         return
-    before = last.plan.jobs if last is not None else {}
-    for job_id, reason in islice(now.plan.jobs.items(), JOBS_FOLLOWED):
-        said = before.get(job_id)
-        if said is None or said.code != reason.code:
-            yield Entry(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
+    for id_, job in jobs.items():
+        old = known.get(id_)
+        if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
+            yield Entry(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
+    for id_ in [id_ for id_ in known if id_ not in jobs]:
+        yield Entry(edge.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], edge))
 
 
 def _job_figures(job: Job, edge: Edge) -> Mapping[str, Figure]:

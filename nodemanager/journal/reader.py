@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from nodemanager.journal.advice import in_a_line
+from nodemanager.journal.lives import Life
 from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
 
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
+
+STOPS = """
+    SELECT node_type,
+        MIN(CASE WHEN kind = 'node' THEN at END) - MIN(CASE WHEN kind = 'decided' THEN at END) AS took_s
+    FROM entries
+    WHERE (kind = 'node' AND what IN ('gone', 'ended')) OR (kind = 'decided' AND what = 'DestroyNode')
+    GROUP BY subject HAVING took_s >= 0 ORDER BY subject
+"""
 
 
 class JournalUnreadable(Exception):
@@ -96,6 +105,23 @@ class JournalReader:
         """How many jobs have ended, and when the first of them was submitted; 0 where there is none."""
         (row,) = self._rows("SELECT COUNT(*) AS count, MIN(submitted_at) AS first_at FROM jobs")
         return int(row["count"]), float(row["first_at"] or 0.0)
+
+    # --- nodes' lives ---
+
+    def lives(self, within_s: float) -> Iterator[Life]:
+        """Those asked for within a time of the latest, in the order in which they were, one by one."""
+        with self._connected() as connection:
+            for row in connection.execute(
+                "SELECT * FROM lives WHERE requested_at >= (SELECT MAX(requested_at) FROM lives) - ?"
+                " ORDER BY requested_at, launch",
+                (within_s,),
+            ):
+                yield Life(**{**dict(row), "found": bool(row["found"])})
+
+    def stops(self) -> list[tuple[str, float]]:
+        """By type, how long each node took from the order to end it until it was seen gone, in seconds."""
+        rows = self._rows(STOPS)
+        return [(row["node_type"], row["took_s"]) for row in rows]
 
     # --- spend ---
 

@@ -50,6 +50,7 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
+        self._checked: tuple[int, int] | None = None  # the file that was found whole
         self._prune_at_s = 0.0
         self._log: Any = structlog.get_logger()
 
@@ -78,9 +79,8 @@ class Journal:
         while not ends:
             batch, ends = self._next_batch()
             if batch:
-                self._write(batch)
-        if self._connection is not None:
-            self._connection.close()
+                self.write(batch)
+        self.close()
 
     def _next_batch(self) -> tuple[list[Happened], bool]:
         """What came within ``FLUSH_S`` of the first: many publications are one commit."""
@@ -99,7 +99,8 @@ class Journal:
             batch.append(following)
         return batch, False
 
-    def _write(self, batch: list[Happened]) -> None:
+    def write(self, batch: list[Happened]) -> None:
+        """Write them now. For the journal's thread, or for who has none."""
         try:
             connection = self._opened()
             with connection:
@@ -108,7 +109,7 @@ class Journal:
         except (sqlite3.Error, OSError, TooNew) as error:
             self.lost += len(batch)
             self._say(error)
-            self._close()
+            self.close()
             if _is_broken(error):
                 self._move_aside(error)
         else:
@@ -128,7 +129,7 @@ class Journal:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None and self._file != _identity(self.path):
             self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
-            self._close()
+            self.close()
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # What users ran stands in it: for the owner's eyes.
@@ -137,6 +138,7 @@ class Journal:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
+                self._check(connection)
                 migrate(connection)
             except BaseException:
                 connection.close()
@@ -144,7 +146,20 @@ class Journal:
             self._connection, self._file = connection, _identity(self.path)
         return self._connection
 
-    def _close(self) -> None:
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Raise ``DatabaseError`` for a file that is spoilt, though what is written next may not meet with that.
+
+        Each is looked through once: it takes a second for some hundred megabytes.
+        """
+        found = _identity(self.path)
+        if found != self._checked:
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if said != "ok":
+                raise sqlite3.DatabaseError(said)
+            self._checked = found
+
+    def close(self) -> None:
+        """Let go of the file."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, Identity, Launch, Leftover, NodeType, ProviderId, TypeName
+from nodemanager.model import (
+    CloudNode,
+    CloudState,
+    Identity,
+    Launch,
+    LaunchId,
+    Leftover,
+    NodeType,
+    ProviderId,
+    TypeName,
+)
 from nodemanager.ports import CloudError
 from nodemanager.simulation.cloud_faults import CloudFaults, Range
 from nodemanager.simulation.world import World
@@ -28,6 +38,7 @@ class Billed:
     from_s: float
     to_s: float | None
     cluster_uuid: str = ""  # whose it is; "" for one that is nobody's
+    launch: LaunchId | None = None
 
 
 @dataclass(slots=True)
@@ -160,8 +171,11 @@ class SimulatedProvider:
         self._machines[node.provider_id] = machine
         self._standing[node.provider_id] = identity.type_name if identity else None
         self.changes += 1
-        whose = identity.cluster_uuid if identity else ""
-        self._billed.append(Billed(node.provider_id, identity.type_name if identity else None, now_s, None, whose))
+        billed = Billed(node.provider_id, None, now_s, None)
+        if identity is not None:
+            whose, launch = identity.cluster_uuid, identity.launch
+            billed = replace(billed, type_name=identity.type_name, cluster_uuid=whose, launch=launch)
+        self._billed.append(billed)
         if token:
             self._by_token[token] = node.provider_id
         return machine

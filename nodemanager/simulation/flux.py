@@ -7,7 +7,7 @@ Stock flux-core 0.88 with sched-simple and placeholder ranks, held to a recordin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from nodemanager.model import (
     CloudNode,
@@ -71,6 +71,7 @@ class SimulatedFlux:
         self._down = False
         self._unreachable = False
         self._unloaded = False  # the scheduler
+        self._stopped_s = 0.0  # when the first of the queues that are stopped was
         self._rank_of = {slot.name: slot.rank for slot in slots}
         # The machines whose brokers come back by themselves when rank 0 does.
         self._machines: dict[Rank, str] = {}
@@ -97,22 +98,32 @@ class SimulatedFlux:
         urgency: int = 16,
         after: Sequence[JobId] = (),
         queue: str = "",
+        requeue: bool = False,
         housekeeping_s: Housekeeping | None = None,
     ) -> JobId:
         """Submit a job that would run for ``run_s``, and is ended after ``duration_s`` (0: never).
 
-        ``after``: jobs that must end first. ``duration_s``, ``after`` and ``queue`` go with a shape; a jobspec
-        (V1) says them itself. ``housekeeping_s`` None is the instance's own. Raises ValueError for what the
+        ``after``: jobs that must end first. ``duration_s``, ``after``, ``queue`` and ``requeue`` go with a shape; a
+        jobspec (V1) says them itself. ``housekeeping_s`` None is the instance's own. Raises ValueError for what the
         ingest would refuse, FluxError while the instance is down.
         """
         if isinstance(jobspec, Shape):
             awaited = tuple(format_f58(job_id) for job_id in after)
-            jobspec = jobspec_of(jobspec, duration_s=duration_s, queue=queue, after=awaited)
-        elif duration_s or after or queue:
-            raise ValueError("duration, dependencies and queue stand in the jobspec itself, not beside it")
+            jobspec = jobspec_of(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
+        elif duration_s or after or queue or requeue:
+            raise ValueError("duration, dependencies, queue and requeue stand in the jobspec itself, not beside it")
         with self._world.lock:
             self._check_up()
             return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
+
+    def requeue(self, job_id: JobId) -> JobId:
+        """Submit a job once more, to start if it does not end well. Raises FluxError for one that has."""
+        with self._world.lock:
+            self._check_up()
+            try:
+                return self._jobs.requeue(job_id)
+            except ValueError as refused:
+                raise FluxError(str(refused)) from refused
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
         with self._world.lock:
@@ -141,6 +152,7 @@ class SimulatedFlux:
     def stop_queue(self, queue: str = "") -> None:
         """Nothing more of this queue starts. "" is the anonymous one."""
         with self._world.lock:
+            self._stopped_s = self.open_s
             self._jobs.stop_queue(queue)
 
     def start_queue(self, queue: str = "") -> None:
@@ -165,11 +177,17 @@ class SimulatedFlux:
         with self._world.lock:
             self._ranks.set_hung(self._rank_of[slot], hung=hung)
 
-    def set_housekeeping(self, housekeeping_s: Housekeeping, *, partial_release: bool = True) -> None:
-        """How long each rank of a job stays allocated after it, of jobs submitted from now on."""
+    def set_housekeeping(
+        self, housekeeping_s: Housekeeping, *, partial_release: bool = True, ignores: Collection[int] = ()
+    ) -> None:
+        """How long each rank of a job stays allocated after it, of jobs submitted from now on.
+
+        ``ignores``: the signals that a housekeeping begun from now on does not end by.
+        """
         with self._world.lock:
             self._jobs.housekeeping_s = housekeeping_s
             self._jobs.housekeepers.partial_release = partial_release
+            self._jobs.housekeepers.ignores = frozenset(ignores)
 
     def set_clock_skew(self, skew_s: float) -> None:
         """How far the leader's wall clock is ahead of the world's."""
@@ -425,8 +443,16 @@ class SimulatedFlux:
     def active_events(self) -> Iterator[JobEvent]:
         return self._jobs.active_events()
 
-    def queues_stopped(self) -> frozenset[str]:
+    def queues_stopped(self) -> frozenset[str] | None:
+        """None: which are is hidden, as there is no scheduler."""
+        if self.half_changed is not None or self._unloaded:
+            return None
         return frozenset(self._jobs.stopped_queues)
+
+    @property
+    def open_s(self) -> float:
+        """When no queue was stopped, last: the truth, for checks."""
+        return self._world.now_s if not self._jobs.stopped_queues else self._stopped_s
 
     # --- replies ---
 
@@ -451,6 +477,16 @@ class SimulatedFlux:
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         with self._world.lock:
             self._jobs.housekeepers.kill(self._known(rank), signal)
+
+    def end_housekeeping(self) -> None:
+        """Somebody looks at all of it that runs, and it ends."""
+        with self._world.lock:
+            self._jobs.housekeepers.end_all()
+
+    def housekeeping_since(self, rank: Rank) -> tuple[float, ...]:
+        """When each housekeeping that runs on a rank began: the truth, for checks."""
+        with self._world.lock:
+            return self._jobs.housekeepers.since(rank)
 
     def last_job_ended_at(self) -> Mapping[Rank, float]:
         with self._world.lock:

@@ -20,7 +20,7 @@ from nodemanager.model import (
     Steering,
     TypeName,
 )
-from nodemanager.ports import FluxError, NotRequeued, NotTheActor, SlotsUnchanged
+from nodemanager.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.simulation.world import World
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ class SimulatedFluxPort:
         return read_ranks(
             flux.resource_status(),
             flux.sched_resource_status(),
-            flux.overlay_health(),
             flux.last_job_ended_at(),
             flux.division,
             flux.job_manager_stats(),
@@ -163,7 +162,7 @@ class SimulatedFluxPort:
         self._change(lambda: self._flux.kill_housekeeping(rank, signal))
 
     def requeue(self, job: JobId) -> JobId:
-        raise NotRequeued(f"job {job}: the simulated instance knows no dependency that a failure fulfils")
+        return self._change(lambda: self._flux.requeue(job))
 
     # --- the division of the slots ---
 

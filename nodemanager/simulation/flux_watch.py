@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BATCH_S = 0.01
 
 RECONNECT_S = 1.0
+ASK_AGAIN_S = 1.0  # which queues are stopped, while that is hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class SimulatedFluxWatch:
         self._timers: dict[Callable[[], None], Scheduled] = {}
         self._unfollow: Callable[[], None] | None = None
         self._stirred = False
-        self._queues_stopped: frozenset[str] = frozenset()
+        self._queues_stopped: frozenset[str] | None = frozenset()
         self._stopped = True
 
     def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None:
@@ -73,7 +74,7 @@ class SimulatedFluxWatch:
         for event in self._flux.active_events():
             self._apply(event)
         self._list()
-        self._later(self._probe_s, self._probe)
+        self._probe_later()
 
     def _disconnected(self, why: str) -> None:
         self._disconnect()
@@ -127,13 +128,17 @@ class SimulatedFluxWatch:
 
     def _probe(self) -> None:
         now_s, stopped = self._world.now_s, self._flux.queues_stopped()
-        if stopped != self._queues_stopped:
+        if stopped != self._queues_stopped or stopped is None:
             self._queues_stopped = stopped
             self._hand_over()
             self._listener(QueueSeen(now_s, queues_stopped=stopped))
         else:
             self._listener(QueueProbed(now_s))
-        self._later(self._probe_s, self._probe)
+        self._probe_later()
+
+    def _probe_later(self) -> None:
+        hidden = self._queues_stopped is None
+        self._later(min(ASK_AGAIN_S, self._probe_s) if hidden else self._probe_s, self._probe)
 
     def _later(self, delay_s: float, step: Callable[[], None]) -> None:
         def run() -> None:

@@ -14,8 +14,6 @@ from nodemanager.simulation.jobid import format_f58
 from nodemanager.simulation.rv1 import Grant
 from nodemanager.simulation.world import Scheduled, World
 
-_SIGKILL = 9
-
 Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on those named
 
 
@@ -61,12 +59,21 @@ class Housekeepers:
                 self._end(job_id, rank)
 
     def kill(self, rank: int, signal: int) -> None:
-        """Have what runs on a rank ended by a signal: SIGTERM may be ignored, SIGKILL (9) is not."""
+        """Have what runs on a rank ended by a signal, unless it ignores that: even SIGKILL, in the kernel."""
         for job_id, holdings in tuple(self._holdings.items()):
             holding = holdings.get(rank)
-            if holding is not None and (signal == _SIGKILL or signal not in holding.ignores):
+            if holding is not None and signal not in holding.ignores:
                 holding.end.cancel()
                 self._end(job_id, rank)
+
+    def end_all(self) -> None:
+        for job_id, holdings in tuple(self._holdings.items()):
+            for rank in tuple(holdings):
+                holdings[rank].end.cancel()
+                self._end(job_id, rank)
+
+    def since(self, rank: int) -> tuple[float, ...]:
+        return tuple(holdings[rank].started_at for holdings in self._holdings.values() if rank in holdings)
 
     def stats(self) -> Mapping[str, object]:
         """As ``job-manager.stats-get`` shows it under ``housekeeping``."""

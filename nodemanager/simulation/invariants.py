@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar
 
 from nodemanager.fleet import billing
+from nodemanager.fleet.fitness import KILLS_MAX
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import CloudNode, CloudState, FluxRank, Launch, Leftover, NodeType, ProviderId, Rank
+from nodemanager.model import (
+    CloudNode,
+    CloudState,
+    FluxRank,
+    JobId,
+    Launch,
+    LaunchId,
+    Leftover,
+    NodeType,
+    ProviderId,
+    Rank,
+    Shape,
+)
 from nodemanager.ports import CloudPort
-from nodemanager.simulation.cloud import SimulatedProvider
+from nodemanager.simulation.cloud import Billed, SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.flux_port import SimulatedFluxPort
 from nodemanager.simulation.world import World
@@ -25,6 +38,15 @@ class Violation(AssertionError):
 
 
 @dataclass
+class Demand:
+    """The jobs of a run and what they ask for: the truth, beside what the manager makes of it."""
+
+    shapes: dict[JobId, Shape] = field(default_factory=dict)
+    held: set[JobId] = field(default_factory=set)
+    successors: dict[JobId, JobId] = field(default_factory=dict)  # of jobs that were submitted once more
+
+
+@dataclass
 class Rules:
     """The rules of one run, beside the world that they are checked against."""
 
@@ -34,7 +56,10 @@ class Rules:
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
+    demand: Demand = field(default_factory=Demand)
     planted: set[ProviderId] = field(default_factory=set)  # not by the manager: beyond its limits
+    # Those that ended, and were listed no more by the time that a process which had never seen them looked.
+    unseen: set[LaunchId] = field(default_factory=set)
     told_to_go: set[ProviderId] = field(default_factory=set)
     _checked: int = -1
 
@@ -78,17 +103,32 @@ class Rules:
         busy = {grant.rank for _, grant in self.flux.holders()}
         self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
 
+    def at_requeue(self, job: JobId) -> None:
+        """Just before a job is submitted once more: it has not been."""
+        again = self.demand.successors.get(job)
+        self.require(again is None, f"job {job} was to be submitted once more, and was: as {again}")
+
+    def requeued(self, job: JobId, again: JobId) -> None:
+        self.demand.successors[job] = again
+        self.demand.shapes[again] = self.demand.shapes[job]
+
+    def at_kill(self, rank: Rank, told: int) -> None:
+        """Just before what runs after a job is told to end: it was not so often that it is vain."""
+        self.require(told < KILLS_MAX, f"what runs on rank {rank} was to be killed for the {told + 1}th time")
+
     def at_undrain(self, rank: Rank) -> None:
         """Just before an undrain of a live node: the drain is ours."""
         reason = self.flux.drain_reason(rank)
         foreign = reason is not None and not reason.startswith("flux-node-manager:")
         self.require(not (foreign and self.flux.online(rank)), f"rank {rank}: a foreign drain was to be undone")
 
-    def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]]) -> None:
+    def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]) -> None:
         """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
         recorded = self.flux.records.get(launch.slot)
         if recorded is None or recorded.id != launch.id:
             return
+        if launch.id not in seen and launch.id not in self.flux.spend.counted:
+            self.unseen.add(launch.id)
         for node in self.ours_standing():
             if node.identity is not None and node.identity.launch == launch.id:
                 lacking = len(lists) >= self.policy.absences and not any(node.provider_id in it for it in lists)
@@ -100,11 +140,11 @@ class Rules:
     def is_ours(self, node: CloudNode) -> bool:
         return node.identity is not None and node.identity.cluster_uuid == self.policy.cluster_uuid
 
-    def spent(self, now_s: float, lag_s: float = 0.0) -> Decimal:
-        """What all our nodes have cost so far, in truth; with a lag, as if each had gone so much later."""
+    def spent(self, now_s: float, counts: Callable[[Billed], bool] = lambda _: True, lag_s: float = 0.0) -> Decimal:
+        """What our nodes that count have cost so far, in truth; with a lag, as if each had gone so much later."""
         cost = Decimal(0)
         for line in self.provider.bill():
-            if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None:
+            if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
                 until_s = now_s if line.to_s is None else min(now_s, line.to_s + lag_s)
                 cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s)
         return cost
@@ -123,7 +163,9 @@ class Witness:
         self.answered_s: dict[str, float] = {}
         self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
         self.listed: tuple[CloudNode, ...] = ()
+        self.seen: set[LaunchId] = set()  # whose nodes it was shown
         self.listed_s = 0.0
+        self.killed: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
         self._world = world
 
     def answered(self, source: str) -> None:
@@ -134,6 +176,10 @@ class Witness:
         self.listed, self.listed_s = nodes, self._world.now_s
         standing = (node.provider_id for node in nodes if node.state is not CloudState.TERMINATED)
         self.lists.append(frozenset(standing))
+        self.shown(nodes)
+
+    def shown(self, nodes: Iterable[CloudNode]) -> None:
+        self.seen |= {node.identity.launch for node in nodes if node.identity is not None}
 
 
 @dataclass
@@ -148,6 +194,7 @@ class WatchedCloud:
         self.witness.step()
         self.rules.at_create(launch)
         node = self.port.create(launch, node_type)
+        self.witness.shown([node])
         self.witness.step()
         return node
 
@@ -181,6 +228,26 @@ class WatchedFlux(SimulatedFluxPort):
 
         self._change(check_and_stop)
 
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        which = (rank, *self._flux.housekeeping_since(rank))
+        told = self._witness.killed.get(which, 0)
+
+        def check_and_kill() -> None:
+            self._rules.at_kill(rank, told)
+            self._flux.kill_housekeeping(rank, signal)
+
+        self._change(check_and_kill)
+        self._witness.killed[which] = told + 1  # one whose reply is lost does not count, for us neither
+
+    def requeue(self, job: JobId) -> JobId:
+        def check_and_requeue() -> JobId:
+            self._rules.at_requeue(job)
+            again = self._flux.requeue(job)
+            self._rules.requeued(job, again)
+            return again
+
+        return self._change(check_and_requeue)
+
     def undrain(self, rank: Rank) -> None:
         def check_and_undrain() -> None:
             self._rules.at_undrain(rank)
@@ -190,7 +257,7 @@ class WatchedFlux(SimulatedFluxPort):
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:
-            self._rules.at_forget(launch, self._witness.lists)
+            self._rules.at_forget(launch, self._witness.lists, self._witness.seen)
             self._forget(launch)
 
         self._change(check_and_forget)

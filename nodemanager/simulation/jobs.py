@@ -7,24 +7,28 @@ so only once it is at the head. Not simulated: the scheduler's estimates (``t_es
 
 from __future__ import annotations
 
+import base64
 import heapq
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodemanager.flux.resubmission import again
 from nodemanager.model import JobId, JobState, Rank
 from nodemanager.simulation.housekeeping import Housekeepers, Housekeeping
-from nodemanager.simulation.jobid import parse_f58
+from nodemanager.simulation.jobid import format_f58, parse_f58
 from nodemanager.simulation.pool import Never, NotNow, Pool
-from nodemanager.simulation.request import Jobspec, Request, read_request
+from nodemanager.simulation.request import After, Awaited, Jobspec, Request, read_request
 from nodemanager.simulation.rv1 import Grant, R, summary_of
 from nodemanager.simulation.world import Scheduled, World
 
 SCHEDULE_DELAY_S = 0.002
 START_DELAY_S = 0.01
 
+URGENCY_DEFAULT = 16
 URGENCY_EXPEDITE = 31
 PRIORITY_MAX = 2**32 - 1
 
@@ -62,7 +66,8 @@ class _Job:
     priority: int = 0
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
-    awaits: dict[JobId, str] = field(default_factory=dict)  # the job, and the dependency's description
+    failed: bool = False
+    awaits: dict[JobId, Awaited] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
 
 
@@ -82,6 +87,7 @@ class JobManager:
         self._connected = connected
         self._active: dict[JobId, _Job] = {}
         self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
+        self._ended_badly: dict[JobId, _Job] = {}  # of those that ask for a second life
         self._awaited_by: dict[JobId, dict[JobId, None]] = {}
         self._in_line: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
@@ -97,13 +103,22 @@ class JobManager:
         job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
         self._active[job.id] = job
         self._post(job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec)
-        for value in request.after:
-            self._await(job, value)
+        for awaited in request.after:
+            self._await(job, awaited)
         self._post(job, "validate")
         job.state = JobState.DEPEND
         if not job.awaits:
             self._to_priority(job)
         return job.id
+
+    def requeue(self, job_id: JobId) -> JobId:
+        """Submit a job once more, to start if it does not end well. Raises ValueError for one that has."""
+        job = self._active.get(job_id) or self._ended_badly.get(job_id)
+        if job is None:
+            raise ValueError(f"job {job_id} has ended well, or never was")
+        payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
+        jobspec = again(f"header.{payload}.signature", format_f58(job_id))
+        return self.submit(jobspec, job.run_s, URGENCY_DEFAULT, job.housekeeping_s)
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
         """0 holds a pending job, 31 puts it first. Raises ValueError once it has resources."""
@@ -180,12 +195,12 @@ class JobManager:
         self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
         return JobId(self._last_id)
 
-    def _await(self, job: _Job, value: str) -> None:
-        awaited = parse_f58(value)
-        if awaited in self._active:
-            job.awaits[awaited] = f"after-finish={value}"
-            self._awaited_by.setdefault(awaited, {})[job.id] = None
-            self._post(job, "dependency-add", {"description": job.awaits[awaited]})
+    def _await(self, job: _Job, awaited: Awaited) -> None:
+        job_id = parse_f58(awaited.job)
+        if job_id in self._active:
+            job.awaits[job_id] = awaited
+            self._awaited_by.setdefault(job_id, {})[job.id] = None
+            self._post(job, "dependency-add", {"description": awaited.description})
 
     def _to_priority(self, job: _Job) -> None:
         self._post(job, "depend")
@@ -274,6 +289,7 @@ class JobManager:
 
     def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
         """A fatal exception, and the job's end: ``status`` is what its tasks left with, if they had started."""
+        job.failed = True
         self._post(job, "exception", exception)
         self._finish(job, status)
 
@@ -290,7 +306,7 @@ class JobManager:
         self._forget(job)
         self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
         for job_id in self._awaited_by.pop(job.id, ()):
-            self._no_longer_awaits(job_id, job.id)
+            self._no_longer_awaits(job_id, job)
         self._schedule_soon()  # whom it blocked may go
 
     def _forget(self, job: _Job) -> None:
@@ -301,14 +317,22 @@ class JobManager:
             self.last_ended_at[Rank(grant.rank)] = self._wall_at()
         for awaited in job.awaits:
             self._awaited_by[awaited].pop(job.id, None)
+        if job.request.requeue and job.failed and job.grants:
+            self._ended_badly[job.id] = job
 
     def _free(self, grant: Grant) -> None:
         self._pool.free(grant)
         self._schedule_soon()
 
-    def _no_longer_awaits(self, job_id: JobId, ended: JobId) -> None:
+    def _no_longer_awaits(self, job_id: JobId, ended: _Job) -> None:
         job = self._active[job_id]
-        self._post(job, "dependency-remove", {"description": job.awaits.pop(ended)})
+        awaited = job.awaits.pop(ended.id)
+        if awaited.scheme is After.FAILURE and not (ended.failed and ended.grants):
+            why = "can never be satisfied" if ended.grants else "job never started"
+            note = f"dependency {awaited.description} {why}"
+            self._fail(job, {"type": "dependency", "severity": 0, "note": note, "userid": _USER}, status=0)
+            return
+        self._post(job, "dependency-remove", {"description": awaited.description})
         if not job.awaits:
             self._to_priority(job)
 

@@ -239,10 +239,11 @@ class SimulatedMachine:
     kept: dict[str, Any] = field(default_factory=dict)
     powered: bool = True
     broker: bool = False
+    notice: str = ""  # the provider is about to take it back; its words
     life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
 
     def reclaim_notice(self) -> str:
-        return ""
+        return self.notice
 
     # --- its client's life ---
 
@@ -396,6 +397,11 @@ class JoinScenario(Scenario):
 
     def turn_join_knob(self, name: str, likely: float) -> None:
         setattr(self.joins.faults, f"p_{name}", likely)
+
+    def give_notice(self, provider_id: ProviderId) -> None:
+        for machine in self.joins.machines:
+            if machine.name == provider_id:
+                machine.notice = "to be taken back"
 
     def reconnected(self, slot: SlotName, machine: str) -> None:
         """Its client finds the broker ended, and starts it: nobody else does."""

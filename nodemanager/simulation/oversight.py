@@ -19,19 +19,12 @@ from nodemanager.model import (
     SlotName,
 )
 from nodemanager.orders import BootNode
-from nodemanager.simulation.invariants import Rules, Witness
+from nodemanager.simulation.cloud import Billed
+from nodemanager.simulation.invariants import Demand, Rules, Witness
 
 ON_ITS_WAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
 PROBED_S = 15.0  # what news that a queue is stopped may take: it is asked for
 FAR_BEYOND = 3.0  # times the orphan grace: lists that lie begin it anew
-
-
-@dataclass
-class Demand:
-    """The jobs of a run and what they ask for: the truth, beside what the manager makes of it."""
-
-    shapes: dict[JobId, Shape] = field(default_factory=dict)
-    held: set[JobId] = field(default_factory=set)
 
 
 @dataclass
@@ -44,7 +37,6 @@ class Oversight:
     sees_all: bool = False  # nothing hides from this process what is spent
     peace: bool = False
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
-    _queue_open_s: float = 0.0
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
     def begin_peace(self) -> None:
@@ -99,9 +91,7 @@ class Oversight:
 
     def _note_what_waits(self, now_s: float) -> None:
         flux = self.rules.flux
-        if not flux.queues_stopped():
-            self._queue_open_s = now_s
-        if now_s - self._queue_open_s > PROBED_S:
+        if now_s - flux.open_s > PROBED_S:
             return
         for job in flux.active_jobs():
             if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.demand.held:
@@ -117,8 +107,16 @@ class Oversight:
 
     def _within_budget(self, published: Published) -> None:
         for limit in published.policy.budgets.values() if self.sees_all else ():
-            spent = self.rules.spent(published.snapshot.now_s)
+            spent = self.rules.spent(published.snapshot.now_s, self._knows_of)
             self.rules.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
+
+    def _knows_of(self, line: Billed) -> bool:
+        """What a node has cost that this process has never been shown stands in the record, or cannot be known."""
+        rules, launch = self.rules, line.launch
+        if launch in self.witness.seen or launch in rules.flux.spend.counted:
+            return True
+        leased = any(recorded.id == launch for recorded in rules.flux.records.values())
+        return not leased and launch not in rules.unseen
 
     def _not_twice(self, published: Published, boots: list[BootNode]) -> None:
         """Of each type, no more is bought or coming than the jobs that wait could fill, one piece a node."""

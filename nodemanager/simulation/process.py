@@ -20,6 +20,7 @@ from nodemanager.orders import (
     RecordLaunches,
     RefuseSlots,
 )
+from nodemanager.simulation.history import Kept
 from nodemanager.simulation.invariants import WatchedCloud, WatchedFlux, Witness
 from nodemanager.simulation.oversight import Oversight
 from nodemanager.simulation.pump import Killed, Pump
@@ -40,6 +41,7 @@ class Process:
         world = scenario.world
         self.witness = Witness(world, scenario.policy.absences, self._step)
         self.oversight = Oversight(scenario.rules, self.witness, scenario.demand, scenario.sees_all, scenario.peace)
+        self.kept = Kept(scenario.history) if scenario.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
         self._watch = scenario.flux.watch()
         self._pump = Pump(
@@ -73,6 +75,12 @@ class Process:
         self._watch.stop()
         self._pump.kill(lambda: self._draws.random() < 0.5)
         self._scenario.flux.drop_claim(self.token)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what this process would have let go of by its end."""
+        if self.kept is not None:
+            self.kept.close()
 
     def freeze(self, until_s: float) -> None:
         self._pump.hold(until_s)
@@ -93,6 +101,8 @@ class Process:
     def _published(self, published: Published) -> None:
         run = self._scenario
         run.decisions += 1
+        if self.kept is not None:
+            self.kept.take_in(published)
         if run.trace is not None:
             for action in published.plan.actions:
                 run.note(f"{self.token} {_told(action)}")

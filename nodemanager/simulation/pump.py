@@ -52,7 +52,6 @@ class Inbox:
     draw: Callable[[float, float], float]
     alive: bool = True
     held_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
-    handled: int = 0
     _latest_s: float = 0.0
     on_fact: Callable[[], None] | None = None  # told of whatever is delivered but the time
     on_killed: Callable[[], None] | None = None
@@ -70,7 +69,6 @@ class Inbox:
         if self.held_until_s > self.world.now_s:
             self.world.after(self.held_until_s - self.world.now_s, lambda: self._deliver(message))
             return
-        self.handled += 1
         try:
             self.actor.on_receive(message)
         except Killed:

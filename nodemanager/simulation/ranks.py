@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from nodemanager.model import Overlay
 from nodemanager.notation import compress_hostlist, format_idset
 from nodemanager.simulation.pool import Pool
 from nodemanager.simulation.rv1 import Room, properties_of, resources_of
 from nodemanager.simulation.world import Scheduled, World
 
 GROUP_DELAY_S = 0.1  # flux-core's broker groups hand over joins and leaves in batches
+
+
+class Overlay(StrEnum):
+    """A rank's state in the overlay network (``overlay.health``)."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+    LOST = "lost"
+
 
 _ERRORS = {Overlay.OFFLINE: "administrative shutdown", Overlay.LOST: "lost connection"}
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from nodemanager.flux.jobspec import TO_US
 from nodemanager.model import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
 from nodemanager.notation import expand_hostlist, format_idset, parse_idset
 
@@ -23,6 +25,25 @@ class Count:
 
     least: int
     most: int | None
+
+
+class After(StrEnum):
+    """Which end of another job is waited for, by the dependency's scheme."""
+
+    ANY = "afterany"
+    FAILURE = "afternotok"  # it must have had resources
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A dependency on another job, whose F58 id it has."""
+
+    scheme: After
+    job: str
+
+    @property
+    def description(self) -> str:
+        return f"{'after-finish' if self.scheme is After.ANY else 'after-failure'}={self.job}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +61,8 @@ class Request:
     constraint: str
     duration_s: float  # 0 is unlimited
     queue: str  # "" is the anonymous queue
-    after: tuple[str, ...]  # the F58 ids of the jobs that must end first (scheme "afterany")
+    after: tuple[Awaited, ...]
+    requeue: bool  # it asks the node manager for a second life, should its node be taken back
 
 
 def read_request(jobspec: Jobspec) -> Request:
@@ -65,6 +87,7 @@ def read_request(jobspec: Jobspec) -> Request:
         duration_s=float(system["duration"]),
         queue=system.get("queue", ""),
         after=tuple(_awaited(dependency) for dependency in system.get("dependencies", ())),
+        requeue=bool(system.get(TO_US, {}).get("requeue")),
     )
 
 
@@ -98,10 +121,13 @@ def _count(spec: int | str | Mapping[str, Any]) -> Count:
     return Count(ids[0], ids[-1])
 
 
-def _awaited(dependency: Mapping[str, Any]) -> str:
-    if dependency["scheme"] != "afterany":
-        raise ValueError(f"dependency scheme {dependency['scheme']!r}: the simulated Flux knows only afterany")
-    return str(dependency["value"])
+def _awaited(dependency: Mapping[str, Any]) -> Awaited:
+    try:
+        scheme = After(dependency["scheme"])
+    except ValueError:
+        known = " and ".join(After)
+        raise ValueError(f"dependency scheme {dependency['scheme']!r}: the simulated Flux knows {known}") from None
+    return Awaited(scheme, str(dependency["value"]))
 
 
 def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: frozenset[str]) -> bool:
@@ -127,7 +153,13 @@ def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: fro
 
 
 def jobspec_of(
-    shape: Shape, *, duration_s: float = 0.0, queue: str = "", after: Sequence[str] = (), name: str = "true"
+    shape: Shape,
+    *,
+    duration_s: float = 0.0,
+    queue: str = "",
+    after: Sequence[str] = (),
+    requeue: bool = False,
+    name: str = "true",
 ) -> Jobspec:
     """The jobspec (V1) that ``flux submit`` would write for a shape."""
     slot: dict[str, Any] = {"type": "slot", "count": shape.slots, "with": _content(shape), "label": "task"}
@@ -142,7 +174,9 @@ def jobspec_of(
     if queue:
         system["queue"] = queue
     if after:
-        system["dependencies"] = [{"scheme": "afterany", "value": job} for job in after]
+        system["dependencies"] = [{"scheme": After.ANY, "value": job} for job in after]
+    if requeue:
+        system[TO_US] = {"requeue": 1}
     return {
         "resources": [resources],
         "tasks": [{"command": [name], "slot": "task", "count": {"per_slot": 1}}],

@@ -20,17 +20,19 @@ from nodemanager.simulation.boots import Boots
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.flux_port import FluxFaults
+from nodemanager.simulation.history import History
 from nodemanager.simulation.invariants import Rules, Violation
-from nodemanager.simulation.oversight import Demand
 from nodemanager.simulation.process import Process
-from nodemanager.simulation.script import FAULTS_S, JOB, Act, Script
+from nodemanager.simulation.script import FAULTS_S, JOB, Act, Script, pick
 from nodemanager.simulation.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
-from nodemanager.simulation.troubles import End, pick, strike
+from nodemanager.simulation.trouble import End
+from nodemanager.simulation.troubles import strike
 from nodemanager.simulation.world import World
 
 PLENTY = Decimal(1000)
 PEACE_S = 1500.0  # what the rest may take without faults
 ASK_AGAIN_S = 15.0
+ROUNDED = Decimal("1e-9")  # what sums of thirds come to depends on their order
 SEEN_LATE_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
 # Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
 BLINDS = ("manager.clock_jumps", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
@@ -76,21 +78,29 @@ class Scenario:
         self.boots = Boots(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.booted, self.boots.ended
         self.rules = Rules(self.flux, self.provider, self.policy)
-        self.demand = Demand()
+        self.demand = self.rules.demand
         # Whether it can be known what was spent: by an honest clock, and honest lists.
         self.sees_all = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
+        self.history: History | None = None
         self.peace = False
         self._started = 0
         self._ends: list[End] = []
 
     def run(self) -> Outcome:
         """Faults, then peace."""
+        try:
+            return self._run()
+        finally:
+            self._let_go_of_the_history()
+
+    def _run(self) -> Outcome:
         self.begin()
         self._until(FAULTS_S, lambda: False)
         self._make_peace()
         if not self._until(FAULTS_S + PEACE_S, self._all_done):
             raise Violation(f"not done in peace: {self._what_is_left()}")
         self._check_spend()
+        self._check_history()
         return Outcome(
             seed=self.script.seed,
             jobs=len(self.demand.shapes),
@@ -104,6 +114,8 @@ class Scenario:
         )
 
     def begin(self) -> None:
+        if any(act.kind.startswith("journal.") for act in self.script.acts):
+            self.history = History()
         self.provider.add_stranger()
         for act in self.script.acts:
             self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
@@ -143,7 +155,7 @@ class Scenario:
     def _submit(self, act: Act) -> None:
         shape = pick(SHAPES, act.amount) or SHAPES[0]
         try:
-            job = self.flux.submit(shape, 120.0, run_s=act.lasts_s)
+            job = self.flux.submit(shape, 120.0, run_s=act.lasts_s, requeue=act.number % 2 == 1)
         except FluxError:  # rank 0 is away: the user tries again
             self.world.after(5.0, lambda: self._submit(act))
         else:
@@ -212,6 +224,9 @@ class Scenario:
         """Of the manager that starts now; None where nodes join without a service."""
         return None
 
+    def give_notice(self, provider_id: ProviderId) -> None:
+        """The provider is about to take a node back, and says so to the node."""
+
     def turn_join_knob(self, name: str, likely: float) -> None:
         """Where nodes join without a service, nothing can go wrong with it."""
 
@@ -270,10 +285,25 @@ class Scenario:
             return
         month = spending.periods(self.world.wall_at())[1]
         recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.ALL), Decimal(0))
-        least, most = self.rules.spent(self.world.now_s), self.rules.spent(self.world.now_s, lag_s=SEEN_LATE_S)
+        now_s = self.world.now_s
+        least = self.rules.spent(now_s, lambda line: line.launch not in self.rules.unseen)
+        most = self.rules.spent(now_s, lag_s=SEEN_LATE_S)
         self.rules.require(
-            least <= recorded <= most, f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth"
+            least - ROUNDED <= recorded <= most + ROUNDED,
+            f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
         )
+
+    def _check_history(self) -> None:
+        """What happened in peace was written, whatever had become of the file."""
+        for process in self.processes:
+            lost = process.kept.why_lost() if process.kept is not None else ""
+            self.rules.require(not lost, f"the journal lacks what was told last: {lost}")
+
+    def _let_go_of_the_history(self) -> None:
+        for process in self.processes:
+            process.close()
+        if self.history is not None:
+            self.history.close()
 
     def _what_is_left(self) -> str:
         waiting = [job for job in self._to_run() if self.flux.job_state(job) is JobState.SCHED]

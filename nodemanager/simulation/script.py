@@ -6,12 +6,12 @@ the others still happen as they did. That is how a failing run is made shorter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 FAULTS_S = 160.0  # the phase in which things go wrong
 JOBS_EVERY_S = 40.0
@@ -19,6 +19,8 @@ JOBS_AT_ONCE = (1, 1, 2, 4)
 JOB_S = (1.0, 40.0)
 
 JOB = "job"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Act:
 
     def __str__(self) -> str:
         return f"{self.number}: {self.kind} at {self.at_s:.1f} s, {self.amount:.2f}, for {self.lasts_s:.1f} s"
+
+
+def pick(things: Sequence[T], amount: float) -> T | None:
+    """One of them, by an act's amount; None where there are none."""
+    return things[min(int(amount * len(things)), len(things) - 1)] if things else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "node.hangs": Kind(140.0, (5.0, 100.0)),
         "node.torpid": Kind(140.0, (5.0, 100.0)),
         "node.housekeeping": Kind(170.0, (5.0, 40.0)),
+        "node.housekeeping_hangs": Kind(200.0, (20.0, 140.0)),
         "flux.restart": Kind(140.0, (1.0, 30.0)),
         "flux.cut": Kind(100.0, (1.0, 100.0)),
         "flux.journal_lost": Kind(100.0),
@@ -102,6 +110,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "manager.another": Kind(170.0, (5.0, 60.0)),
         "manager.frozen": Kind(140.0, (1.0, 120.0)),
         "manager.clock_jumps": Kind(100.0),
+        "journal.full": Kind(170.0, (5.0, 100.0)),
+        "journal.corrupt": Kind(170.0, (0.1, 20.0)),
+        "journal.deleted": Kind(170.0, (0.1, 20.0)),
         "user.cancels": Kind(100.0),
         "user.holds_a_job": Kind(140.0),
         "operator.drains": Kind(140.0, (5.0, 100.0)),
@@ -124,7 +135,9 @@ JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
         "join.short": 0.3,
     }
 )
-JOIN_KINDS: Mapping[str, Kind] = MappingProxyType({"manager.away": Kind(120.0)})
+JOIN_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {"manager.away": Kind(120.0), "node.reclaimed": Kind(60.0, (2.0, 60.0))}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +187,24 @@ def script_of(seed: int, *, joins: bool = False) -> Script:
     )
     kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
     rooms = {
-        room for room in dict.fromkeys(_room(name) for name in (*KNOBS, *KINDS)) if draws.random() < ROOM_SHARE
+        room
+        for room in dict.fromkeys(_room(name) for name in (*KNOBS, *KINDS))
+        if _draws(seed, room).random() < ROOM_SHARE
     }
-    knobs = {name: most for name, most in KNOBS.items() if _room(name) in rooms}
-    kinds = {name: kind for name, kind in kinds.items() if _room(name) in rooms}
-    drawn = [*_jobs(draws), *_knobs(draws, knobs, SHARE), *_troubles(draws, kinds)]
-    if joins:
-        drawn += _knobs(draws, JOIN_KNOBS, JOIN_SHARE)
+    drawn = _jobs(draws)
+    for name in KNOBS:
+        drawn += _knob(name, _draws(seed, name), SHARE) if _room(name) in rooms else []
+    for name, kind in kinds.items():
+        drawn += _troubles(name, kind, _draws(seed, name)) if _room(name) in rooms else []
+    for name in JOIN_KNOBS if joins else ():
+        drawn += _knob(name, _draws(seed, name), JOIN_SHARE)
     drawn.sort(key=lambda act: act.at_s)
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
+
+
+def _draws(seed: int, name: str) -> Random:
+    """Each kind draws from its own stream: so one that is new does not change what becomes of the others."""
+    return Random(f"{seed}/script/{name}")
 
 
 def _room(name: str) -> str:
@@ -199,17 +221,16 @@ def _jobs(draws: Random) -> list[Act]:
     return acts
 
 
-def _knobs(draws: Random, knobs: Mapping[str, float], share: float) -> list[Act]:
-    return [Act(0, 0.0, name, draws.random(), FAULTS_S) for name in knobs if draws.random() < share]
+def _knob(name: str, draws: Random, share: float) -> list[Act]:
+    return [Act(0, 0.0, name, draws.random(), FAULTS_S)] if draws.random() < share else []
 
 
-def _troubles(draws: Random, kinds: Mapping[str, Kind]) -> list[Act]:
+def _troubles(name: str, kind: Kind, draws: Random) -> list[Act]:
     acts: list[Act] = []
-    for name, kind in kinds.items():
-        if draws.random() >= SHARE:
-            continue
-        at_s = draws.expovariate(1 / kind.every_s)
-        while at_s < FAULTS_S:
-            acts.append(Act(0, at_s, name, draws.random(), draws.uniform(*kind.lasts_s)))
-            at_s += draws.expovariate(1 / kind.every_s)
+    if draws.random() >= SHARE:
+        return acts
+    at_s = draws.expovariate(1 / kind.every_s)
+    while at_s < FAULTS_S:
+        acts.append(Act(0, at_s, name, draws.random(), draws.uniform(*kind.lasts_s)))
+        at_s += draws.expovariate(1 / kind.every_s)
     return acts

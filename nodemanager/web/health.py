@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodemanager.web.board import Board
 from nodemanager.web.views import Document, sources
 
-# A plan is made every second: a brain that is silent for so long stands still.
+# A plan is made every few seconds (``fleet/pace.py``): a brain that is silent for so long stands still.
 TICK_LATE_S = 15.0
 
 

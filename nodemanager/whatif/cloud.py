@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from random import Random
 from types import MappingProxyType
+from typing import Literal
 
+from nodemanager.facts import FailureKind
 from nodemanager.fleet import billing
-from nodemanager.model import CloudState, LaunchId, Market, NodeType, ProviderId, SlotName, TypeName
+from nodemanager.model import CloudState, LaunchId, NodeType, ProviderId, SlotName, TypeName
+from nodemanager.whatif.habits import Habit
 
 SPREAD = 0.2  # boot and stop times vary by a fifth, as on the embedded site
+ASK_S = 60.0  # creates of a type that follow one another so soon ask once
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How the cloud is, by ``[Simulation]``. ``boot_s_of``: types whose boot time is known better."""
+    """How the cloud is: each type's habits, by name; ``usual`` is for types without."""
 
-    boot_s: float = 90.0
-    stop_s: float = 20.0
-    p_boot_failure: float = 0.0
-    spot_reclaims_per_hour: float = 0.0  # of a spot node that is up
-    capacity: int = 0  # nodes to be had at once; 0: as many as are asked for
-    boot_s_of: Mapping[TypeName, float] = field(default_factory=lambda: MappingProxyType({}))
+    usual: Habit
+    of_type: Mapping[TypeName, Habit] = field(default_factory=lambda: MappingProxyType({}))
+    capacity: int = 0  # nodes of all types to be had at once; 0: as many as are asked for
+
+    def habit(self, node_type: NodeType) -> Habit:
+        return self.of_type.get(node_type.name, self.usual)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,7 @@ class Machine:
     rank: int
     node_type: NodeType
     created_s: float
+    fails_to_boot: bool = False
     state: CloudState = CloudState.PENDING
     joined_s: float | None = None
     left_s: float | None = None
@@ -89,21 +94,48 @@ class Chance:
         self._conditions = conditions
         self._boots = Random(f"{seed}/boots")
         self._failures = Random(f"{seed}/failures")
-        self._reclaims = Random(f"{seed}/reclaims")
+        self._losses = Random(f"{seed}/reclaims")
+        self._shortages = Random(f"{seed}/shortages")
+        self._asked_s: dict[TypeName, float] = {}  # when a type was last asked for anew
+        self._short_until_s: dict[TypeName, float] = {}
 
-    def boot_s(self, node_type: NodeType) -> float:
-        mean_s = self._conditions.boot_s_of.get(node_type.name, self._conditions.boot_s)
-        return mean_s * self._boots.uniform(1 - SPREAD, 1 + SPREAD)
+    def refuses(
+        self, node_type: NodeType, standing: Collection[Machine], now_s: float
+    ) -> Literal[FailureKind.CAPACITY, FailureKind.QUOTA] | None:
+        """Why one more node of a type is not to be had now; None where it is."""
+        habit, capacity = self._conditions.habit(node_type), self._conditions.capacity
+        if habit.nodes_max is not None:
+            of_type = sum(machine.node_type.name == node_type.name for machine in standing)
+            if of_type >= habit.nodes_max:
+                return FailureKind.QUOTA
+        if (capacity and len(standing) >= capacity) or self._is_short(node_type.name, habit, now_s):
+            return FailureKind.CAPACITY
+        return None
 
-    def stop_s(self) -> float:
-        return self._conditions.stop_s * self._boots.uniform(1 - SPREAD, 1 + SPREAD)
+    def _is_short(self, name: TypeName, habit: Habit, now_s: float) -> bool:
+        if habit.p_shortage <= 0:
+            return False
+        if now_s < self._short_until_s.get(name, 0.0):
+            return True
+        if now_s - self._asked_s.get(name, -math.inf) < ASK_S:
+            return False
+        self._asked_s[name] = now_s
+        if self._shortages.random() >= habit.p_shortage:
+            return False
+        self._short_until_s[name] = now_s + habit.shortage_s.draw(self._shortages)
+        return True
 
-    def fails_to_boot(self) -> bool:
-        return self._conditions.p_boot_failure > 0 and self._failures.random() < self._conditions.p_boot_failure
+    def boot(self, node_type: NodeType) -> tuple[float, bool]:
+        """How long a node that is made now takes till it joins, or till it ends; and whether it ends."""
+        habit = self._conditions.habit(node_type)
+        if habit.p_boot_failure > 0 and self._failures.random() < habit.p_boot_failure:
+            return habit.failing_s.draw(self._failures), True
+        return habit.boot_s.draw(self._boots), False
 
-    def reclaimed_after_s(self, node_type: NodeType) -> float:
+    def stop_s(self, node_type: NodeType) -> float:
+        return self._conditions.habit(node_type).stop_s.draw(self._boots)
+
+    def lost_after_s(self, node_type: NodeType) -> float:
         """How long a node that joined may stay; infinite where nobody takes it back."""
-        rate = self._conditions.spot_reclaims_per_hour
-        if node_type.market is not Market.SPOT or rate <= 0:
-            return math.inf
-        return self._reclaims.expovariate(rate / 3600.0)
+        rate = self._conditions.habit(node_type).lost_per_hour
+        return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf

@@ -19,9 +19,11 @@ from nodemanager import logs
 from nodemanager.config import ConfigError, Site, load_site
 from nodemanager.whatif.actors import ActorReplay
 from nodemanager.whatif.baselines import BASELINES
+from nodemanager.whatif.conditions import conditions_of
+from nodemanager.whatif.learned import Learned, learn_from
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
-from nodemanager.whatif.source import open_workload
+from nodemanager.whatif.source import journal_of, open_workload
 from nodemanager.whatif.study import Bounds, Runner, Study, headline
 from nodemanager.whatif.terminal import Bar, bar, summary
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
@@ -43,6 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
                        help="what one processor of a trace is")  # fmt: skip
+    group.add_argument(
+        "--learn-from",
+        metavar="JOURNAL",
+        help="how nodes fare, where [Simulation] does not say it: by this journal of the service (journal: the "
+        "site's own), or none; unless given, by the journal that is WORKLOAD",
+    )
     group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs; for chaos: N runs at once")
     group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
     group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
@@ -93,10 +101,11 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
         sink = (
             open_things.enter_context(Path(chosen.journal).open("w", encoding="utf-8")) if chosen.journal else None
         )
-        runner = Runner(workload, shown, chosen.jobs)
+        runner = Runner(workload, shown, chosen.jobs, _learned(site, chosen))
         oddities = Oddities()
         main = _main(site, runner, shown, chosen, sink, oddities)
-        study = Study(site, workload, main, oddities=oddities)
+        _, cloud = conditions_of(site, runner.learned)
+        study = Study(site, workload, main, oddities=oddities, cloud=cloud)
         for name, other in others.items():
             study.compared[name] = _shown(shown, runner.production(name, other))
             study.differences[name] = differences(site, other)
@@ -109,6 +118,18 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
             bounds = found if name == "fixed" else bounds
         study.bounds = bounds
     return study
+
+
+def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
+    """How the site's nodes have fared, from the journal that was named, or from that which is replayed."""
+    if chosen.actors and chosen.learn_from not in (None, "none"):
+        raise WorkloadError("--learn-from is not for --actors, whose cloud is that of [Simulation]")
+    if chosen.actors or chosen.learn_from == "none":
+        return None
+    if chosen.learn_from is None:
+        path = journal_of(chosen.subject, site)
+        return learn_from(path) if path is not None else None
+    return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
 
 
 def _main(
@@ -155,6 +176,7 @@ def as_json(study: Study) -> Mapping[str, Any]:
         "differences": {name: dict(changes) for name, changes in study.differences.items()},
         "swept": {name: asdict(it) for name, it in study.swept.items()},
         "baselines": {name: asdict(it) for name, it in study.baselines.items()},
+        "cloud": [asdict(figure) for figure in study.cloud],
         "bounds": asdict(study.bounds) if study.bounds is not None else None,
         "oddities": {
             kind: {"count": count, "examples": study.oddities.examples[kind]}

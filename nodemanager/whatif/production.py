@@ -47,7 +47,6 @@ from nodemanager.model import (
     JobState,
     Launch,
     LaunchId,
-    Overlay,
     ProviderId,
     Rank,
 )
@@ -252,7 +251,6 @@ class Production:
             allocated=room.jobs > 0,
             schedulable=room.up,
             drain_reason=self._stage.drained.get(rank),
-            overlay=Overlay.FULL if online else Overlay.OFFLINE,
             last_job_ended_at=None if ended_s is None else self._stage.ground.start_at + ended_s,
         )
 
@@ -366,7 +364,7 @@ class Production:
             self._answer(CLOUD_CALL_S, _fact(NodeCreated(launch.id, self._cloud_node(machine))))
             return
         detail = f"no {order.node_type.size} to be had"
-        refused = CloudCallFailed("create", launch.id, FailureKind.CAPACITY, detail)
+        refused = CloudCallFailed("create", launch.id, self._stage.refusal or FailureKind.CAPACITY, detail)
         self._answer(CLOUD_CALL_S, _fact(refused), plans=True)
 
     def _destroy(self, order: DestroyNode) -> None:

@@ -64,6 +64,7 @@ def written_report(study: Study) -> str:
         ),
         _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.PARTS)),
         *_differences(study),
+        *_cloud(study),
         *_unserved(study),
         *_oddities(study),
     ]
@@ -192,6 +193,14 @@ def _differences(study: Study) -> list[str]:
         )
         for name, changes in study.differences.items()
     ]
+
+
+def _cloud(study: Study) -> list[str]:
+    rows = [(it.node_type, it.what, it.value, it.source) for it in study.cloud]
+    if not rows:
+        return []
+    table = _html_table(("type", "what", "figure", "from"), rows)
+    return [_section("What the simulated cloud does", table)]
 
 
 def _unserved(study: Study) -> list[str]:

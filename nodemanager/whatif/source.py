@@ -29,10 +29,9 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
         return open_instance(site.flux.uri)
     if name.endswith((".swf", ".swf.gz")):
         return open_swf(path, each)
-    if name == "journal":
-        return open_recorded(site.state_dir / FILE)
-    if path.suffix == ".sqlite" or name.startswith("journal:"):
-        return open_recorded(Path(name.removeprefix("journal:")))
+    kept = journal_of(name, site)
+    if kept is not None:
+        return open_recorded(kept)
     if path.suffix == ".jsonl":
         return open_journal(path)
     if path.suffix == ".json":
@@ -44,6 +43,15 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
         '.sqlite (of the service), "-", "flux" (the jobs of the running instance), "journal" (those that the '
         "service has seen end), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed"
     )
+
+
+def journal_of(name: str, site: Site) -> Path | None:
+    """The file of the service's journal that WORKLOAD names; None where it names something else."""
+    if name == "journal":
+        return site.state_dir / FILE
+    if Path(name).suffix == ".sqlite" or name.startswith("journal:"):
+        return Path(name.removeprefix("journal:"))
+    return None
 
 
 def _largest(site: Site, each: Processors) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
+from nodemanager.facts import FailureKind
 from nodemanager.model import (
     CloudState,
     JobId,
@@ -111,6 +112,7 @@ class Stage:
         self.events = 0
         self.submitting = True
         self.price_per_hour = Decimal(0)
+        self.refusal: FailureKind | None = None  # why the last create brought no node
         self._journal = journal
         self._chance = Chance(ground.conditions, ground.seed)
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -253,8 +255,8 @@ class Stage:
 
     def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> Machine | None:
         """Make a node for a slot; None where the cloud has none to give."""
-        conditions = self.ground.conditions
-        if conditions.capacity and len(self.machines) >= conditions.capacity:
+        self.refusal = self._chance.refuses(self.type_of_rank[rank], self.machines.values(), self.now_s)
+        if self.refusal is not None:
             self.ledger.refusals += 1
             return None
         if rank in self.machines:
@@ -270,7 +272,8 @@ class Stage:
         self.drained.pop(rank, None)
         self.ledger.created(machine)
         self._journal.created(self.now_s, machine)
-        self.at(self.now_s + self._chance.boot_s(node_type), self._boot, machine)
+        takes_s, machine.fails_to_boot = self._chance.boot(node_type)
+        self.at(self.now_s + takes_s, self._boot, machine)
         self._stirred = True
         return machine
 
@@ -292,7 +295,7 @@ class Stage:
         self.events += 1
         self._leave(machine)
         machine.state = CloudState.STOPPING
-        self.at(self.now_s + self._chance.stop_s(), self._end, machine)
+        self.at(self.now_s + self._chance.stop_s(machine.node_type), self._end, machine)
 
     # --- a node's life ---
 
@@ -300,7 +303,7 @@ class Stage:
         if machine.state is not CloudState.PENDING:
             return
         self.events += 1
-        if self._chance.fails_to_boot():
+        if machine.fails_to_boot:
             self.ledger.boot_failures += 1
             machine.died_because = "failed to boot"
             self._end(machine)
@@ -308,7 +311,7 @@ class Stage:
         machine.state = CloudState.RUNNING
         machine.joined_s = self.now_s
         self._refresh(machine.rank)
-        lives_s = self._chance.reclaimed_after_s(machine.node_type)
+        lives_s = self._chance.lost_after_s(machine.node_type)
         if lives_s < float("inf"):
             self.at(self.now_s + lives_s, self._reclaim, machine)
 

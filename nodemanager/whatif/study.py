@@ -13,8 +13,9 @@ from nodemanager.app import policy_of
 from nodemanager.config import Site
 from nodemanager.whatif.baselines import BASELINES
 from nodemanager.whatif.bound import Cover, work_cost
-from nodemanager.whatif.cloud import Conditions
+from nodemanager.whatif.conditions import Figure, conditions_of
 from nodemanager.whatif.journal import Journal
+from nodemanager.whatif.learned import Learned
 from nodemanager.whatif.ledger import Ledger
 from nodemanager.whatif.outcome import Outcome, outcome_of
 from nodemanager.whatif.production import Production
@@ -45,15 +46,17 @@ class Study:
     baselines: dict[str, Outcome] = field(default_factory=dict)
     bounds: Bounds | None = None
     oddities: Oddities = field(default_factory=Oddities)
+    cloud: tuple[Figure, ...] = ()  # what the simulated cloud does, and where that is from
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs policies over one workload. ``jobs_max``: only so many of its jobs."""
+    """Runs policies over one workload. ``jobs_max``: only so many jobs; ``learned``: how nodes have fared."""
 
     workload: Workload
     progress: Progress
     jobs_max: int | None = None
+    learned: Learned | None = None
 
     def production(
         self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
@@ -78,7 +81,7 @@ class Runner:
     ) -> Outcome:
         began_s = time.perf_counter()
         journal.begun(name, site.simulation.seed, self.workload.start_at)
-        stage = Stage(ground_of(site, self.workload), ledger, journal)
+        stage = Stage(ground_of(site, self.workload, self.learned), ledger, journal)
         stage.play(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
         took_s = time.perf_counter() - began_s
         return outcome_of(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
@@ -87,22 +90,16 @@ class Runner:
         return islice(self.workload.read(oddities), self.jobs_max)
 
 
-def ground_of(site: Site, workload: Workload) -> Ground:
-    """The site's nodes and limits, and the cloud as ``[Simulation]`` has it."""
-    simulation = site.simulation
+def ground_of(site: Site, workload: Workload, learned: Learned | None = None) -> Ground:
+    """The site's nodes and limits, and the cloud as it was learned or as ``[Simulation]`` has it."""
+    conditions, _ = conditions_of(site, learned)
     return Ground(
         node_types=site.node_types,
         nodes_max=site.limits.nodes_max,
         price_per_hour_max=site.limits.price_per_hour_max,
         queue_policy=site.policy.queue_policy,
-        conditions=Conditions(
-            boot_s=simulation.boot_delay_s,
-            stop_s=simulation.stop_delay_s,
-            p_boot_failure=simulation.boot_failures,
-            spot_reclaims_per_hour=simulation.spot_reclaims_per_hour,
-            capacity=simulation.capacity,
-        ),
-        seed=simulation.seed,
+        conditions=conditions,
+        seed=site.simulation.seed,
         start_at=workload.start_at,
     )
 

@@ -59,6 +59,8 @@ def summary(study: Study, console: Console) -> None:
     for kind, count in study.oddities.counts.items():
         places = ", ".join(study.oddities.examples[kind])
         console.print(f"{count} x {kind} ({places}{', ...' if count > len(study.oddities.examples[kind]) else ''})")
+    if study.cloud:
+        console.print(_cloud(study))
     console.print(_speed(study.main))
 
 
@@ -74,6 +76,16 @@ def _runs(study: Study) -> Table:
     table.add_row(*_row(study.main, study.main), style="bold")
     for other in (*study.compared.values(), *study.baselines.values(), *study.swept.values()):
         table.add_row(*_row(other, study.main))
+    return table
+
+
+def _cloud(study: Study) -> Table:
+    """What the simulated cloud does, and where that is from."""
+    table = Table(title="the cloud", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("type", "what", "figure", "from"):
+        table.add_column(name)
+    for figure in study.cloud:
+        table.add_row(figure.node_type, figure.what, figure.value, figure.source)
     return table
 
 

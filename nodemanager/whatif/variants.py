@@ -72,7 +72,8 @@ def with_key(site: Site, key: str, value: str) -> Site:
 def _with(settings: Settings, key: str, value: str) -> Settings:
     fields = type(settings).model_fields
     name = next(name for name, field in fields.items() if key in (name, field.validation_alias))
-    kept = {other: getattr(settings, other) for other in fields if other != name}
+    # What the site does not say stays unsaid: a run tells the two apart.
+    kept = {other: getattr(settings, other) for other in settings.model_fields_set if other != name}
     try:
         return type(settings).model_validate({**kept, key: value})
     except ValidationError as error:

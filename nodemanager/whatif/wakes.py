@@ -1,12 +1,12 @@
 """When time alone will change what is decided.
 
-The live service plans every second and so needs not know. Here the reasons of a plan say until when each node is
+The live service plans every few seconds and needs not know. Here the reasons of a plan say until when each node is
 left as it is; for a reason that is not known here, the plan is made again every minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
 
 from nodemanager.fleet import billing, measured
@@ -47,10 +47,16 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
         held = held or reason.code in HELD_CALLS
         if reason.code not in BY_EVENTS:
             wake_s = min(wake_s, _of_node(node, reason, snapshot, policy, leads_s, wake_s))
-    for block in snapshot.blocks.values():
-        if block.until_s > snapshot.now_s and made.jobs:
-            wake_s = min(wake_s, block.until_s)
+    if made.jobs:
+        wake_s = min([wake_s, *(at_s for at_s in _tried_again_s(snapshot) if at_s > snapshot.now_s)])
     return wake_s, held
+
+
+def _tried_again_s(snapshot: Snapshot) -> Iterator[float]:
+    """When what was refused, or failed, is tried again."""
+    yield from (block.until_s for block in snapshot.blocks.values())
+    yield from (quota.probe_s for quota in snapshot.quotas.values())
+    yield from (streak.retry_s for streak in snapshot.streaks.values())
 
 
 def _of_node(

@@ -78,6 +78,7 @@ from nodemanager.orders import (
     Timely,
 )
 from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.simulation.world import World
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)
@@ -265,6 +266,19 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
         worker.on_receive(LookAtRanks())
         measured = [RanksMeasured(HARDWARE)] if acts else []
         assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), *measured]
+
+
+def test_a_look_tells_how_long_it_took() -> None:
+    clock = World(1)
+
+    class Slow(Flux):
+        def jobs_ended(self) -> int:
+            clock.advance_by(0.25)
+            return super().jobs_ended()
+
+    post = Post()
+    FluxWorker(Slow(), clock.clock(), post, acts=True, fate=Fate()).on_receive(LookAtRanks())
+    assert post.told[0].took_s == 0.25
 
 
 def test_a_create_that_works_and_one_that_does_not() -> None:

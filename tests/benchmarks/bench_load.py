@@ -10,11 +10,18 @@ JSON, and the pump and the pipe, which stand in for threads and for Flux's messa
 to parse is not in it (``bench_list``). A change is a job submitted, begun, or ended: about four events of Flux's
 journal each. The fleet stands when the manager starts; its first minute, in which all is read, is told apart.
 
+Virtual time stands still while something is worked on, but for the pace of looks, which goes by what one took: that
+is its processor time. How long Flux itself takes to answer is not in it, and would make looks fewer.
+
 ``front``: the chronicle, the metrics (scraped every 15 s), the board and the journal on disk, as they run beside
 the manager; the chronicle rests as it does in its thread, in virtual time. The journal's thread keeps this
 machine's time, so one commit holds as many virtual seconds as pass in a second. ``share``: processor seconds of the
 process in a second of virtual time. A tick is a message that says the time and makes a plan: its processor time
 from the message to the orders given. ``baseline`` is the same process before the first fact, all imported.
+
+``anew``: what a manager would do for each tick that keeps nothing from one to the next: read the same queue and the
+same ranks as they stood at the end, and plan; measured in the same process, the median of three. And for the ranks,
+what it takes to read a look where the one before is not known.
 """
 
 from __future__ import annotations
@@ -22,9 +29,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,17 +48,20 @@ from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.manager import Manager, Published
-from nodemanager.actors.ticker import PERIOD_S
-from nodemanager.app import Outside, policy_of, spare_what_stays, wire
+from nodemanager.actors.ticker import PERIOD_S, Ticker
+from nodemanager.app import Outside, SystemClock, policy_of, spare_what_stays, wire
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config import Site, load_site
-from nodemanager.facts import FluxUnreachable, Tick
+from nodemanager.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
+from nodemanager.fleet.observe import at, observe
+from nodemanager.fleet.plan import plan
+from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.flux.resources import Look
 from nodemanager.front import Front
 from nodemanager.journal.chronicle import REST, REST_MAX_S, Follower, Happened
 from nodemanager.journal.writer import Journal
 from nodemanager.messages import Mailbox
-from nodemanager.model import FluxRank, Hardware, Rank
+from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
 from nodemanager.ports import CloudPort, FluxError, FluxPort
 from nodemanager.simulation import flux_watch
 from nodemanager.simulation.jobs import JobEvent
@@ -58,6 +70,7 @@ from nodemanager.simulation.world import World
 from nodemanager.web.board import Board
 from nodemanager.web.metrics import Metrics
 from tests.benchmarks.load_world import Load, event_of, serve
+from tests.builders import a_policy
 
 TRAVEL_S: Mapping[type[CrashOnlyActor], tuple[float, float]] = {
     Manager: (0.0, 0.001),
@@ -66,8 +79,10 @@ TRAVEL_S: Mapping[type[CrashOnlyActor], tuple[float, float]] = {
     CloudWorker: (0.1, 0.3),
 }
 WARM_UP_S = 60.0
-SAMPLES = 6
+SAMPLE_EVERY_S = 60.0
+ANEW = 3
 SCRAPE_EVERY_S = 15.0
+CLOCKWORK_S = 10.0
 SITE = """\
 [Site]
 cluster = bench
@@ -171,18 +186,30 @@ class RemotePort:
         self._remote = remote
         self._room = room
         self._look = Look()
+        self._ended: Mapping[Rank, float] = {}
+        self._division: Mapping[SlotName, TypeName] | None = None
+        self.said = ""  # the latest replies
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arguments: self._remote.ask(f"{self._room}.{name}", *arguments)
 
     def ranks(self) -> tuple[FluxRank, ...]:
         """As the real port reads a look from its replies."""
-        said = json.loads(self._remote.ask("world.look"))
-        ended = {Rank(int(rank)): at for rank, at in said["ended"].items()}
+        if self._division is None:
+            self._division = self._remote.ask("world.division")
+        self.said = self._remote.ask("world.look")
+        said = json.loads(self.said)
+        if ended := {Rank(int(rank)): at for rank, at in said["ended"].items()}:
+            self._ended = {**self._ended, **ended}
         self._look = self._look.next(
-            said["resources"], said["scheduler"], said["overlay"], ended, said["division"], said["stats"]
+            said["resources"], said["scheduler"], self._ended, self._division, said["stats"]
         )
         return tuple(self._look.ranks.values())
+
+    def read_anew(self) -> None:
+        """The latest look, where nothing of those before is known."""
+        said = json.loads(self.said)
+        Look().next(said["resources"], said["scheduler"], self._ended, self._division, said["stats"])
 
     def measured(self) -> dict[Rank, Hardware]:
         return {}
@@ -199,11 +226,30 @@ class Meter:
     handled: Counter[str] = field(default_factory=Counter)
     ticks_s: list[float] = field(default_factory=list)
     planned: bool = False
+    began_s: float | None = None  # the message that is being handled
+
+    @property
+    def worked_s(self) -> float:
+        return time.thread_time() - self.began_s if self.began_s is not None else 0.0
 
     def clear(self) -> None:
         self.of.clear()
         self.handled.clear()
         self.ticks_s.clear()
+
+
+@dataclass
+class WorkingClock:
+    """Virtual time, and what the message that is being handled has taken so far."""
+
+    world: World
+    meter: Meter
+
+    def monotonic_s(self) -> float:
+        return self.world.now_s + self.meter.worked_s
+
+    def wall_at(self) -> float:
+        return self.world.wall_at() + self.meter.worked_s
 
 
 class MeteredPump(Pump):
@@ -225,9 +271,10 @@ class _Timed:
     def on_receive(self, message: Any) -> None:
         meter, name = self._meter, type(self._actor).__name__
         meter.planned = False
-        began_s = time.thread_time()
+        meter.began_s = time.thread_time()
         self._actor.on_receive(message)
-        took_s = time.thread_time() - began_s
+        took_s = meter.worked_s
+        meter.began_s = None
         if isinstance(message, Tick):
             name += " (tick)" if meter.planned else " (nothing new)"
             if meter.planned:
@@ -320,13 +367,14 @@ class _Run:
         self.world = World(2)
         self.world.advance_to(self.remote.ask("world.now_s"))
         self.published: Published | None = None
-        clock = self.world.clock()
+        clock = WorkingClock(self.world, self.meter)
+        self.looks: list[RemotePort] = []
         pump = MeteredPump(self.world, "bench", TRAVEL_S, tick_s=PERIOD_S)
         pump.meter = self.meter
         watch = flux_watch.SimulatedFluxWatch(cast("Any", self.remote), self.world)
         outside = Outside(
             clock=clock,
-            flux=lambda: cast("FluxPort", RemotePort(self.remote, "flux")),
+            flux=self._flux_port,
             cloud=lambda: cast("CloudPort", RemotePort(self.remote, "cloud")),
             watch=cast("Any", watch),
             close=lambda: None,
@@ -334,6 +382,10 @@ class _Run:
         manager = wire(outside, policy_of(site), site.acts, self._publish, Fate(), pump.spawn)
         pump.tick(manager, clock)
         watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+
+    def _flux_port(self) -> FluxPort:
+        self.looks.append(RemotePort(self.remote, "flux"))
+        return cast("FluxPort", self.looks[-1])
 
     def _publish(self, published: Published) -> None:
         self.published = published
@@ -355,8 +407,8 @@ class _Run:
         self.meter.clear()
         before, began_s, began_at_s = self.remote.ask("world.standing"), self.world.now_s, time.process_time()
         memory_mb = [rss_mb()]
-        for part in range(1, SAMPLES + 1):
-            self._go(began_s + seconds * part / SAMPLES)
+        while (gone_s := self.world.now_s - began_s) < seconds:
+            self._go(began_s + min(seconds, gone_s + SAMPLE_EVERY_S))
             memory_mb.append(rss_mb())
         cpu_s = time.process_time() - began_at_s
         after = self.remote.ask("world.standing")
@@ -370,6 +422,9 @@ class _Run:
             "p99_ms": 1e3 * ticks[int(len(ticks) * 0.99)],
             "worst_ms": 1e3 * ticks[-1],
             "ticks_per_s": len(ticks) / seconds,
+            "anew_ms": 1e3 * _median_s(self._plan_anew),
+            "look_ms": 1e3 * self.meter.of["FluxWorker"] / max(1, self.meter.handled["FluxWorker"]),
+            "look_anew_ms": 1e3 * _median_s(next(it for it in self.looks if it.said).read_anew),
             "standing": after,
             "changes_per_s": (after.get("changes", 0) - before.get("changes", 0)) / seconds,
             "journal_per_s": (after.get("journal", 0) - before.get("journal", 0)) / seconds,
@@ -377,6 +432,20 @@ class _Run:
             | {"pump, pipe, journals": (cpu_s - sum(self.meter.of.values())) / seconds},
             "per_s": {name: count / seconds for name, count in self.meter.handled.items()},
         }
+
+    def _plan_anew(self) -> None:
+        assert self.published is not None
+        known, policy = self.published.snapshot, self.published.policy
+        now_s = known.now_s
+        read = at(Snapshot(), Tick(now_s, known.wall_at))
+        for fact in (
+            ClaimHeld(now_s, tuple(node.launch for node in known.nodes.values())),
+            QueueSeen(now_s, tuple(known.jobs.values()), complete=True),
+            RanksSeen(now_s, tuple(known.ranks.values())),
+            CloudListed(now_s, tuple(node.cloud for node in known.nodes.values() if node.cloud is not None)),
+        ):
+            read = observe(read, fact, policy)
+        plan(read, policy)
 
     def _warm_up(self) -> dict[str, float]:
         """All is read, and the manager knows every node."""
@@ -390,6 +459,28 @@ class _Run:
             "worst_ms": 1e3 * max(self.meter.ticks_s),
             "mb": rss_mb(),
         }
+
+
+def _median_s(work: Callable[[], None]) -> float:
+    took_s = []
+    for _ in range(ANEW):
+        began_s = time.thread_time()
+        work()
+        took_s.append(time.thread_time() - began_s)
+    return statistics.median(took_s)
+
+
+def clockwork_share() -> float:
+    """What telling the time costs by threads where nothing happens: the ticker's, and the actor's that notes it."""
+    manager = cast("Any", Manager).start(a_policy(), acts=False, publish=lambda _: None, fate=Fate())
+    ticker = Ticker(SystemClock(), manager, threading.Event(), lively_s=0.0)
+    began_s, began_at_s = time.process_time(), time.monotonic()
+    ticker.start()
+    time.sleep(CLOCKWORK_S)
+    share = (time.process_time() - began_s) / (time.monotonic() - began_at_s)
+    ticker.stop()
+    manager.stop()
+    return share
 
 
 def rss_mb() -> float:
@@ -420,8 +511,12 @@ def show(numbers: Sequence[int], seconds: float) -> None:
             end="",
         )
         print(f" {found['ticks_per_s']:.1f} a second")
+        anew = f"{found['anew_ms']:.0f} ms, {found['anew_ms'] / found['p50_ms']:.0f} times the p50"
+        print(f"  all read and planned anew: {anew}; looks take {found['look_ms']:.1f} ms,", end=" ")
+        print(f"anew {found['look_anew_ms']:.1f} ms, {found['look_anew_ms'] / found['look_ms']:.1f} times that")
         print(f"  share of a core: {100 * found['share']:.2f} %, of which", end=" ")
         print("; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"])))
+        print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core")
         print(f"  messages a second: {', '.join(f'{name} {of:.2f}' for name, of in _greatest(found['per_s']))}")
         print(f"  changes a second: {found['changes_per_s']:.0f}, journal's events {found['journal_per_s']:.0f}")
         print(f"  at the end: {found['standing']}; its start: {found['start']}", flush=True)

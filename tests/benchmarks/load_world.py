@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.model import JobId, JobState, Launch, LaunchId, NodeType, Rank, Shape, Slot
+from nodemanager.model import JobId, JobState, Launch, LaunchId, NodeType, Rank, Shape, Slot, SlotName, TypeName
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.flux import SimulatedFlux
@@ -71,6 +71,7 @@ class LoadedWorld:
         self._draws = self._world.draws_for("load")
         self._lines: list[str] = []
         self._stirred = 0
+        self._told_ends: Mapping[Rank, float] = {}
         self._submitted = 0
         self.counts: Counter[str] = Counter()
         self._stand_up()
@@ -133,12 +134,18 @@ class LoadedWorld:
             {
                 "resources": flux.resource_status(),
                 "scheduler": flux.sched_resource_status(),
-                "overlay": flux.overlay_health(),
-                "ended": flux.last_job_ended_at(),
-                "division": flux.division,
+                "ended": self._newly_ended(),
                 "stats": flux.job_manager_stats(),
             }
         )
+
+    def division(self) -> Mapping[SlotName, TypeName]:
+        return self._flux.division
+
+    def _newly_ended(self) -> Mapping[Rank, float]:
+        """As the port asks for it: what ended since it asked last."""
+        told, self._told_ends = self._told_ends, dict(self._flux.last_job_ended_at())
+        return {rank: at for rank, at in self._told_ends.items() if told.get(rank) != at}
 
     def standing(self) -> dict[str, int]:
         """The truth: jobs by state, nodes, and what happened so far."""

@@ -91,8 +91,8 @@ class TestUserData:
             driver, f"#!{sys.executable}\nimport os\nprint(dict(os.environ), os.getcwd(), 'ready')\n"
         )
         console = driver.ex_console_output(node)
-        names = {name for name in ("PATH", "HOME", "FNM_NODE") if f"'{name}'" in console}
-        assert names == {"PATH", "HOME", "FNM_NODE"}
+        names = {name for name in ("PATH", "HOME", "TMPDIR", "FNM_NODE") if f"'{name}'" in console}
+        assert names == {"PATH", "HOME", "TMPDIR", "FNM_NODE"}
         assert "SECRET" not in console
         assert console.count("': '") - console.count("'LC_CTYPE': '") == len(names)
         assert f"{world.folder(node) / 'root'} ready" in console
@@ -276,6 +276,22 @@ class TestDestroy:
         until(lambda: listed(driver, node).state == NodeState.TERMINATED, "the death to show")
         driver.destroy_node(node)
         assert cause(listed(driver, node)) == local_driver.HOST_FAILURE
+
+    @pytest.mark.parametrize("ended_by", ["us", "itself"])
+    def test_takes_along_what_the_node_left_in_its_own_tmp(self, world: World, ended_by: str) -> None:
+        driver = world.driver()
+        node = boot_and_run(
+            driver, '#!/bin/sh\necho > "$TMPDIR/socket"\necho "in $TMPDIR" ready\nexec sleep 3600\n'
+        )
+        tmp = Path(driver.ex_console_output(node).split()[1])
+        assert len(str(tmp)) < 40  # a longer path would leave a socket no room
+        assert tmp.stat().st_mode & 0o777 == 0o700
+        if ended_by == "us":
+            driver.destroy_node(node)
+        else:
+            os.kill(node.extra["pid"], signal.SIGKILL)
+            until(lambda: listed(driver, node).state == NodeState.TERMINATED, "the death to show")
+        assert not tmp.exists()
 
     def test_of_several_at_once(self, world: World) -> None:
         driver = world.driver()

@@ -224,8 +224,11 @@ def reap(directory: Path) -> None:
     """End every process of every node that this directory ever had, past the driver and its damages."""
     folders = [folder for name in ("nodes", "making", "logs") for folder in (directory / name).glob("*")]
     if folders:
-        with Store(directory).locked():
+        store = Store(directory)
+        with store.locked():
             left = end_nodes({folder.name: None for folder in folders})
+            for folder in folders:
+                store.clear_tmp(folder.name)
         assert not left, f"processes of {sorted(left)} could not be ended"
         assert not marked(frozenset(folder.name for folder in folders))
 

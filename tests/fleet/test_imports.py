@@ -72,7 +72,7 @@ INWARDS: dict[str, set[str]] = {
         "simulation",
         "systemd",
     },
-    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "simulation", "app"},
+    "scenario": {*VALUES, "ports", "messages", "fleet", "actors", "join", "journal", "simulation", "app"},
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "prices": {"model"},
@@ -115,7 +115,9 @@ INWARDS: dict[str, set[str]] = {
     "resize": {*VALUES, "notation", "ports", "config", "flux", "flux_config", "join"},
 }
 
-STAGED = ("scenario", "joining", "oversight", "process", "troubles", "chaos")
+ROOMS_OF_TROUBLES = ("cloud", "flux", "journal", "manager", "nodes", "people")
+TROUBLES = ("trouble", "troubles", *(f"trouble_{room}" for room in ROOMS_OF_TROUBLES))
+STAGED = ("scenario", "joining", "oversight", "process", "history", *TROUBLES, "chaos")
 # They run the whole service, so they stand outside of what wires that, though they lie with what they simulate.
 ELSEWHERE = {f"{PACKAGE}.simulation.{module}": "scenario" for module in STAGED}
 

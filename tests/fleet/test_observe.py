@@ -115,7 +115,8 @@ def test_a_probe_makes_the_source_fresh_and_nothing_else() -> None:
     world = a_world().job(nodes(1))
     before = world.snapshot
     world.see(QueueProbed(NOW_S + 1))
-    assert world.snapshot == replace(before, queue=replace(before.queue, seen_s=NOW_S + 1))
+    seen = replace(before.queue, seen_s=NOW_S + 1)
+    assert world.snapshot == replace(before, queue=seen, queues_asked_s=NOW_S + 1)
 
 
 # --- ranks ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.fleet.plan import Plan, settled, settles_at_s
 from nodemanager.fleet.snapshot import Source
 from nodemanager.model import JobId, NodeState
@@ -251,3 +252,21 @@ def test_a_stray_waits_out_its_grace_without_a_word_to_the_cloud() -> None:
 def test_memory_that_no_scheduler_heeds_is_said_with_the_nodes() -> None:
     world = a_world().job(tasks(1), unheeded=("memory",)).idle_node("cloud1")
     assert world.why_job(1).figures["unheeded"] == ("memory",)
+
+
+def test_after_the_instance_was_away_its_queues_are_asked_for_before_anything_is_bought() -> None:
+    """Somebody may have stopped one meanwhile, and what jobs do says nothing of that."""
+    world = a_world().job(whole_nodes(1)).wait(2)
+    assert boots(world.plan()) == ["cloud1"]
+    world.see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler")).wait(1).see_claim().see_ranks().wait(1)
+    world.see_queue(a_job(1)).wait(1)
+    assert (boots(world.plan()), world.why_job(1).code) == ([], "settling")
+    stopped, probed = QueueSeen(NOW_S + 5, queues_stopped=frozenset({""})), QueueProbed(NOW_S + 5)
+    assert boots(replace(world).see(stopped).wait(1).plan()) == []
+    assert boots(world.see(probed).wait(1).plan()) == ["cloud1"]
+
+
+def test_an_answer_that_hides_which_queues_are_stopped_is_none() -> None:
+    world = a_world().job(whole_nodes(1)).wait(2).see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler"))
+    world.wait(1).see_claim().see_ranks().see(QueueSeen(NOW_S + 3)).wait(2)
+    assert boots(world.plan()) == []

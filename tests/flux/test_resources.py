@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.flux.resources import Look, read_job_ends, read_ranks, read_topology, slots_of
-from nodemanager.model import FluxRank, Hardware, Overlay, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
 from tests.flux.recording import replies
 
 MOMENTS = replies()
-LOOK = ("resource.status", "sched.resource-status", "overlay.health")
+LOOK = ("resource.status", "sched.resource-status")
 
 Reply = dict[str, Any]
 
 
 def look(moment: str) -> dict[str, FluxRank]:
     said = MOMENTS[moment]
-    resources, scheduler, overlay = (said[topic] for topic in LOOK)
-    ranks = read_ranks(resources, scheduler, overlay, read_job_ends(said["job-list.list"]))
+    resources, scheduler = (said[topic] for topic in LOOK)
+    ranks = read_ranks(resources, scheduler, read_job_ends(said["job-list.list"]))
     return {rank.host: rank for rank in ranks}
 
 
@@ -49,10 +49,9 @@ class Instance:
             "torpid": "",
         }
         self.scheduler: Reply = {"all": nodes, "allocated": an_r(), "down": an_r()}
-        self.overlay: Reply = {"rank": 0, "status": "full", "duration": 1.0, "children": []}
 
     def ranks(self, ends: Mapping[Rank, float] | None = None) -> tuple[FluxRank, FluxRank]:
-        first, second = read_ranks(self.resources, self.scheduler, self.overlay, ends or {})
+        first, second = read_ranks(self.resources, self.scheduler, ends or {})
         return first, second
 
 
@@ -69,7 +68,6 @@ def test_every_recorded_look_is_read(moment: str) -> None:
         assert rank.gpus_free <= rank.gpus
         assert rank.online or not rank.cores_free
         assert rank.allocated or not rank.online or rank.drain_reason is not None or rank.cores_free == rank.cores
-        assert rank.online is (rank.overlay is Overlay.FULL)
 
 
 def test_placeholders_before_any_node_joined() -> None:
@@ -88,7 +86,6 @@ def test_busy_and_idle_nodes() -> None:
         gpus=2,
         allocated=True,
         schedulable=True,
-        overlay=Overlay.FULL,
     )
     assert ranks["cloud2"].idle
     assert ranks["cloud2"].cores_free == 4
@@ -104,14 +101,14 @@ def test_housekeeping_keeps_a_rank_allocated_while_its_job_is_over() -> None:
 
 def test_a_node_lost_under_its_job() -> None:
     lost = look("gpu1 lost under a job")["gpu1"]
-    assert (lost.online, lost.overlay, lost.cores_free) == (False, Overlay.LOST, 0)
+    assert (lost.online, lost.cores_free) == (False, 0)
 
 
 def test_a_drained_node_keeps_its_drain_when_it_has_gone() -> None:
     drained, stopped = look("cloud2 drained")["cloud2"], look("cloud2 stopped cleanly")["cloud2"]
     assert drained.drain_reason == stopped.drain_reason == "node manager: idle, billing window closes"
     assert (drained.online, drained.cores_free, drained.idle, drained.schedulable) == (True, 0, True, False)
-    assert (stopped.online, stopped.overlay) == (False, Overlay.OFFLINE)
+    assert not stopped.online
     assert look("cloud2 undrained while offline")["cloud2"].drain_reason is None
 
 
@@ -188,15 +185,6 @@ def test_what_holds_a_rank_back_is_told_apart() -> None:
     assert [rank.drain_reason for rank in instance.ranks()] == ["", None]
 
 
-def test_the_overlay_state_of_a_rank_that_is_nobody_s_child_here_follows_the_resource_module() -> None:
-    instance = Instance()
-    instance.resources |= {"online": "0-1", "offline": "2"}
-    assert [rank.overlay for rank in instance.ranks()] == [Overlay.FULL, Overlay.OFFLINE]
-    grandchild = {"rank": 2, "status": "lost"}
-    instance.overlay["children"] = [{"rank": 1, "status": "degraded", "children": [grandchild]}]
-    assert [rank.overlay for rank in instance.ranks()] == [Overlay.DEGRADED, Overlay.LOST]
-
-
 def test_the_end_of_the_last_job_is_passed_on() -> None:
     assert [rank.last_job_ended_at for rank in Instance().ranks({Rank(2): 5.5})] == [None, 5.5]
 
@@ -228,9 +216,6 @@ def test_two_ranks_of_one_name_are_no_slots() -> None:
         ("resources", ("drain",), {"1": {"reason": 5}}, "resource.status.drain.1.reason: text"),
         ("scheduler", ("allocated",), None, "sched.resource-status.allocated: an object"),
         ("scheduler", ("down", "execution"), None, "sched.resource-status.down.execution: an object"),
-        ("overlay", ("status",), "well", "overlay.health: a rank with a status of full"),
-        ("overlay", ("children",), [{"rank": 1}], "overlay.health: "),
-        ("overlay", ("children",), 5, "overlay.health: "),
     ],
 )
 def test_malformed_replies_say_where(reply: str, path: tuple[str | int, ...], value: object, why: str) -> None:
@@ -253,10 +238,8 @@ JSON = st.recursive(
     max_leaves=6,
 )
 PARTS = st.tuples(
-    st.sampled_from(["resources", "scheduler", "overlay"]),
-    st.sampled_from(
-        ["R", "drain", "online", "exclude", "torpid", "all", "allocated", "down", "status", "children"]
-    ),
+    st.sampled_from(["resources", "scheduler"]),
+    st.sampled_from(["R", "drain", "online", "exclude", "torpid", "all", "allocated", "down"]),
     JSON,
 )
 
@@ -280,8 +263,8 @@ def test_a_look_after_others_shows_what_one_of_its_own_would(moments: list[str])
     seen = Look()
     for moment in moments:
         said = MOMENTS[moment]
-        resources, scheduler, overlay = (said[topic] for topic in LOOK)
-        seen = seen.next(resources, scheduler, overlay, read_job_ends(said["job-list.list"]))
+        resources, scheduler = (said[topic] for topic in LOOK)
+        seen = seen.next(resources, scheduler, read_job_ends(said["job-list.list"]))
         assert {rank.host: rank for rank in seen.ranks.values()} == look(moment)
         assert list(seen.ranks) == sorted(seen.ranks)
 
@@ -296,22 +279,49 @@ def test_a_look_after_others_shows_what_one_of_its_own_would(moments: list[str])
         (lambda it: it.resources.update(drain={"1": {"reason": "looked at"}}), {1}),
         (lambda it: it.scheduler.update(allocated=an_r(("2", "0-1", ""))), {2}),
         (lambda it: it.scheduler.update(down=an_r(("1", "0-3", "0-1"))), {1}),
-        (lambda it: it.overlay.update(children=[{"rank": 2, "status": "lost"}]), {2}),
     ],
 )  # fmt: skip
 def test_a_rank_that_is_as_it_was_is_the_same_object(change: Callable[[Instance], None], changed: set[int]) -> None:
     instance = Instance()
-    before = Look().next(instance.resources, instance.scheduler, instance.overlay, {})
+    before = Look().next(instance.resources, instance.scheduler, {})
     change(instance)
-    after = before.next(copy.deepcopy(instance.resources), copy.deepcopy(instance.scheduler), instance.overlay, {})
+    after = before.next(copy.deepcopy(instance.resources), copy.deepcopy(instance.scheduler), {})
     assert {rank for rank in after.ranks if after.ranks[rank] is not before.ranks[rank]} == changed
-    ended = after.next(instance.resources, instance.scheduler, instance.overlay, {Rank(1): 5.0})
+    ended = after.next(instance.resources, instance.scheduler, {Rank(1): 5.0})
     assert {rank for rank in ended.ranks if ended.ranks[rank] is not after.ranks[rank]} == {1}
-    retyped = ended.next(
-        instance.resources, instance.scheduler, instance.overlay, {Rank(1): 5.0}, {SlotName("n2"): TypeName("gpu")}
-    )
+    retyped = ended.next(instance.resources, instance.scheduler, {Rank(1): 5.0}, {SlotName("n2"): TypeName("gpu")})
     assert retyped.ranks[Rank(2)].type_name == "gpu"
     assert retyped.ranks[Rank(1)] == ended.ranks[Rank(1)]
+
+
+PARTS_SAID: list[tuple[str, str, list[Any]]] = [
+    ("resources", "R", [an_r(("0", "0-1", ""), ("1-2", "0-1", ""), nodelist="head,n[1-2]")]),
+    ("resources", "R", [an_r(("0", "0-1", ""), ("1-3", "0-3", "0-1"), nodelist="head,n[1-3]")]),
+    ("resources", "drain", [{"2": {"reason": "looked at"}}, {"1-2": {"reason": "why"}}]),
+    ("resources", "online", ["0", "0,2"]),
+    ("resources", "torpid", ["1", "1-2"]),
+    ("resources", "exclude", ["0-1"]),
+    ("scheduler", "all", [an_r(("1", "0-3", "0-1"))]),
+    ("scheduler", "allocated", [an_r(("1", "0", "")), an_r(("1-2", "0-3", "0-1"))]),
+    ("scheduler", "down", [an_r(("2", "0-3", "0-1"))]),
+]
+SAID = st.sampled_from([(reply, key, value) for reply, key, values in PARTS_SAID for value in values])
+ENDED = st.dictionaries(st.sampled_from([Rank(1), Rank(2)]), st.sampled_from([5.0, 6.0]))
+DIVISIONS = st.sampled_from([{}, {SlotName("n1"): TypeName("cpu")}, {SlotName("n1"): TypeName("gpu")}])
+
+
+@given(st.lists(st.tuples(st.lists(SAID, max_size=3), ENDED, DIVISIONS), min_size=2, max_size=6))
+def test_whatever_is_said_otherwise_is_read(
+    looks: list[tuple[list[tuple[str, str, Any]], dict[Rank, float], dict[SlotName, TypeName]]],
+) -> None:
+    seen = Look()
+    for changes, ended, division in looks:
+        instance = Instance()
+        for reply, key, value in changes:
+            getattr(instance, reply)[key] = value
+        seen = seen.next(instance.resources, instance.scheduler, ended, division)
+        afresh = read_ranks(instance.resources, instance.scheduler, ended, division)
+        assert tuple(seen.ranks.values()) == afresh
 
 
 # --- a machine --------------------------------------------------------------------------------------------

@@ -76,8 +76,6 @@ class Instance:
                 return self.flux.resource_status()
             case "sched.resource-status":
                 return self.flux.sched_resource_status()
-            case "overlay.health":
-                return self.flux.overlay_health()
             case "config.get":
                 return self.config
             case "module.list":

@@ -104,8 +104,8 @@ def test_the_report_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
         *(a_look(float(after_s), [idle()]) for after_s in range(0, 601, 60)),
         a_look(630, [at_work], [runs_on(at_work, WALL_AT + 625)]),
     ):
-        journal._write([happened])
-    journal._close()
+        journal.write([happened])
+    journal.close()
     observed = JournalReader(journal.path).report(WALL_AT - 60, WALL_AT + 700)["observed"]
     assert (observed["jobs"], observed["busy_touched"], observed["span_s"]) == (1, 0, 630.0)
     assert observed["text"] == "10 minutes: 100 % cheaper, p95 wait +15 min, 0 busy nodes touched"

@@ -93,8 +93,8 @@ def path(tmp_path: Path) -> Path:
     gang = a_job(7, submitted_at=WALL_AT - 60, userid=1000, duration_s=600.0, shape=GANG)
     cancelled = a_job(8, submitted_at=WALL_AT - 50)
     journal = Journal(path)
-    journal._write(told(a_moment(jobs=[gang, cancelled]), a_moment(20, jobs=[begun(gang, 15)]), a_moment(400)))
-    journal._close()
+    journal.write(told(a_moment(jobs=[gang, cancelled]), a_moment(20, jobs=[begun(gang, 15)]), a_moment(400)))
+    journal.close()
     return path
 
 

@@ -9,6 +9,7 @@ import pytest
 from nodemanager.facts import CloudCallFailed, DecisionsPaused, FailureKind, FluxCallFailed, HoldPlaced
 from nodemanager.fleet.plan import plan
 from nodemanager.fleet.snapshot import Source
+from nodemanager.journal import entries
 from nodemanager.journal.chronicle import Follower
 from nodemanager.model import Holding, JobState, LaunchId, Mark, NodeState, Rank
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, whole_nodes
@@ -59,6 +60,17 @@ def test_a_reason_is_told_when_it_becomes_another_and_not_when_its_figures_chang
         [],
         ["because idle paid_time_left"],
     ]
+
+
+def test_a_job_that_comes_among_the_first_is_told_of_only_if_it_waits_for_another_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entries, "JOBS_FOLLOWED", 1)
+    first, second = a_job(7, whole_nodes(9)), a_job(8, whole_nodes(9), urgency=0)
+    same = [a_moment(jobs=[first, second]), a_moment(5, jobs=[second]), a_moment(10, jobs=[second])]
+    assert [lines(it, "because")[:1] for it in told(*same)][1:] == [[], []]
+    released = a_moment(5, jobs=[a_job(8, whole_nodes(9))])
+    assert lines(told(a_moment(jobs=[first, second]), released)[1], "because") == ["because waits too_few_slots"]
 
 
 def test_a_job_s_beginning_and_end_are_told_with_how_long_it_waited() -> None:

@@ -57,8 +57,8 @@ def write(path: Path, *stories: list[Happened], between: Callable[[], None] = la
         if number:
             between()
         for happened in story:
-            journal._write([happened])
-    journal._close()
+            journal.write([happened])
+    journal.close()
     return journal
 
 
@@ -191,14 +191,14 @@ def test_a_full_disk_is_said_once_and_costs_no_more_than_history(
     monkeypatch.setattr(writer, "_insert", insert)
     story = a_story()
     with capture_logs() as logs:
-        journal._write(story[:1])
-        journal._write(story[1:2])
+        journal.write(story[:1])
+        journal.write(story[1:2])
         full[0] = False
-        journal._write(story[2:3])
+        journal.write(story[2:3])
     assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
     assert (journal.lost, journal.failure) == (2, "")
     assert path.exists()
-    journal._close()
+    journal.close()
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

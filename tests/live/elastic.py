@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,13 +35,12 @@ from nodemanager.join.material import make_material
 from nodemanager.model import FluxRank, Launch
 from nodemanager.notation import expand_hostlist
 from tests.contract.flux_subjects import MonotonicClock
-from tests.live.instance import eventually, free_port, kill_all, why_no_flux
+from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
+from tests.live.processes import END_WITHIN_S, ROOT, kill_all, run_flux, start, without_flux
 from tests.live.witness import Witness, launch_of, slot_of
 
-ROOT = Path(__file__).parents[2]
 RPC_WITHIN_S = 10.0
-END_WITHIN_S = 20.0
 VERB_WITHIN_S = 90.0
 SHOWN_MAX = 4
 EVERY_JOB = 0  # job-list.list: no limit
@@ -181,7 +179,7 @@ class Elastic:
     # --- rank 0 ---
 
     def start_head(self) -> None:
-        self._head = self._start(self._command, self._folder / "head.log")
+        self._head = start(self._command, self._folder / "head.log")
         eventually("rank 0 runs", lambda: " run " in self.flux("uptime", check=False))
 
     def stop_head(self) -> None:
@@ -191,19 +189,29 @@ class Elastic:
             self._head.wait(END_WITHIN_S)
             self._head = None
 
+    def kill_head(self) -> None:
+        """Sudden death of rank 0 with all that it started, as of its machine."""
+        assert self._head is not None
+        processes = [self._head, *self._head.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()  # none must see another one end
+        kill_all(processes)
+        self._head = None
+
     # --- managers ---
 
     def start_manager(self, *options: str, module: str = "nodemanager.cli", mode: str = "act") -> ManagerProcess:
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
         command = [sys.executable, "-m", module, "--config", str(self._site_file(mode)), *options]
-        manager = ManagerProcess(self._start(command, log), log)
+        manager = ManagerProcess(start(command, log), log)
         self._managers.append(manager)
         return manager
 
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
         command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self._site_file("act"))]
-        service = ManagerProcess(self._start(command, log), log)
+        service = ManagerProcess(start(command, log), log)
         self._managers.append(service)
         service.until_said("join_service_started")
         return service
@@ -297,18 +305,7 @@ class Elastic:
         return seen.result if seen is not None else ""
 
     def flux(self, *command: str, given: str = "", check: bool = True) -> str:
-        ran = subprocess.run(
-            ["flux", *command],
-            input=given,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=END_WITHIN_S,
-            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
-        )
-        if check and ran.returncode != 0:
-            raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
-        return ran.stdout.strip()
+        return run_flux(self.site.flux.uri, *command, given=given, check=check)
 
     # --- what is there ---
 
@@ -424,20 +421,6 @@ class Elastic:
         with bindings.connection(self.site.flux.uri) as handle:
             return bindings.ask(handle, topic, payload, timeout_s=RPC_WITHIN_S)
 
-    def _start(self, command: Sequence[str], log: Path) -> psutil.Popen:
-        if shutil.which("setpriv"):  # should the tests be killed, it does not outlive them
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
-        with log.open("ab") as file:
-            return psutil.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                env=without_flux(),
-            )
-
 
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
@@ -468,11 +451,6 @@ def _processes_of(node: NodeRecord) -> list[psutil.Process]:
         return [init, *init.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def without_flux() -> dict[str, str]:
-    """Ours, without what would lead into an instance that encloses us."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
 
 
 @contextmanager

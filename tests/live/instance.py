@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import psutil
 
 from nodemanager.flux import bindings
 from nodemanager.notation import parse_idset
+from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2
 WITHIN_S = 20.0
@@ -109,17 +108,7 @@ class LiveInstance:
         settings |= {"hostname": name, "rundir": str(rundir)}
         command = ["flux", "broker", "-c", str(self._directory / "conf.d")]
         command += [f"-S{key}={value}" for key, value in settings.items()]
-        if shutil.which("setpriv"):  # should the tests be killed, no broker outlives them
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
-        with (self._directory / f"{name}.log").open("ab") as log:
-            self._brokers[name] = psutil.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={key: value for key, value in os.environ.items() if not key.startswith("FLUX_")},
-            )
+        self._brokers[name] = start(command, self._directory / f"{name}.log")
 
     def stop_head(self) -> None:
         """End rank 0 in good order: the queue is kept in the statedir. Its followers end too."""
@@ -180,28 +169,7 @@ class LiveInstance:
             return bindings.ask(handle, topic, payload, timeout_s=WITHIN_S)
 
     def _flux(self, *command: str, check: bool = True) -> str:
-        ran = subprocess.run(
-            ["flux", *command],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-            env=os.environ | {"FLUX_URI": self.uri},
-        )
-        if check and ran.returncode != 0:
-            raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
-        return ran.stdout.strip()
-
-
-def kill_all(processes: Iterable[psutil.Process]) -> None:
-    killed = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-            killed.append(process)
-    _, alive = psutil.wait_procs(killed, timeout=WITHIN_S)
-    if alive:
-        raise AssertionError(f"still there after SIGKILL: {alive}")
+        return run_flux(self.uri, *command, check=check)
 
 
 def free_port() -> int:

@@ -7,8 +7,6 @@ Everything lies in one folder with a short path (sockets), and ``reap`` leaves n
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +30,10 @@ from nodemanager.join.material import Paths, fingerprint, make_material
 from nodemanager.join.user_data import UserData
 from nodemanager.model import LaunchId, RosterEntry, SlotName
 from tests.contract.flux_subjects import MonotonicClock
-from tests.live.instance import WITHIN_S, eventually, free_port, kill_all
+from tests.live.instance import WITHIN_S, eventually, free_port
 from tests.live.manager_process import ManagerProcess
+from tests.live.processes import kill_all, run_flux, start
 
-ROOT = Path(__file__).parents[2]
 BEAT_S = 0.5
 # As a machine does, it outlives its user-data; and it is what a node that powers itself off kills.
 INIT = '"$0"; while :; do sleep 86400; done'
@@ -78,7 +76,8 @@ class Node:
 
     def __init__(self, folder: Path, script: str, name: str) -> None:
         self.folder = folder / name
-        self.folder.mkdir()
+        self.tmp = self.folder / "t"  # a short path, for sockets lie below it
+        self.tmp.mkdir(parents=True)
         self._script = self.folder / "user-data"
         self._script.write_text(script, encoding="utf-8")
         self._script.chmod(0o700)
@@ -94,7 +93,7 @@ class Node:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)},
+                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder), "TMPDIR": str(self.tmp)},
             )
         return self
 
@@ -260,17 +259,7 @@ class Yard:
     # --- what a user does ---
 
     def flux(self, *command: str, check: bool = True) -> str:
-        ran = subprocess.run(
-            ["flux", *command],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-            env=_environment() | {"FLUX_URI": self.bootstrap.uri},
-        )
-        if check and ran.returncode != 0:
-            raise AssertionError(f"flux {' '.join(command)}: {ran.stderr}")
-        return ran.stdout.strip()
+        return run_flux(self.bootstrap.uri, *command, check=check)
 
     def online(self) -> set[str]:
         flux = RealFlux(self.bootstrap.uri, self.bootstrap.cluster_uuid, MonotonicClock(), timeout_s=RPC_WITHIN_S)
@@ -306,22 +295,6 @@ class Yard:
         kill_all(marked)
 
     def _start(self, command: Sequence[str], log: str) -> psutil.Popen:
-        if shutil.which("setpriv"):  # should the tests be killed, it does not outlive them
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
-        with (self.folder / log).open("ab") as file:
-            process = psutil.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                env=_environment(),
-            )
+        process = start(command, self.folder / log)
         self._processes.append(process)
         return process
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without the marks of a Flux that may enclose the tests."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}

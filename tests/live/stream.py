@@ -42,6 +42,7 @@ class Size:
     kills: int
     deaths: int
     restarts: int
+    crashes: int
     seed: int
 
 
@@ -80,9 +81,10 @@ class Tally:
     whole_deaths: int = 0
     broker_deaths: int = 0
     restarts: int = 0
+    crashes: int = 0
     blows: list[Blow] = field(default_factory=list)
     ended_early: list[JobSeen] = field(default_factory=list)
-    forgotten: int = 0  # jobs of which Flux has no memory after a restart
+    forgotten: int = 0  # jobs of which Flux has no memory after a crash
     ended_by_itself: list[str] = field(default_factory=list)  # managers that nobody had killed
 
     @property
@@ -117,8 +119,9 @@ class Stream:
         acts: list[tuple[float, Callable[[], bool]]] = [(1.0, self._submit)]
         acts += [(self._draw.random(), self._submit) for _ in range(self._size.jobs - 1)]
         acts += [(self._draw.random(), self._kill_node) for _ in range(self._size.deaths)]
-        restarts = self._size.restarts
-        acts += [((nth + 1) / (restarts + 1), self._stop_head) for nth in range(restarts)]
+        ends = [self._stop_head] * self._size.restarts + [self._kill_head] * self._size.crashes
+        self._draw.shuffle(ends)
+        acts += [((nth + 1) / (len(ends) + 1), end) for nth, end in enumerate(ends)]
         return sorted(acts, key=lambda act: act[0])
 
     def run(self) -> None:
@@ -228,13 +231,23 @@ class Stream:
     def _stop_head(self) -> bool:
         if self._head_down_at:
             return False
-        self._head_down_at = time.time()
-        self.elastic.stop_head()
-        self._head_up_s = time.monotonic() + self._draw.uniform(0, HEAD_DOWN_MAX_S)
+        self._head_goes(self.elastic.stop_head)
+        self.tally.restarts += 1
         return True
+
+    def _kill_head(self) -> bool:
+        if self._head_down_at:
+            return False
+        self._head_goes(self.elastic.kill_head)
+        self.tally.crashes += 1
+        return True
+
+    def _head_goes(self, by: Callable[[], None]) -> None:
+        self._head_down_at = time.time()
+        by()
+        self._head_up_s = time.monotonic() + self._draw.uniform(0, HEAD_DOWN_MAX_S)
 
     def _start_head(self) -> None:
         self.elastic.start_head()
         self.tally.blows.append(Blow("", self._head_down_at, time.time()))
-        self.tally.restarts += 1
         self._head_down_at = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,8 @@ import pytest
 from nodemanager.config import Site, load_site
 from nodemanager.flux.bootstrap import Bootstrap, user_data, write_bootstrap
 from nodemanager.model import SlotName
-from tests.live.instance import eventually
+from tests.live.instance import eventually, free_port
+from tests.live.processes import END_WITHIN_S
 
 pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="no flux on PATH")
 
@@ -129,32 +129,26 @@ class Instance:
         children = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(END_WITHIN_S)
         finally:
             for left in children:
                 with suppress(psutil.NoSuchProcess):
                     left.kill()
             process.kill()
-            process.wait(10)
+            process.wait(END_WITHIN_S)
 
 
 @pytest.fixture
 def instance() -> Iterator[Instance]:
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)
-        (folder / "site.ini").write_text(SITE.format(port=_free_port()), encoding="utf-8")
+        (folder / "site.ini").write_text(SITE.format(port=free_port()), encoding="utf-8")
         bootstrap = write_bootstrap(load_site(folder / "site.ini"), folder / "state" / "flux")
         running = Instance(folder, load_site(folder / "site.ini"), bootstrap)
         try:
             yield running
         finally:
             running.reap()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_a_node_joins_by_its_user_data_comes_back_and_leaves_at_sigterm(instance: Instance) -> None:

@@ -15,11 +15,12 @@ from nodemanager.flux.bootstrap import user_data
 from nodemanager.flux.instance import RealFlux
 from nodemanager.model import FluxRank, SlotName
 from tests.contract.flux_subjects import MonotonicClock
-from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site, without_flux
+from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site
+from tests.live.processes import without_flux
 
 # What an image does by its host name, done by a broker's own setting: here all nodes share one machine.
 START = (
-    "run=$(mktemp -d /tmp/flux-slot.XXXXXX); exec %s broker --config-path={folder}/state/flux/conf.d"
+    "run=$(mktemp -d -t flux-slot.XXXXXX); exec %s broker --config-path={folder}/state/flux/conf.d"
     ' -Sbroker.boot-method=config -Shostname="$SLOT" -Srundir="$run"'
 )
 

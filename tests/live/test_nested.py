@@ -9,15 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nodemanager.config import load_site
 from nodemanager.flux import bindings
 from nodemanager.notation import parse_idset
-from tests.live.elastic import ROOT, without_flux
 from tests.live.instance import LiveInstance, eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
+from tests.live.processes import ROOT, run_flux, start, without_flux
 
 WITHIN_S = 60.0
 SITE = """
@@ -87,14 +86,7 @@ class Nested:
         return ran.stdout
 
     def inner(self, *command: str, check: bool = True) -> str:
-        ran = subprocess.run(
-            ["flux", *command],
-            check=check,
-            capture_output=True,
-            text=True,
-            env=without_flux() | {"FLUX_URI": self.site.flux.uri},
-        )
-        return ran.stdout.strip()
+        return run_flux(self.site.flux.uri, *command, check=check)
 
     def online(self) -> list[int]:
         with bindings.connection(self.site.flux.uri) as handle:
@@ -106,9 +98,7 @@ class Nested:
     def start_manager(self) -> ManagerProcess:
         log = self._folder / "manager.log"
         command = [sys.executable, "-m", "nodemanager.cli", "--config", str(self._file)]
-        with log.open("ab") as file:
-            process = psutil.Popen(command, cwd=ROOT, env=without_flux(), stdout=file, stderr=file)
-        return ManagerProcess(process, log)
+        return ManagerProcess(start(command, log), log)
 
     def reap(self) -> None:
         self.outer.run("cancel", "--all")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from typing import Any
 
 from nodemanager.flux import bindings
 from tests.live.elastic import RPC_WITHIN_S, Elastic
+from tests.live.processes import ROOT, without_flux
 
-ROOT = Path(__file__).parents[2]
 LARGE = {"properties": ["large"]}  # a type of one slot
 UNTIL = 'until [ -e "$1" ]; do sleep 0.1; done'  # a job that ends when it is told to
 
@@ -21,8 +20,7 @@ UNTIL = 'until [ -e "$1" ]; do sleep 0.1; done'  # a job that ends when it is to
 def verb(elastic: Elastic, *arguments: str) -> Any:
     """What a verb answers, as JSON."""
     command = [sys.executable, "-m", "nodemanager.cli", "--config", str(elastic.site.path), *arguments, "--json"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FLUX_")}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=without_flux())
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

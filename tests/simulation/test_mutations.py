@@ -155,20 +155,20 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
 
 # Each with a seed that catches it.
 MUTATIONS: dict[Callable[[Patch], None], int] = {
-    without_a_second_look: 1,
-    believing_the_first_look: 1,
+    without_a_second_look: 3,
+    believing_the_first_look: 3,
     believing_one_list: 17,
-    taking_a_lost_reply_for_a_refusal: 1,
-    repeating_a_create_without_its_token: 1,
-    buying_two_too_many: 0,
+    taking_a_lost_reply_for_a_refusal: 8,
+    repeating_a_create_without_its_token: 9,
+    buying_two_too_many: 1,
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
-    taking_no_notice_of_a_new_division: 2,
+    taking_no_notice_of_a_new_division: 16,
     deciding_on_old_news: 6,
     forgetting_strays: 1,
-    leaving_orphans_alone: 1,
-    buying_again_what_is_on_its_way: 6,
-    recording_no_spending: 5,
+    leaving_orphans_alone: 2,
+    buying_again_what_is_on_its_way: 1,
+    recording_no_spending: 3,
     buying_for_jobs_that_are_held: 1,
 }
 

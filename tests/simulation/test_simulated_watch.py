@@ -113,6 +113,20 @@ def test_a_stopped_queue_is_told_at_the_next_probe(listener: Listener) -> None:
     assert [seen for _, seen in listener.heard] == [QueueSeen(10.0, queues_stopped=frozenset({""}))]
 
 
+def test_while_the_scheduler_is_away_which_queues_are_stopped_is_hidden_and_asked_for_every_second(
+    listener: Listener,
+) -> None:
+    listener.start()
+    listener.world.advance_to(9.0)
+    listener.flux.stop_queue()
+    listener.flux.reload_scheduler(down_s=3.5)
+    listener.forget()
+    listener.world.advance_to(14.0)
+    hidden = [(at_s, QueueSeen(at_s)) for at_s in (10.0, 11.0, 12.0)]
+    told = [heard for heard in listener.heard if isinstance(heard[1], QueueSeen)]
+    assert told == [*hidden, (13.0, QueueSeen(13.0, queues_stopped=frozenset({""})))]
+
+
 def test_a_lost_connection_is_told_until_the_complete_queue_comes_again(listener: Listener) -> None:
     listener.start()
     listener.flux.unreachable = True
