@@ -93,6 +93,11 @@ class Plan:
         of = self.grounds
         return warnings(of.snapshot, of.policy, of.layout, of.found) if of is not None else ()
 
+    @property
+    def decided(self) -> Mapping[LaunchId, Reason]:
+        """The reasons of those nodes about which there was something to decide."""
+        return self.nodes.decided if isinstance(self.nodes, NodeReasons) else self.nodes
+
     def waiting(self) -> Mapping[str, int]:
         """How many jobs wait for which reason."""
         return self.jobs.tally() if isinstance(self.jobs, JobReasons) else {}
@@ -281,9 +286,9 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.launch.id)):
         taken = step(node, outlook)
-        reasons[node.id] = taken.reason
+        reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
     return actions, reasons
