@@ -76,6 +76,8 @@ class RanksSeen:
     """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
 
     ``jobs_ended``: how many jobs the instance remembers as ended. ``took_s``: from asking to having read all.
+    ``since``: where it is known what the look would show, but for some ranks: then ``ranks`` are those, and all
+    others are as they are there.
     """
 
     started_s: float
@@ -83,6 +85,7 @@ class RanksSeen:
     wish: SlotsWish | None = None
     jobs_ended: int = 0
     took_s: float = 0.0
+    since: Mapping[Rank, FluxRank] | None = None
 
 
 @dataclass(frozen=True, slots=True)

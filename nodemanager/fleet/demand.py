@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nodemanager.fleet.line import BatchKey, in_order, line_of
+from nodemanager.fleet.line import BatchKey, line_of
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.spending import accounts
 from nodemanager.model import JobId, Reason, because
@@ -28,7 +28,7 @@ def demand(snapshot: Snapshot, spent: Mapping[str, Reason] | None = None) -> Dem
     """
     line = line_of(snapshot.jobs, snapshot.line)
     put_off: dict[BatchKey, Reason] = {}
-    for key in line.batches:
+    for key in line.batches if snapshot.queues_stopped or spent else ():
         if key.queue in snapshot.queues_stopped:
             put_off[key] = because("queue_stopped", queue=key.queue)
             continue
@@ -37,7 +37,7 @@ def demand(snapshot: Snapshot, spent: Mapping[str, Reason] | None = None) -> Dem
                 put_off.setdefault(key, spent[account])
     unreadable = {bad.id: because("unreadable", why=bad.why) for bad in snapshot.unreadable.values()}
     return Demand(
-        batches={key: line.batches[key] for key in in_order(line.batches)},
+        batches=line.in_order,
         put_off=put_off,
         withheld={**line.withheld, **unreadable} if unreadable else line.withheld,
         unheeded=line.unheeded,

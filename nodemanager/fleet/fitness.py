@@ -23,6 +23,8 @@ KILLS_MAX = 5
 
 def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node gets no more work; None where it may."""
+    if node.sound:
+        return None
     if node.reclaimed is not None:
         return because("reclaimed", detail=node.reclaimed)
     if node.cloud is not None and node.cloud.impaired:
@@ -39,7 +41,7 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
     """Whether it is unfit, or has too little for its type."""
-    return node.misfit is not None or unfit(node, policy, now_s) is not None
+    return not node.sound and (node.misfit is not None or unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
@@ -59,7 +61,7 @@ def survives_kills(node: Node) -> bool:
 def hung_s(node: Node, now_s: float) -> float | None:
     """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
     rank = node.rank
-    if rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+    if node.sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
         return None
     return now_s - node.torpid_s
 
@@ -67,6 +69,8 @@ def hung_s(node: Node, now_s: float) -> float | None:
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """What somebody should look at, of each node that it is said of."""
     for node in roll_of(snapshot).restless.values():
+        if node.sound and not node.absences:
+            continue
         name = node.launch.slot
         hangs_s = hung_s(node, snapshot.now_s)
         if node.state is NodeState.BUSY and hangs_s is not None:

@@ -11,10 +11,22 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodemanager.fleet.policy import Policy
-from nodemanager.model import FluxRank, NodeType, Rank, SlotName, TypeName
+from nodemanager.model import FluxRank, NodeType, Rank, Reason, Shape, TypeName
 
 # The reason that a drain of ours carries in Flux begins with this.
 DRAIN_MARK = "flux-node-manager:"
+
+
+@dataclass(frozen=True, slots=True)
+class Ever:
+    """Which shapes could never be served, whoever is up; None of one that could. ``layout`` fills it in.
+
+    That depends on the policy, and on which slots there are and at which ranks: so it goes from one ground to the
+    next as long as these stay as they are (:func:`trodden`). It can be empty at any time, never wrong.
+    """
+
+    policy: Policy
+    never: dict[Shape, Reason | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,7 @@ class Ground:
     open: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # that Flux knows
+    ever: Ever | None = field(default=None, compare=False, repr=False)
 
 
 def ground_of(ranks: Mapping[Rank, FluxRank], known: Ground, policy: Policy) -> Ground:
@@ -45,23 +58,28 @@ def trodden(
     open_: dict[Rank, FluxRank] = dict(ground.open)
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
-    slots = dict(ground.slots)
+    slots, ever = ground.slots, ground.ever
+    elsewhere: list[tuple[FluxRank | None, FluxRank | None]] = []
     for before, after in changes:
         if before is not None:
             open_.pop(before.rank, None)
             _note(before, policy, taken)
-            _count(before.host, policy, slots, -1)
         if after is not None:
             if after.online and after.schedulable and after.cores_free > 0:
                 open_[after.rank] = after
             _note(after, policy, vacated)
-            _count(after.host, policy, slots, 1)
+        if before is None or after is None or before.host != after.host:
+            elsewhere.append((before, after))
+    if elsewhere:
+        slots, ever = _counted(slots, elsewhere, policy), None
     vacant = dict(ground.vacant)
     for name in {**taken, **vacated}:
         came, went = vacated.get(name, set()), taken.get(name, set())
         if came != went:
             vacant[name] = _changed(vacant.get(name, ()), went - came, came - went)
-    return Ground(ranks, policy.node_types, open_, vacant, slots)
+    if ever is None or ever.policy is not policy:
+        ever = Ever(policy)
+    return Ground(ranks, policy.node_types, open_, vacant, slots, ever)
 
 
 def is_vacant(rank: FluxRank) -> bool:
@@ -76,10 +94,17 @@ def _note(rank: FluxRank, policy: Policy, places: dict[TypeName, set[int]]) -> N
         places.setdefault(place[0], set()).add(place[1])
 
 
-def _count(slot: SlotName, policy: Policy, slots: dict[TypeName, int], more: int) -> None:
-    place = policy.place_of_slot.get(slot)
-    if place is not None:
-        slots[place[0]] = slots.get(place[0], 0) + more
+def _counted(
+    slots: Mapping[TypeName, int], changes: Iterable[tuple[FluxRank | None, FluxRank | None]], policy: Policy
+) -> Mapping[TypeName, int]:
+    """How many slots of each type there are, after some went and others came."""
+    counted = dict(slots)
+    for change in changes:
+        for rank, more in zip(change, (-1, 1), strict=True):
+            place = policy.place_of_slot.get(rank.host) if rank is not None else None
+            if place is not None:
+                counted[place[0]] = counted.get(place[0], 0) + more
+    return counted
 
 
 def _changed(places: Sequence[int], went: set[int], came: set[int]) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
+from typing import Any
 
 from nodemanager.fleet import gathering, measured, obstacles, spending, supply
 from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
@@ -20,11 +21,12 @@ from nodemanager.fleet.gathering import Gathering
 from nodemanager.fleet.line import BatchKey, line_of, up_to
 from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import worked_out
 from nodemanager.fleet.seating import Bin, Seating, Usher, pieces_of
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
-from nodemanager.model import Constraint, JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
+from nodemanager.model import ANYWHERE, Constraint, JobId, PackingPolicy, QueuePolicy, Reason, Shape, TypeName
 
 Want = tuple[Shape, float]  # what jobs ask for, and for how long
 Place = tuple[int, int]  # in the queue: (-priority, id)
@@ -33,7 +35,10 @@ FRONT = 512  # how many are looked at first, where not all can be served
 RESEATED_MAX = 8  # how often jobs are seated anew because one that failed gave its seat back
 
 
-@dataclass(frozen=True, slots=True)
+SHAPES_KEPT = 4096  # of which it is remembered whether they could ever be served
+
+
+@dataclass(frozen=True)
 class Layout:
     """Who sits where. ``stuck`` is the first job that cannot be given its nodes; None under one that fills gaps.
 
@@ -46,12 +51,37 @@ class Layout:
     dealt: Dealt
     shelf: Shelf
     market: Market
-    served: Mapping[BatchKey, int]  # how many of each batch, from its first job on, get all that they ask for
-    unserved: Mapping[BatchKey, Reason]  # what stands in the way of the first of the others
+    batches: Mapping[BatchKey, Sequence[JobId]]  # those that could be served, some day
+    never: Mapping[Want, Reason]  # the others, and why
+    end: Place  # up to where all are served, but for those that failed
+    failed: Mapping[Want, Place]  # from where on jobs of a kind get nothing
+    reasons: Mapping[Want, Reason]  # what stands in the way of the first of a kind that is not served
     stuck: tuple[JobId, Shape, Reason] | None
     zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
     overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
+
+    def served_of(self, key: BatchKey) -> int:
+        """How many of a batch, from its first job on, get all that they ask for."""
+        ids = self.batches.get(key)
+        return _served_before(self.end, key, ids, self.failed) if ids is not None else 0
+
+    @worked_out
+    def served(self) -> Mapping[BatchKey, int]:
+        """The same of all batches that could be served."""
+        return {key: self.served_of(key) for key in self.demand.batches if key in self.batches}
+
+    @worked_out
+    def unserved(self) -> Mapping[BatchKey, Reason]:
+        """What stands in the way of the first of the others."""
+        unserved: dict[BatchKey, Reason] = {}
+        for key, ids in self.demand.batches.items():
+            want = _want(key)
+            if want in self.never:
+                unserved[key] = self.never[want]
+            elif key in self.batches and self.served[key] < len(ids) and want in self.reasons:
+                unserved[key] = self.reasons[want]
+        return unserved
 
     @property
     def room_short(self) -> int:
@@ -68,7 +98,39 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
     fifo = policy.queue_policy is QueuePolicy.FIFO
     wanted = demand(snapshot, {} if fifo else budget.spent_accounts)
     market = supply.market(snapshot, policy, price_per_hour, budget)
+    if not wanted.batches:
+        return _nobody_waits(wanted, market, budget)
     return _Maker(snapshot, policy, wanted, market, budget).made()
+
+
+def _nobody_waits(wanted: Demand, market: Market, budget: spending.Verdict) -> Layout:
+    shelf = Shelf((), _no_offer, _no_offer, market.nodes_left, 0, _no_memory, {})
+    step = budget.step if budget.drains else None
+    nobody: Mapping[Any, Any] = {}
+    return Layout(
+        wanted,
+        Seating(),
+        Dealt(shelf),
+        shelf,
+        market,
+        batches=nobody,
+        never=nobody,
+        end=END,
+        failed=nobody,
+        reasons=nobody,
+        stuck=None,
+        zones=nobody,
+        price_left=market.price_left,
+        overspent=step,
+    )
+
+
+def _no_offer(*_: object) -> int:
+    raise AssertionError("nothing is offered where nobody waits")
+
+
+def _no_memory(_: Shape) -> int:
+    raise AssertionError("nothing is laid anywhere where nobody waits")
 
 
 @dataclass(slots=True)
@@ -80,8 +142,8 @@ class _Maker:
     wanted: Demand
     market: Market
     budget: spending.Verdict
-    batches: dict[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
-    never: dict[Want, Reason] = field(init=False)
+    batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
+    never: dict[Want, Reason] = field(default_factory=dict)
     told_apart: list[Constraint] = field(init=False)
     known_offers: list[Offer] | None = None
     gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
@@ -93,17 +155,29 @@ class _Maker:
     places: int = field(init=False)  # of decimals, in which prices are whole numbers
 
     def __post_init__(self) -> None:
-        live = {key: ids for key, ids in self.wanted.batches.items() if key not in self.wanted.put_off}
-        verdicts = {want: obstacles.never(want[0], self.market) for want in dict.fromkeys(map(_want, live))}
-        self.never = {want: why for want, why in verdicts.items() if why is not None}
-        self.batches = {key: ids for key, ids in live.items() if _want(key) not in self.never}
-        constraints = dict.fromkeys(key.shape.constraint for key in self.batches)
+        self.batches = self.wanted.batches
+        if self.wanted.put_off:
+            self.batches = {key: ids for key, ids in self.batches.items() if key not in self.wanted.put_off}
+        for key in self.batches:
+            if (why := self._never(key.shape)) is not None:
+                self.never[_want(key)] = why
+        if self.never:
+            self.batches = {key: ids for key, ids in self.batches.items() if _want(key) not in self.never}
+        shapes = (key.shape for key in self.batches)
+        constraints = dict.fromkeys(it.constraint for it in shapes if it.constraint is not ANYWHERE)
         self.told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
-        prices = [self.market.price_left, *(it.price_per_hour for it in self.policy.node_types)]
-        self.places = max(-int(price.as_tuple().exponent) for price in prices)
+        self.places = max(self.policy.price_places, -int(self.market.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
         self.gathered = gathering.gatherings(one_zone, self._room(), self.offers, self.market) if one_zone else {}
         self.zones = {shape: found.zone for shape, found in self.gathered.items()}
+
+    def _never(self, shape: Shape) -> Reason | None:
+        known = self.market.ever.never
+        if shape not in known:
+            if len(known) >= SHAPES_KEPT:
+                known.clear()
+            known[shape] = obstacles.never(shape, self.market)
+        return known[shape]
 
     @property
     def offers(self) -> list[Offer]:
@@ -263,10 +337,7 @@ class _Maker:
 
     def _end(self, key: BatchKey, end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""
-        ids = self.batches[key]
-        if not self.failed:
-            return _before(key, ids, end)
-        return min(_before(key, ids, end), _before(key, ids, self.failed.get(_want(key), END)))
+        return _served_before(end, key, self.batches[key], self.failed)
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:
         for key, ids in self.batches.items():
@@ -415,6 +486,8 @@ class _Maker:
         Even a fleet of its own could not serve it; or its user's budget is used up, and nothing that is up is free.
         """
         refused: list[tuple[Place, Shape, Reason]] = []
+        if not self.never and not self.budget.spent_accounts:
+            return None
         for key, ids in self.wanted.batches.items():
             if key in self.wanted.put_off:
                 continue
@@ -435,33 +508,33 @@ class _Maker:
         return next((id_ for index, id_ in enumerate(ids) if index >= seated or id_ in self.seating.short), None)
 
     def _layout(self, shelf: Shelf, end: Place, stuck: tuple[JobId, Shape, Reason] | None) -> Layout:
-        served: dict[BatchKey, int] = {}
-        unserved: dict[BatchKey, Reason] = {}
-        for key, ids in self.wanted.batches.items():
-            want = _want(key)
-            if want in self.never:
-                unserved[key] = self.never[want]
-            elif key in self.batches:
-                served[key] = self._end(key, end)
-                if served[key] < len(ids) and want in self.reasons:
-                    unserved[key] = self.reasons[want]
         return Layout(
             self.wanted,
             self.seating,
             Dealt(shelf),
             shelf,
             self.market,
-            served,
-            unserved,
-            stuck,
-            self.zones,
-            self._price_left(shelf),
-            self.budget.step if self.budget.drains else None,
+            batches=self.batches,
+            never=self.never,
+            end=end,
+            failed=self.failed,
+            reasons=self.reasons,
+            stuck=stuck,
+            zones=self.zones,
+            price_left=self._price_left(shelf),
+            overspent=self.budget.step if self.budget.drains else None,
         )
 
 
 def _want(key: BatchKey) -> Want:
     return key.shape, key.span_s
+
+
+def _served_before(end: Place, key: BatchKey, ids: Sequence[JobId], failed: Mapping[Want, Place]) -> int:
+    """How many of a batch come before a place, and before the first of their kind that failed."""
+    if not failed:
+        return _before(key, ids, end)
+    return min(_before(key, ids, end), _before(key, ids, failed.get(_want(key), END)))
 
 
 def _before(key: BatchKey, ids: Sequence[JobId], place: Place) -> int:

@@ -56,6 +56,12 @@ NEXT: Mapping[tuple[NodeState, Event], NodeState] = {
 }
 
 
+# What a node's story says of each move, but for when it was.
+_TOLD: Mapping[tuple[NodeState, Event], str] = {
+    (before, event): f"{event} -> {after} at " for (before, event), after in NEXT.items()
+}
+
+
 class IllegalMoveError(Exception):
     """A move that the table does not have: a bug, told with the node's story."""
 
@@ -73,5 +79,5 @@ def move(node: Node, event: Event, now_s: float) -> Node:
     state = NEXT.get((node.state, event))
     if state is None:
         raise IllegalMoveError(node, event)
-    story = (*node.story, f"{event} -> {state} at {now_s:.3f}")[-STORY_MAX:]
+    story = (*node.story, f"{_TOLD[node.state, event]}{now_s:.3f}")[-STORY_MAX:]
     return replace(node, state=state, since_s=now_s, story=story)

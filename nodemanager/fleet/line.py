@@ -13,6 +13,7 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
+from nodemanager.fleet.remade import worked_out
 from nodemanager.model import Job, JobId, JobState, Reason, Shape, because
 
 # How long jobs run, in steps: those of one step count as ending together.
@@ -32,7 +33,7 @@ class BatchKey(NamedTuple):
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """``batches``: the ids of each in ascending order, which is the order of submission (RFC 19)."""
 
@@ -41,6 +42,12 @@ class Line:
     withheld: Mapping[JobId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     unheeded: Mapping[JobId, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     ends: Sequence[tuple[float, JobId]] = ()  # of running jobs whose end is known, the earliest first
+
+    @worked_out
+    def in_order(self) -> Mapping[BatchKey, Sequence[JobId]]:
+        """The batches by priority, then by their first jobs."""
+        batches = self.batches
+        return {key: batches[key] for key in sorted(batches, key=lambda key: (-key.priority, batches[key][0]))}
 
 
 def line_of(jobs: Mapping[JobId, Job], known: Line) -> Line:
@@ -80,11 +87,6 @@ def span_s(job: Job) -> float:
     if job.duration_s <= 0:
         return inf
     return next(step_s for step_s in SPANS_S if job.duration_s <= step_s)
-
-
-def in_order(batches: Mapping[BatchKey, Sequence[JobId]]) -> list[BatchKey]:
-    """By priority, then by their first jobs."""
-    return sorted(batches, key=lambda key: (-key.priority, batches[key][0]))
 
 
 def up_to(key: BatchKey, ids: Sequence[JobId], cut: tuple[int, int]) -> int:

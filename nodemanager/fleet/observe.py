@@ -7,7 +7,8 @@ what we know. An answer counts from the moment its query *began*.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import assert_never
+from itertools import groupby
+from typing import Any, assert_never
 
 from nodemanager.facts import (
     BrokerStopped,
@@ -66,6 +67,32 @@ def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     return accrued(snapshot, _after(snapshot, fact, policy), fact, policy)
 
 
+def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Snapshot:
+    """The snapshot after several facts: what one after the other makes of it, in less time."""
+    for kind, alike in groupby(facts, key=type):
+        run = tuple(alike)
+        # What concerns a budget, or what is bought next, is added up one by one.
+        counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
+        if kind is LeaseEnded and not counts:
+            snapshot = _leases_ended(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
+        elif kind in OF_ONE_NODE and not counts:
+            snapshot = _told_of_each(snapshot, run, policy)
+        else:
+            for fact in run:
+                snapshot = observe(snapshot, fact, policy)
+    return snapshot
+
+
+def _told_of_each(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> Snapshot:
+    """After facts that each tell of one node; news of one that is no more is old news."""
+    changed: dict[LaunchId, Node] = {}
+    for fact in facts:
+        node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
+        if node is not None:
+            changed[node.id] = OF_ONE_NODE[type(fact)](node, fact, snapshot, policy)
+    return with_nodes(snapshot, changed)
+
+
 def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
     match fact:
         case QueueSeen():
@@ -91,20 +118,14 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return replace(snapshot, claimed=False, claim=refused)
         case LaunchesRecorded():
             return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
-        case NodeDrained():
-            return _each(snapshot, [fact.launch], lambda node: sightings.drained(node, fact, snapshot))
+        case NodeDrained() | NodeCordoned() | BrokerStopped() | HousekeepingKilled() | NodeDestroyed():
+            return _told_of_each(snapshot, (fact,), policy)
         case NodeUndrained():
             return _node_undrained(snapshot, fact)
-        case BrokerStopped():
-            return _each(snapshot, [fact.launch], lambda node: _broker_stopped(node, snapshot.now_s))
         case JobRequeued():
             return snapshot  # the queue shows the new one
-        case HousekeepingKilled():
-            return _each(snapshot, [fact.launch], lambda node: _housekeeping_killed(node, snapshot.now_s))
         case LeaseEnded():
-            return _lease_ended(snapshot, fact.launch)
-        case NodeCordoned():
-            return _each(snapshot, [fact.launch], lambda node: sightings.cordoned(node, fact, snapshot))
+            return _leases_ended(snapshot, [fact.launch])
         case SteeringKept() | SteeringNotKept():
             return steering.kept(snapshot, fact)
         case SpendKept() | SpendNotKept():
@@ -123,8 +144,6 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return sightings.cloud_listed(snapshot, fact, policy)
         case NodeCreated():
             return sightings.created(snapshot, fact, policy)
-        case NodeDestroyed():
-            return _destroyed(snapshot, fact, policy)
         case LeftoversRemoved():
             return snapshot  # they were nobody's
         case CloudCallFailed():
@@ -135,22 +154,29 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
 
 def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline are no longer waited for."""
-    snapshot = replace(
-        snapshot,
-        now_s=tick.now_s,
-        wall_at=tick.wall_at,
-        claim=_waited_for(snapshot.claim, tick.now_s),
-        keeper=_waited_for(snapshot.keeper, tick.now_s),
-        bookkeeper=_waited_for(snapshot.bookkeeper, tick.now_s),
-        flux=_waited_for(snapshot.flux, tick.now_s),
-        cloud=_waited_for(snapshot.cloud, tick.now_s),
-    )
+    sources = snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud
+    waits = any(source.answer_due_s is not None for source in sources)
+    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
+    if waits:
+        snapshot = _no_longer_waited_for(snapshot)
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
         snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     # This is done with every fact and every plan: of thousands of nodes few are looked at.
     waiting = roll_of(snapshot).calling.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
-    return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s))
+    return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s)) if late else snapshot
+
+
+def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
+    now_s = snapshot.now_s
+    return replace(
+        snapshot,
+        claim=_waited_for(snapshot.claim, now_s),
+        keeper=_waited_for(snapshot.keeper, now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, now_s),
+        flux=_waited_for(snapshot.flux, now_s),
+        cloud=_waited_for(snapshot.cloud, now_s),
+    )
 
 
 def _waited_for(source: Source, now_s: float) -> Source:
@@ -174,11 +200,18 @@ def _stirred(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=sightings.unsettled_s(snapshot))
 
 
-def _lease_ended(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
-    node = snapshot.nodes.get(launch)
-    if node is None or not (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE)):
-        return snapshot  # old news: it has been leased again
-    return steering.without(with_nodes(snapshot, {}, [launch]), launch)
+def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
+    ended = [
+        node.id
+        for launch in launches
+        if (node := snapshot.nodes.get(launch)) is not None
+        # Else it is old news: it has been leased again.
+        and (node.state is NodeState.GONE or sightings.waits_for(node, CallKind.END_LEASE))
+    ]
+    snapshot = with_nodes(snapshot, {}, ended)
+    for launch in ended:
+        snapshot = steering.without(snapshot, launch)
+    return snapshot
 
 
 def _recorded(node: Node) -> Node:
@@ -201,18 +234,20 @@ def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapsho
             return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
 
 
-def _housekeeping_killed(node: Node, now_s: float) -> Node:
+def _housekeeping_killed(node: Node, fact: HousekeepingKilled, snapshot: Snapshot, policy: Policy) -> Node:
     """Told, not ended: a look says when it has. It is left alone a while before it is told again."""
+    del fact, policy
     if not sightings.waits_for(node, CallKind.KILL_HOUSEKEEPING):
         return node
     node = sightings.answered(node, CallKind.KILL_HOUSEKEEPING)
-    return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=now_s + KILL_AGAIN_S)
+    return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=snapshot.now_s + KILL_AGAIN_S)
 
 
-def _broker_stopped(node: Node, now_s: float) -> Node:
+def _broker_stopped(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy: Policy) -> Node:
+    del fact, policy
     if not sightings.waits_for(node, CallKind.STOP_BROKER):
         return node
-    return replace(sightings.answered(node, CallKind.STOP_BROKER), broker_told_s=now_s)
+    return replace(sightings.answered(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
 
 
 def _node_undrained(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
@@ -395,7 +430,8 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
     if fact.order == "RequeueJob":
-        return replace(snapshot, requeued=frozenset())  # those that were are known by their successors
+        # Those that were are known by their successors, which this one may have, too: the queue will tell.
+        return replace(snapshot, requeued=frozenset(), requeue_failed_s=snapshot.now_s)
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)
@@ -405,14 +441,19 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
 
 
-def _destroyed(snapshot: Snapshot, fact: NodeDestroyed, policy: Policy) -> Snapshot:
-    again_s = snapshot.now_s + policy.relist_s
-    if fact.launch is None:
-        return snapshot
-    return _each(snapshot, [fact.launch], lambda node: _told_to_go(node, again_s))
-
-
-def _told_to_go(node: Node, again_s: float) -> Node:
+def _destroyed(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
+    del fact
     if not sightings.waits_for(node, CallKind.DESTROY):
         return node
-    return replace(sightings.answered(node, CallKind.DESTROY), retry_s=again_s)
+    return replace(sightings.answered(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+
+
+# What facts that tell of one node make of it, whatever becomes of the others.
+OF_ONE_NODE: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
+    NodeCreated: sightings.created_node,
+    NodeDrained: sightings.drained,
+    NodeCordoned: sightings.cordoned,
+    BrokerStopped: _broker_stopped,
+    HousekeepingKilled: _housekeeping_killed,
+    NodeDestroyed: _destroyed,
+}

@@ -14,13 +14,14 @@ The same snapshot always gives the same plan, in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
+from nodemanager.fleet.remade import replace, worked_out
 from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
@@ -50,11 +51,23 @@ from nodemanager.orders import (
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
+ON_THE_WAY = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
+
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a plan was made from, for what is said of it beside what is ordered."""
+
+    snapshot: Snapshot
+    policy: Policy
+    layout: Layout
+    found: Verdicts
+
+
+@dataclass(frozen=True)
 class Plan:
     """Orders in the order in which they are given, and a reason for every job and every node."""
 
@@ -62,12 +75,28 @@ class Plan:
     actions: tuple[Action, ...] = ()
     jobs: Mapping[JobId, Reason] = field(default_factory=dict)
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
-    types: Mapping[TypeName, Reason] = field(default_factory=dict)  # why each is bought, or not
-    warnings: tuple[Reason, ...] = ()  # what the site should mend
     would: tuple[Action, ...] = ()  # what is only said, of node types that are only observed
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
+    grounds: Grounds | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
+
+    @worked_out
+    def types(self) -> Mapping[TypeName, Reason]:
+        """Why each is bought, or not."""
+        of = self.grounds
+        return type_reasons(of.policy, of.layout, of.found) if of is not None else {}
+
+    @worked_out
+    def warnings(self) -> tuple[Reason, ...]:
+        """What the site should mend."""
+        of = self.grounds
+        return warnings(of.snapshot, of.policy, of.layout, of.found) if of is not None else ()
+
+    @property
+    def decided(self) -> Mapping[LaunchId, Reason]:
+        """The reasons of those nodes about which there was something to decide."""
+        return self.nodes.decided if isinstance(self.nodes, NodeReasons) else self.nodes
 
     def waiting(self) -> Mapping[str, int]:
         """How many jobs wait for which reason."""
@@ -126,10 +155,9 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
         ),
-        types=type_reasons(policy, layout, found),
-        warnings=warnings(snapshot, policy, layout, found),
         settled=quiet,
         price_per_hour=price,
+        grounds=Grounds(snapshot, policy, layout, found),
     )
 
 
@@ -171,10 +199,14 @@ def _older_than(source: Source, age_s: float, now_s: float) -> bool:
 
 def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     """While something is on its way in or out the list is news; else it is a check."""
-    on_the_way = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
-    restless = roll_of(snapshot).restless.values()
-    moving = any(node.state in on_the_way or node.absences for node in restless)
-    return policy.probe_s if moving or snapshot.strays or snapshot.doubted_lists else policy.relist_s
+    roll = roll_of(snapshot)
+    moving = (
+        any(roll.states.get(state) for state in ON_THE_WAY)
+        or snapshot.strays
+        or snapshot.doubted_lists
+        or any(node.absences for node in roll.restless.values())
+    )
+    return policy.probe_s if moving else policy.relist_s
 
 
 def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
@@ -244,7 +276,7 @@ def _steps(
         room_short=layout.room_short - leaving,
         live=sum(roll.types.values()) - leaving,
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
-        ready=idle_or_coming(snapshot, found.needed),
+        ready=idle_or_coming(snapshot, policy, found.needed),
         overspent=layout.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
@@ -254,9 +286,9 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.launch.id)):
         taken = step(node, outlook)
-        reasons[node.id] = taken.reason
+        reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
     return actions, reasons

@@ -83,6 +83,15 @@ class Policy:
         return replace(self, observed=frozenset())
 
     @cached_property
+    def has_spares(self) -> bool:
+        return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def price_places(self) -> int:
+        """Of decimals, in which the prices of all types are whole numbers."""
+        return max((-int(it.price_per_hour.as_tuple().exponent) for it in self.node_types), default=0)
+
+    @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
         return {node_type.name: node_type for node_type in self.node_types}
 

@@ -61,6 +61,8 @@ def granted(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
     node_type = policy.types.get(node.launch.type_name)
     if node_type is None:
         return snapshot
+    if not (snapshot.blocks or snapshot.quotas):
+        return snapshot
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, node.launch.zone))
     over = [scope for scope in scopes if scope in snapshot.blocks and _is_over(snapshot.blocks[scope], snapshot)]
     if over:
@@ -124,7 +126,7 @@ def boots_ended(
     """Take in which boots have just ended well, and which by a death that nobody ordered."""
     for id_, node in changed.items():
         was = before.get(id_)
-        if was is None or was.state not in NOT_UP_YET or node.state in NOT_UP_YET:
+        if was is None or was.state is node.state or was.state not in NOT_UP_YET or node.state in NOT_UP_YET:
             continue
         if node.state in (NodeState.IDLE, NodeState.BUSY):
             snapshot = _boot_succeeded(snapshot, node, policy)
@@ -177,7 +179,7 @@ class Allowance:
         broken = self._broken(node_type)
         if broken is not None:
             return broken
-        for scope in scopes_of(node_type):
+        for scope in scopes_of(node_type) if self.snapshot.quotas else ():
             quota = self.snapshot.quotas.get(scope)
             if quota is not None and self._left(scope, quota) <= 0:
                 return because(
@@ -193,7 +195,8 @@ class Allowance:
         """Whether one more may be bought; if so, it is counted."""
         if self.why_none(node_type) is not None:
             return False
-        for scope in (*scopes_of(node_type), _trial(node_type)):
+        counts = self.snapshot.quotas or self.snapshot.streaks
+        for scope in (*scopes_of(node_type), _trial(node_type)) if counts else ():
             self._taken[scope] = self._taken.get(scope, 0) + 1
         return True
 

@@ -1,43 +1,71 @@
-"""A value with some fields otherwise: ``dataclasses.replace``, in a small part of the time.
+"""A value with some fields otherwise, and what is worked out of a value once: both at little cost.
 
-The fleet's values are frozen, and each fact makes a few of them anew. ``dataclasses.replace`` looks up every field
-of a class each time, and the constructor of a frozen class sets each by a call. Here the fields are looked up once
-and their slots copied, which is the same for a class that does nothing more when it is made.
+The fleet's values are frozen, and each fact makes a few of them anew, of up to sixty fields. For that
+``dataclasses.replace`` looks up every field of a class each time, and the constructor of a frozen class sets each
+by a call. A class without slots keeps its fields in a dict, which is copied at once: so those that are made anew
+most often have none.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from functools import cache
-from itertools import repeat
-from operator import attrgetter, call
-from types import MemberDescriptorType
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["replace"]
+__all__ = ["replace", "worked_out"]
 
 if TYPE_CHECKING:
-    from dataclasses import replace  # so that names and types of the changes are checked
+    # So that names and types are checked.
+    from dataclasses import replace
+    from functools import cached_property as worked_out
 else:
+
+    class worked_out:  # noqa: N801 - it is used as ``property`` is
+        """A property that is worked out where it is first asked for, and kept with the value.
+
+        For what depends on the value's own fields and on nothing else: as these never change, it never grows stale.
+        ``functools.cached_property``, without the lock that each of it takes in Python 3.11.
+        """
+
+        def __init__(self, work: Callable[[Any], Any]) -> None:
+            self._work = work
+            self.__doc__ = work.__doc__
+
+        def __set_name__(self, of: type[Any], name: str) -> None:
+            self._name = name
+
+        def __get__(self, value: Any, of: type[Any] | None = None) -> Any:
+            if value is None:
+                return self
+            made = value.__dict__[self._name] = self._work(value)
+            return made
 
     def replace(value: Any, /, **changes: Any) -> Any:
         """The value with these fields otherwise. Raises ``TypeError`` where it has no such field."""
         of = type(value)
-        read, setters = _slots_of(of)
-        if not changes.keys() <= setters.keys():
+        fields, worked = _copied(of)
+        if not fields:
             return dataclasses.replace(value, **changes)
-        made = object.__new__(of)
-        deque(map(call, setters.values(), repeat(made), read(value)), maxlen=0)
-        for name, new in changes.items():
-            setters[name](made, new)
+        state = value.__dict__ | changes
+        for name in worked:
+            state.pop(name, None)  # that was of the other value
+        if len(state) != fields:
+            return dataclasses.replace(value, **changes)  # which says of which change there is no such field
+        made = _new(of)
+        _set(made, "__dict__", state)
         return made
 
 
+_new, _set = object.__new__, object.__setattr__
+
+
 @cache
-def _slots_of(of: type[Any]) -> tuple[attrgetter[Any], dict[str, Any]]:
-    """What reads all fields of a class, and what sets each; nothing sets one of a class that is more than slots."""
-    names = [it.name for it in dataclasses.fields(of)]
-    slots = {name: slot for name in names if isinstance(slot := getattr(of, name, None), MemberDescriptorType)}
-    plain = len(slots) == len(names) > 1 and not hasattr(of, "__post_init__")
-    return attrgetter(*names), {name: slot.__set__ for name, slot in slots.items()} if plain else {}
+def _copied(of: type[Any]) -> tuple[int, tuple[str, ...]]:
+    """How many fields a class has whose dict holds them all, and what else that may hold; else 0."""
+    names = {name: it for base in of.__mro__ for name, it in vars(base).items()}
+    keeps_more = "__post_init__" in names or any(isinstance(it, cached_property) for it in names.values())
+    if keeps_more or of.__dictoffset__ == 0:
+        return 0, ()
+    worked = (name for name, it in names.items() if isinstance(it, worked_out))
+    return len(dataclasses.fields(of)), tuple(worked)

@@ -12,6 +12,8 @@ from nodemanager.model import CloudState, FluxRank, JoinPhase, NodeState, NodeTy
 
 def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node that serves nothing and never may is given up; None while there is hope."""
+    if node.sound and _has_time(node, policy, now_s):
+        return None
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return because("failed_at_provider", detail=cloud.died_because)
@@ -36,6 +38,14 @@ def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
         return because("broker_lost", away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
     return None
+
+
+def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
+    """Whether a sound node need not be up yet, or was not away, and nobody says that it will not come."""
+    if node.state is not NodeState.BOOTING:
+        return node.state is not NodeState.LOST
+    failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
+    return not failed and node.phase is not JoinPhase.FAILED and now_s - node.requested_s < policy.boot_timeout_s
 
 
 def weigh(

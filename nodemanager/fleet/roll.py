@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node, Roll, Snapshot
-from nodemanager.model import CallKind, Launch, LaunchId, NodeState, TypeName
+from nodemanager.model import CallKind, Launch, LaunchId, NodeState, Rank, SlotName, TypeName
 
 
 def roll_of(snapshot: Snapshot) -> Roll:
@@ -47,13 +47,19 @@ def at_rest(node: Node) -> bool:
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
-        and not (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
-        and node.reclaimed is None
-        and not node.housekeeping_kills
-        and not node.left_s
-        and not (node.cloud is not None and node.cloud.impaired)
-        and node.misfit is None
         and not (node.rank is not None and (node.rank.drain_reason or "").startswith(DRAIN_MARK))
+        and (node.sound or not _is_the_matter(node))
+    )
+
+
+def _is_the_matter(node: Node) -> bool:
+    return (
+        (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
+        or node.reclaimed is not None
+        or node.housekeeping_kills > 0
+        or bool(node.left_s)
+        or (node.cloud is not None and bool(node.cloud.impaired))
+        or node.misfit is not None
     )
 
 
@@ -62,30 +68,54 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
     calling: dict[LaunchId, Node] = dict(roll.calling)
     states: dict[NodeState, int] = dict(roll.states)
     types: dict[TypeName, int] = dict(roll.types)
-    left: dict[LaunchId, Launch] = {}
+    left: dict[LaunchId, Node] = {}
     for node in before:
-        restless.pop(node.id, None)
-        calling.pop(node.id, None)
-        states[node.state] -= 1
-        if node.costs:
-            types[node.launch.type_name] -= 1
-        left[node.id] = node.launch
-    came: list[Launch] = []
+        id_ = node.launch.id
+        restless.pop(id_, None)
+        calling.pop(id_, None)
+        left[id_] = node
+    came: list[Node] = []
+    moved: list[Node] = []
     for node in after:
+        id_ = node.launch.id
         if not at_rest(node):
-            restless[node.id] = node
+            restless[id_] = node
         if node.call is not None:
-            calling[node.id] = node
-        states[node.state] = states.get(node.state, 0) + 1
-        if node.costs:
-            types[node.launch.type_name] = types.get(node.launch.type_name, 0) + 1
-        if left.pop(node.id, None) is not node.launch:
-            came.append(node.launch)
-    of_slot, of_rank = roll.of_slot, roll.of_rank
-    if left or came:
-        gone = set(left)
-        of_slot = {slot: id_ for slot, id_ in of_slot.items() if id_ not in gone} if gone else dict(of_slot)
-        of_rank = {rank: id_ for rank, id_ in of_rank.items() if id_ not in gone} if gone else dict(of_rank)
-        of_slot.update((launch.slot, launch.id) for launch in came)
-        of_rank.update((launch.rank, launch.id) for launch in came)
+            calling[id_] = node
+        was = left.pop(id_, None)
+        if was is None or was.state is not node.state or was.launch is not node.launch:
+            came.append(node)
+            moved += [was] if was is not None else []
+    moved += left.values()
+    for those, more in ((moved, -1), (came, 1)):
+        for node in those:
+            states[node.state] = states.get(node.state, 0) + more
+            if node.costs:
+                types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
+    of_slot, of_rank = _where(moved, came, roll)
     return Roll(nodes, restless, calling, states, types, of_slot, of_rank)
+
+
+def _where(
+    moved: Iterable[Node], came: Iterable[Node], roll: Roll
+) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
+    """Which launch each slot and each rank has, after some nodes became others, came or went."""
+    left = {node.launch.id: node.launch for node in moved}
+    taken: list[Launch] = []
+    for node in came:
+        if left.get(node.launch.id) is node.launch:
+            del left[node.launch.id]  # it stays where it is
+        else:
+            taken.append(node.launch)
+    if not left and not taken:
+        return roll.of_slot, roll.of_rank
+    slots, ranks = dict(roll.of_slot), dict(roll.of_rank)
+    for launch in left.values():
+        if slots.get(launch.slot) == launch.id:
+            del slots[launch.slot]
+        if ranks.get(launch.rank) == launch.id:
+            del ranks[launch.rank]
+    for launch in taken:
+        slots[launch.slot] = launch.id
+        ranks[launch.rank] = launch.id
+    return slots, ranks

@@ -56,7 +56,11 @@ def _unready(snapshot: Snapshot) -> tuple[int, int]:
     hung = sum(
         1
         for node in roll.restless.values()
-        if node.state is not NodeState.LOST and node.state in WERE_UP and node.rank is not None and node.rank.torpid
+        if not node.sound
+        and node.state is not NodeState.LOST
+        and node.state in WERE_UP
+        and node.rank is not None
+        and node.rank.torpid
     )
     return roll.states.get(NodeState.LOST, 0) + hung, sum(roll.states.get(state, 0) for state in WERE_UP)
 

@@ -71,7 +71,8 @@ def waits_for(node: Node, kind: CallKind) -> bool:
 
 def answered(node: Node, kind: CallKind) -> Node:
     """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
-    return replace(node, call=None, tries=0, retry_s=0.0) if waits_for(node, kind) else node
+    call = node.call
+    return replace(node, call=None, tries=0, retry_s=0.0) if call is not None and call.kind is kind else node
 
 
 def lapsed(node: Node, fact: OrderLapsed) -> Node:
@@ -87,37 +88,42 @@ def lapsed(node: Node, fact: OrderLapsed) -> Node:
 def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
-    ranks = {rank.rank: rank for rank in fact.ranks}
-    changes = _changes(snapshot.ranks, ranks)
+    named = {rank.rank: rank for rank in fact.ranks}
+    if fact.since is None:
+        ranks: Mapping[Rank, FluxRank] = named
+    else:
+        ranks = {**fact.since, **named} if named else fact.since
+    changes = _changes(snapshot.ranks, ranks, named if fact.since is snapshot.ranks else ranks)
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
     same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
-        snapshot = _where_they_stand(snapshot, fact.ranks)
+        snapshot = _where_they_stand(snapshot, ranks.values())
     same_division = same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
-    if changes:
-        known = ground_of(snapshot.ranks, snapshot.ground, policy)
-        snapshot = replace(
-            snapshot,
-            ranks=ranks,
-            rank_of_slot=snapshot.rank_of_slot if same_hosts else {rank.host: rank.rank for rank in fact.ranks},
-            ground=trodden(known, ranks, changes, policy),
-            differs=snapshot.differs if _same_size(changes) else instance.difference(fact.ranks, policy),
-            changed_s=snapshot.now_s,
-            unsettled_s=unsettled_s(snapshot),
-        )
-    return replace(
+    seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        division=snapshot.division if same_division else _division(fact, snapshot),
+        division=snapshot.division if same_division else _division(ranks, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_rested_s(fact, snapshot.now_s, policy)),
+    )
+    if not changes:
+        return seen
+    known = ground_of(snapshot.ranks, snapshot.ground, policy)
+    return replace(
+        seen,
+        ranks=ranks,
+        rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
+        ground=trodden(known, ranks, changes, policy),
+        differs=snapshot.differs if _same_size(changes) else instance.difference(tuple(ranks.values()), policy),
+        changed_s=snapshot.now_s,
+        unsettled_s=unsettled_s(snapshot),
     )
 
 
@@ -139,11 +145,11 @@ def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot
 
 
 def _changes(
-    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank]
+    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank], named: Mapping[Rank, FluxRank]
 ) -> list[tuple[FluxRank | None, FluxRank | None]]:
-    """The ranks that are not as they were."""
+    """The ranks that are not as they were, of those that are named: the others are."""
     changes: list[tuple[FluxRank | None, FluxRank | None]] = [
-        (was, rank) for number, rank in after.items() if (was := before.get(number)) is not rank and was != rank
+        (was, rank) for number, rank in named.items() if (was := before.get(number)) is not rank and was != rank
     ]
     if len(before) + sum(was is None for was, _ in changes) > len(after):
         changes += [(was, None) for number, was in before.items() if number not in after]
@@ -200,9 +206,9 @@ def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
     return all(size(before) == size(after) for before, after in changes)
 
 
-def _division(fact: RanksSeen, snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
-    seen = {rank.host: rank.type_name for rank in fact.ranks if rank.type_name is not None}
+    seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
     return snapshot.division if seen == snapshot.division else seen
 
 
@@ -212,6 +218,8 @@ def _is_old(source: Source, started_s: float) -> bool:
 
 
 def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    if _is_idle_still(node, rank):
+        return _counted_idle(node, rank, snapshot, started_s)
     was_busy, was = node.state is NodeState.BUSY, node.rank
     node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
     if was_busy and node.state is NodeState.IDLE:
@@ -279,12 +287,22 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
     )
 
 
+def _is_idle_still(node: Node, rank: FluxRank) -> bool:
+    """Whether it was idle, is so, and that is all that there is to be seen: so it is most often."""
+    marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
+    return node.state is NodeState.IDLE and rank.idle and node.sound and not marked
+
+
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
         counted = node.idle_looks or node.idle_since_s is not None
         return replace(node, idle_looks=0, idle_since_s=None) if counted else node
+    return _counted_idle(node, rank, snapshot, node.rank_seen_s)
+
+
+def _counted_idle(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
     since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
-    return replace(node, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
+    return replace(node, rank=rank, rank_seen_s=seen_s, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
 
 
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
@@ -302,8 +320,9 @@ def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
     return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
 
 
-def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
+def drained(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
+    del policy
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
     if fact.rank.host != node.launch.slot:
@@ -321,7 +340,8 @@ def drained(node: Node, fact: NodeDrained, snapshot: Snapshot) -> Node:
     return _let_go(node, fact.started_s) if held else node
 
 
-def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot) -> Node:
+def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
     node = answered(node, CallKind.DRAIN)
     if fact.started_s < _rank_seen_s(node, snapshot):
         return node
@@ -335,8 +355,13 @@ def created(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
     """The provider answered the create, perhaps long after we stopped waiting."""
     if fact.launch not in snapshot.nodes:
         return snapshot
-    node = _listed(answered(snapshot.nodes[fact.launch], CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+    node = created_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
     return refusals.granted(with_nodes(snapshot, {node.id: node}), node, policy)
+
+
+def created_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
+    return _listed(answered(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
 
 
 def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:

@@ -54,13 +54,18 @@ class _Search:
     _order: list[int] = field(init=False)  # the item of each piece
     _rest: list[float] = field(init=False)  # what the pieces from here on are worth
     _density: list[float] = field(init=False)  # the most that a core may be worth to those from here on
+    _by_cost: list[list[int]] = field(init=False)  # the lots that take a piece of each item, the cheapest first
     _open: list[_Node] = field(default_factory=list)
+    _cores: int = 0  # free on those that are open
+    _bought: int = 0  # of them
     _count: list[int] = field(init=False)
     _price: int = 0
     _steps: int = 0
 
     def __post_init__(self) -> None:
         self._count = [lot.count for lot in self.lots]
+        lots = sorted(range(len(self.lots)), key=lambda lot: (self.lots[lot].cost, lot))
+        self._by_cost = [[lot for lot in lots if fits[lot]] for fits in self.fits]
         worth = [self._least_cost(number) for number in range(len(self.items))]
         self._order = [number for number in self._by_demand(worth) for _ in range(self.items[number].pieces)]
         self._rest = [0.0]
@@ -111,35 +116,37 @@ class _Search:
         for lot in self._new(number):
             made = self.lots[lot]
             node = _Node(lot, made.cores, made.gpus, made.memory_bytes)
-            self._open.append(node)
-            self._count[lot] -= 1
-            self._price += made.price
+            self._turn(node, made, 1)
             self._put(node, number, 1)
             self.place(index + 1, spent + made.cost, len(self._open) - 1 if follows else 0)
-            self._price -= made.price
-            self._count[lot] += 1
+            self._put(node, number, -1)
+            self._turn(node, made, -1)
+
+    def _turn(self, node: _Node, made: Lot, way: int) -> None:
+        """Open an empty node, or close it again."""
+        if way > 0:
+            self._open.append(node)
+        else:
             self._open.pop()
+        self._cores += way * node.cores
+        self._bought += way * made.bought
+        self._count[node.lot] -= way
+        self._price += way * made.price
 
     def _least_more(self, index: int) -> float:
-        taken_in = sum(node.cores for node in self._open) * self._density[index]
+        taken_in = self._cores * self._density[index]
         # A hair less, for what floats lose.
         return max(0.0, self._rest[index] - taken_in) * 0.999_999
 
     def _new(self, number: int) -> list[int]:
-        bought = sum(self.lots[node.lot].bought for node in self._open)
-        lots = [
-            lot
-            for lot, fit in enumerate(self.fits[number])
-            if fit and self._count[lot] > 0 and self._allowed(self.lots[lot], bought)
-        ]
-        return sorted(lots, key=lambda lot: (self.lots[lot].cost, lot))
+        return [lot for lot in self._by_cost[number] if self._count[lot] > 0 and self._allowed(self.lots[lot])]
 
-    def _allowed(self, lot: Lot, bought: int) -> bool:
-        return not lot.bought or (bought < self.limits.nodes and self._price + lot.price <= self.limits.price)
+    def _allowed(self, lot: Lot) -> bool:
+        return not lot.bought or (self._bought < self.limits.nodes and self._price + lot.price <= self.limits.price)
 
     def _takes(self, node: _Node, number: int) -> bool:
         item = self.items[number]
-        if item.whole or not self.fits[number][node.lot]:
+        if node.cores < item.cores or item.whole or not self.fits[number][node.lot]:
             return False
         if node.pieces.get(number, 0) >= item.per_node_max:
             return False
@@ -147,6 +154,7 @@ class _Search:
 
     def _put(self, node: _Node, number: int, pieces: int) -> None:
         item = self.items[number]
+        self._cores -= node.cores
         if item.whole:
             whole = self.lots[node.lot]
             node.cores, node.gpus = (0, 0) if pieces > 0 else (whole.cores, whole.gpus)
@@ -154,6 +162,7 @@ class _Search:
             node.cores -= pieces * item.cores
             node.gpus -= pieces * item.gpus
             node.memory_bytes -= pieces * item.memory_bytes
+        self._cores += node.cores
         had = node.pieces.pop(number, 0) + pieces
         if had:
             node.pieces[number] = had

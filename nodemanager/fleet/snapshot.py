@@ -13,6 +13,7 @@ from typing import Any
 
 from nodemanager.fleet.ground import Ground
 from nodemanager.fleet.line import Line
+from nodemanager.fleet.remade import worked_out
 from nodemanager.model import (
     UNSTEERED,
     Call,
@@ -44,7 +45,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
 class Node:
     """A launch, and what has become of it: the pair of a cloud node and the rank of its slot."""
 
@@ -97,6 +98,19 @@ class Node:
     @property
     def provider_shows_it(self) -> bool:
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
+
+    @worked_out
+    def sound(self) -> bool:
+        """Whether nothing at all is the matter with it: then ``fitness`` has nothing to say of it, at any time."""
+        return (
+            self.reclaimed is None
+            and self.misfit is None
+            and self.torpid_s is None
+            and self.housekeeping_s is None
+            and not (self.left_s or self.housekeeping_kills or self.replayed)
+            and not (self.cloud is not None and self.cloud.impaired)
+            and not (self.rank is not None and (self.rank.torpid or self.rank.housekeeping_since_at is not None))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +179,7 @@ class Scope:
 EVERYTHING = Scope(ALL_TYPES)  # what concerns the account
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """How fresh our knowledge of one side is. ``seen_s``: when the query began that last brought an answer."""
 
@@ -175,7 +189,7 @@ class Source:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """See the module. Mappings are never changed in place."""
 
@@ -190,6 +204,7 @@ class Snapshot:
 
     jobs: Mapping[JobId, Job] = field(default_factory=_empty)
     requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
+    requeue_failed_s: float | None = None  # when that last failed, or was done and not answered
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     queues_asked_s: float | None = None  # when the query began that last said it

@@ -22,10 +22,11 @@ def spare_purchases(
     snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
 ) -> list[tuple[Purchase, str]]:
     """What is to be bought beside what jobs need, each with why."""
-    till = _Till(layout.market, layout, found)
     bought: list[tuple[Purchase, str]] = []
-    kept = any(node_type.spares for node_type in policy.node_types)
-    have = idle_or_coming(snapshot, found.needed) if kept else {}
+    if not policy.has_spares and policy.nodes_min <= 0:
+        return bought
+    till = _Till(layout.market, layout, found)
+    have = idle_or_coming(snapshot, policy, found.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
             place = till.take(node_type)
@@ -50,9 +51,11 @@ def spare_purchases(
     return bought
 
 
-def idle_or_coming(snapshot: Snapshot, needed: Mapping[SlotName, object]) -> dict[TypeName, int]:
-    """How many nodes of each type stand ready, or will, that no waiting job needs."""
+def idle_or_coming(snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object]) -> dict[TypeName, int]:
+    """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares."""
     counts: dict[TypeName, int] = {}
+    if not policy.has_spares:
+        return counts
     for node in roll_of(snapshot).restless.values():
         ready = node.state in supply.COMING or (node.state is NodeState.IDLE and node.retiring is None)
         if ready and node.launch.slot not in needed and not snapshot.steered(node):

@@ -59,16 +59,16 @@ class Outlook:
     room_short: int  # idle nodes that must go to let it in
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
-    ready: dict[TypeName, int]  # of each type, those that no job needs: the spares are among them
+    ready: dict[TypeName, int]  # of each type that has spares, those that no job needs: the spares are among them
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
     leads_s: dict[TypeName, float] = field(default_factory=dict)  # of each type that was asked for
+    now_s: float = field(init=False)
 
-    @property
-    def now_s(self) -> float:
-        return self.snapshot.now_s
+    def __post_init__(self) -> None:
+        self.now_s = self.snapshot.now_s
 
     @property
     def all_blocked(self) -> bool:
@@ -178,7 +178,7 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         return _drain(node, because("makes_room", job=str(outlook.room_for)))
     name = node.launch.type_name
     node_type = policy.types.get(name)
-    spare = node_type is not None and outlook.ready.get(name, 0) <= node_type.spares
+    spare = node_type is not None and node_type.spares > 0 and outlook.ready.get(name, 0) <= node_type.spares
     lead_s = outlook.stop_lead_s(name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:

@@ -12,10 +12,11 @@ from itertools import chain
 from nodemanager.fleet import measured, spending
 from nodemanager.fleet.constraints import holds
 from nodemanager.fleet.fitness import gets_no_work
-from nodemanager.fleet.ground import DRAIN_MARK, Ground, ground_of
+from nodemanager.fleet.ground import DRAIN_MARK, Ever, Ground, ground_of
 from nodemanager.fleet.line import Line
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import none_to_be_had
+from nodemanager.fleet.remade import worked_out
 from nodemanager.fleet.retirement import overdue
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import Bin, Standing
@@ -29,7 +30,6 @@ from nodemanager.model import (
     FluxRank,
     HasProperty,
     Launch,
-    LaunchId,
     NodeState,
     NodeType,
     Not,
@@ -60,17 +60,20 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
         node = snapshot.nodes[owner] if owner is not None else None
         if node is None or _takes_jobs(node, snapshot, policy, all_go):
             bins.append(_what_is_free(rank, policy, node))
-    for node in roll.restless.values():
+    for node in roll.restless.values() if not all_go else ():
+        if not (_may_be_kept(node) or _is_let_back(node)):
+            continue
         node_type = policy.types.get(node.launch.type_name)
-        stays = not all_go and not snapshot.steered(node) and not gets_no_work(node, policy, snapshot.now_s)
-        if node_type is not None and stays and (_may_be_kept(node) or _is_let_back(node)):
-            bins.append(_empty(node_type, node.launch, Standing.KEPT))
+        if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
+            continue
+        bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 
 def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
-    goes = all_go or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s)
-    return node.state in USABLE and not goes
+    if all_go or node.state not in USABLE:
+        return False
+    return not (snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s))
 
 
 def room_soon(snapshot: Snapshot, policy: Policy, line: Line) -> list[Bin]:
@@ -140,15 +143,17 @@ def _empty(node_type: NodeType, launch: Launch, standing: Standing) -> Bin:
 
 def _may_be_kept(node: Node) -> bool:
     rank = node.rank
-    undrained = rank is not None and rank.online and rank.drain_reason in (None, drain_text(node.id))
-    return node.state is NodeState.DRAINING and undrained
+    if node.state is not NodeState.DRAINING or rank is None or not rank.online:
+        return False
+    return rank.drain_reason in (None, drain_text(node.id))
 
 
 def _is_let_back(node: Node) -> bool:
     """Whether it is idle under a drain of ours that nobody wants any more: it is undrained now."""
     rank = node.rank
-    ours = rank is not None and rank.online and (rank.drain_reason or "").startswith(DRAIN_MARK)
-    return node.state is NodeState.IDLE and ours
+    if node.state is not NodeState.IDLE or rank is None or not rank.online or rank.drain_reason is None:
+        return False
+    return rank.drain_reason.startswith(DRAIN_MARK)
 
 
 # --- what comes, and what is on sale ----------------------------------------------------------------------
@@ -179,8 +184,10 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
     """The nodes that will be up, in the order in which they were ordered."""
     found: dict[tuple[float, TypeName, tuple[bool, ...], str], list[Place]] = {}
     for node in roll_of(snapshot).restless.values():
+        if not _will_be_up(node, snapshot, policy):
+            continue
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and not snapshot.steered(node) and _will_be_up(node, snapshot, policy):
+        if node_type is not None and not snapshot.steered(node):
             place = (node.launch.slot, node.launch.rank)
             kind = _kind(node_type, place, told_apart)
             found.setdefault((node.requested_s, node_type.name, kind, node.launch.zone), []).append(place)
@@ -193,11 +200,11 @@ def coming(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint])
 
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    if gets_no_work(node, policy, snapshot.now_s):
-        return False
     if node.state in COMING:
-        return overdue(node, policy, snapshot.now_s) is None
-    return node.state is NodeState.IDLE and node.rank is not None and _just_up(node, node.rank, snapshot, policy)
+        return not gets_no_work(node, policy, snapshot.now_s) and overdue(node, policy, snapshot.now_s) is None
+    if node.state is not NodeState.IDLE or node.rank is None or node.rank.schedulable:
+        return False
+    return _just_up(node, node.rank, snapshot, policy) and not gets_no_work(node, policy, snapshot.now_s)
 
 
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:
@@ -224,7 +231,7 @@ def tells_slots_apart(constraint: Constraint, policy: Policy) -> bool:
             return True
 
 
-@dataclass(slots=True)
+@dataclass
 class Market:
     """What may be bought: slots that are free, within the limits that are left.
 
@@ -232,17 +239,34 @@ class Market:
     that is waited for, where a dearer type would else be bought.
     """
 
+    snapshot: Snapshot
     policy: Policy
     ground: Ground
-    rank_of_slot: Mapping[SlotName, Rank]
-    of_slot: Mapping[SlotName, LaunchId]
-    leased: Mapping[TypeName, set[int]]  # vacant places that are taken all the same
-    ending: Mapping[TypeName, Sequence[int]]  # and those that are free in a moment
     blocked: Mapping[TypeName, Reason]
-    open_zones: Mapping[TypeName, tuple[str, ...]]  # where each may be made now, in the order of the site
     nodes_left: int
     price_left: Decimal
     budget_left: Reason | None = None  # where it is the budget that leaves no more
+
+    @worked_out
+    def ever(self) -> Ever:
+        kept = self.ground.ever
+        return kept if kept is not None and kept.policy is self.policy else Ever(self.policy)
+
+    @worked_out
+    def open_zones(self) -> Mapping[TypeName, tuple[str, ...]]:
+        """Where each may be made now, in the order of the site."""
+        return {it.name: open_zones(it, self.snapshot) for it in self.policy.node_types}
+
+    @worked_out
+    def leased(self) -> Mapping[TypeName, Mapping[int, bool]]:
+        """Vacant places that are taken all the same, and whether they are free in a moment."""
+        return _leased(self.snapshot, self.policy, self.ground)
+
+    @worked_out
+    def ending(self) -> Mapping[TypeName, Sequence[int]]:
+        """Those that are free in a moment."""
+        leased = self.leased.items()
+        return {name: sorted(place for place, ends in places.items() if ends) for name, places in leased}
 
     def offers(self, told_apart: Sequence[Constraint]) -> list[Offer]:
         """What is on sale now: of each type what is free, then what will be in a moment."""
@@ -268,14 +292,16 @@ class Market:
         if not tells_slots_apart(constraint, self.policy):
             known = self.ground.slots.get(node_type.name, 0)
             return known if self._suit_all(node_type, constraint) else 0
-        known_places = [(slot, self.rank_of_slot[slot]) for slot in node_type.slots if slot in self.rank_of_slot]
+        rank_of_slot = self.snapshot.rank_of_slot
+        known_places = [(slot, rank_of_slot[slot]) for slot in node_type.slots if slot in rank_of_slot]
         return sum(_kind(node_type, place, (constraint,))[0] for place in known_places)
 
     def free_now(self, node_type: NodeType) -> Iterator[Place]:
-        leased = self.leased.get(node_type.name, set())
+        leased = self.leased.get(node_type.name, ())
         vacant = self.ground.vacant.get(node_type.name, ())
         free = self._places(node_type, (place for place in vacant if place not in leased))
-        return (place for place in free if place[0] not in self.of_slot)
+        of_slot = roll_of(self.snapshot).of_slot
+        return (place for place in free if place[0] not in of_slot)
 
     def free_soon(self, node_type: NodeType) -> Iterator[Place]:
         return self._places(node_type, self.ending.get(node_type.name, ()))
@@ -284,7 +310,8 @@ class Market:
         return holds(constraint, properties=node_type.properties, host="", rank=-1)
 
     def _places(self, node_type: NodeType, places: Iterable[int]) -> Iterator[Place]:
-        return ((slot, self.rank_of_slot[slot]) for place in places for slot in (node_type.slots[place],))
+        rank_of_slot = self.snapshot.rank_of_slot
+        return ((slot, rank_of_slot[slot]) for place in places for slot in (node_type.slots[place],))
 
     def _offers_of(self, node_type: NodeType, told_apart: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
@@ -306,41 +333,40 @@ class Market:
 
 def market(snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.Verdict | None = None) -> Market:
     """What may be bought beside a fleet that costs ``price`` an hour now, those coming and going included."""
-    roll = roll_of(snapshot)
-    ground = ground_of(snapshot.ranks, snapshot.ground, policy)
-    ownerless = strays(snapshot)
-    held = {stray.node.identity.slot for stray in ownerless if stray.node.identity is not None}
-    leased: dict[TypeName, set[int]] = {}
-    ending: dict[TypeName, list[int]] = {}
-    # Nodes at rest are at work, and their slots not vacant.
-    for slot in {**{node.launch.slot: None for node in roll.restless.values()}, **dict.fromkeys(held)}:
-        place = policy.place_of_slot.get(slot)
-        rank = snapshot.ranks.get(snapshot.rank_of_slot[slot]) if slot in snapshot.rank_of_slot else None
-        if place is None or rank is None or rank.online or not _is_listed(ground, place):
-            continue
-        leased.setdefault(place[0], set()).add(place[1])
-        owner = roll.of_slot.get(slot)
-        # What keeps these is a lease whose end takes a moment.
-        if owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE:
-            ending.setdefault(place[0], []).append(place[1])
-    costing = sum(roll.types.values())
+    costing = sum(roll_of(snapshot).types.values())
     price_left, budget_left = policy.price_per_hour_max - price, None
     if budget is not None and budget.left_per_hour is not None and budget.left_per_hour[0] < price_left:
         price_left, budget_left = budget.left_per_hour
     closed = spending.closed_types(budget, policy) if budget is not None else {}
     return Market(
-        policy=policy,
-        ground=ground,
-        rank_of_slot=snapshot.rank_of_slot,
-        of_slot=roll.of_slot,
-        leased=leased,
-        ending={name: sorted(places) for name, places in ending.items()},
+        snapshot,
+        policy,
+        ground=ground_of(snapshot.ranks, snapshot.ground, policy),
         blocked={**blocked_types(snapshot, policy), **none_to_be_had(snapshot, policy), **closed},
-        open_zones={it.name: open_zones(it, snapshot) for it in policy.node_types},
-        nodes_left=policy.nodes_max - costing - len(ownerless),
+        nodes_left=policy.nodes_max - costing - len(strays(snapshot)),
         price_left=price_left,
         budget_left=budget_left,
     )
+
+
+def _leased(snapshot: Snapshot, policy: Policy, ground: Ground) -> Mapping[TypeName, Mapping[int, bool]]:
+    """The vacant places that somebody has, by their type; of each, whether only a lease keeps it that is ending."""
+    roll = roll_of(snapshot)
+    held = {stray.node.identity.slot for stray in strays(snapshot) if stray.node.identity is not None}
+    leased: dict[TypeName, dict[int, bool]] = {}
+    ranks, rank_of_slot, places = snapshot.ranks, snapshot.rank_of_slot, policy.place_of_slot
+    # Nodes at rest are at work, and their slots not vacant.
+    for slot in (*[node.launch.slot for node in roll.restless.values()], *held):
+        if slot not in rank_of_slot or (rank := ranks.get(rank_of_slot[slot])) is None or rank.online:
+            continue
+        place = places.get(slot)
+        if place is None or not _is_listed(ground, place):
+            continue
+        owner = roll.of_slot.get(slot)
+        # What keeps these is a lease whose end takes a moment.
+        ends = owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE
+        leased.setdefault(place[0], {})[place[1]] = ends
+    return leased
 
 
 def _is_listed(ground: Ground, place: tuple[TypeName, int]) -> bool:

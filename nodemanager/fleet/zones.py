@@ -21,6 +21,8 @@ def zones_of(node_type: NodeType) -> tuple[str, ...]:
 def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
     """The zones for the type's next nodes: those that are not blocked; the first of all where all are."""
     zones = zones_of(node_type)
+    if not snapshot.blocks:
+        return zones
     return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
 
 
@@ -31,6 +33,8 @@ def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
     """What keeps the type from being bought in a zone now."""
+    if not snapshot.blocks:
+        return None
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
     blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
     standing = [block for block in blocks if block.until_s > snapshot.now_s]
@@ -40,6 +44,8 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
     observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    if not snapshot.blocks:
+        return observed
     blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
     return {**blocked, **observed}
 

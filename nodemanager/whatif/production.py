@@ -9,7 +9,6 @@ that were up. Calls take a fixed time; none of them fails but for want of capaci
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -32,9 +31,10 @@ from nodemanager.facts import (
     Tick,
 )
 from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.observe import at, observe
+from nodemanager.fleet.observe import at, observe, observe_all
 from nodemanager.fleet.plan import Action, plan, settles_at_s
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.remade import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.model import (
@@ -87,9 +87,12 @@ class Production:
         self._policy = replace(policy, stale_after_s=float("inf"))
         self._journal = journal
         self._snapshot = Snapshot()
-        self._ranks: dict[int, FluxRank] = {}
+        self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
+        self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
         self._machines: dict[ProviderId, Machine] = {}
         self._listed: dict[ProviderId, CloudNode] = {}
+        self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
+        self._answers_s = 0.0
         self._hears = False
         self._lists = False
         self._plan_due_s: float | None = None
@@ -129,9 +132,12 @@ class Production:
     # --- facts ---
 
     def _tell_time(self) -> None:
-        now_s = self._stage.now_s
+        self._take_in_answers()
+        self._now(self._stage.now_s)
+
+    def _now(self, now_s: float) -> None:
         if now_s != self._snapshot.now_s or not self.facts:
-            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.wall_at()))
+            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.ground.start_at + now_s))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
@@ -141,6 +147,7 @@ class Production:
         """The journals, a moment later: what became of jobs, then a look at the ranks."""
         self._hears = False
         stage, news = self._stage, self._stage.news
+        self._take_in_answers()
         snapshot = self._snapshot
         passed = settles_at_s(snapshot, self._policy) <= stage.now_s
         if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
@@ -173,12 +180,15 @@ class Production:
         return not self._ranks[rank].online and not (machine is not None and machine.online)
 
     def _look(self) -> None:
-        news = self._stage.news
+        news, now_s = self._stage.news, self._stage.now_s
         for rank in news.ranks:
-            self._ranks[rank] = self._rank(rank)
+            self._ranks[rank] = self._unseen[rank] = self._rank(rank)
         news.ranks.clear()
-        self._last_look_s = self._stage.now_s
-        self._observe(RanksSeen(self._stage.now_s, tuple(self._ranks.values())))
+        self._last_look_s = now_s
+        before_s = self._snapshot.flux.seen_s
+        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), since=self._snapshot.ranks))
+        if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
+            self._unseen.clear()
 
     def _list(self, _: None) -> None:
         stage = self._stage
@@ -196,10 +206,20 @@ class Production:
     def _answered(self, answer: tuple[Callable[[], Fact], bool]) -> None:
         """A call's answer comes in; ``plans``: whether it may let something be done."""
         fact, plans = answer
-        self._tell_time()
-        self._observe(fact())
+        now_s = self._stage.now_s
+        if now_s != self._answers_s:
+            self._take_in_answers()
+        self._answers.append(fact())
+        self._answers_s = now_s
         if plans or self._calls_held:
             self._plan_by(self._stage.now_s + TICK_S, urgent=True)
+
+    def _take_in_answers(self) -> None:
+        if self._answers:
+            self._now(self._answers_s)
+            self.facts += len(self._answers)
+            self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
+            self._answers.clear()
 
     # --- in the words of the model ---
 
@@ -222,12 +242,10 @@ class Production:
         room, machine = self._stage.scheduler.rooms[rank], self._stage.machines.get(rank)
         ended_s = self._stage.last_ended_s.get(rank)
         online = machine is not None and machine.online
-        return FluxRank(
-            rank=Rank(rank),
-            host=room.host,
+        known = self._ranks.get(rank)
+        return replace(
+            known or FluxRank(Rank(rank), room.host, online, room.cores, room.gpus),
             online=online,
-            cores=room.cores,
-            gpus=room.gpus,
             cores_free=room.cores_free if room.up else 0,
             gpus_free=room.gpus_free if room.up else 0,
             allocated=room.jobs > 0,
@@ -271,6 +289,7 @@ class Production:
             return  # another plan has come before it
         now_s, policy = self._stage.now_s, self._policy
         self._plan_due_s = None
+        self._take_in_answers()
         settles_s = settles_at_s(self._snapshot, policy)
         if not self._urgent and settles_s > now_s:
             self._plan_by(settles_s)

@@ -21,6 +21,7 @@ from nodemanager.model import (
     NodeType,
     ProviderId,
     QueuePolicy,
+    Shape,
     SlotName,
 )
 from nodemanager.whatif.cloud import Chance, Conditions, Machine
@@ -121,6 +122,7 @@ class Stage:
         self._stirred = False
         self._last_stir_s = 0.0
         self._done_s: float | None = None
+        self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
         self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
 
     # --- time ---
@@ -138,7 +140,7 @@ class Stage:
         manager.begin(self)
         coming = next(jobs, None)
         due = self._due
-        while not self._over(coming):
+        while coming is not None or not self._over():
             self.now_s = min(
                 coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
             )
@@ -156,9 +158,8 @@ class Stage:
                 manager.stirred()
         self._close(manager)
 
-    def _over(self, coming: TraceJob | None) -> bool:
-        if coming is not None:
-            return False
+    def _over(self) -> bool:
+        """Whether all is done, once no more jobs come."""
         scheduler = self.scheduler
         if scheduler.line or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
@@ -195,7 +196,7 @@ class Stage:
             self.now_s,
             traced.run_s,
             traced.limit_s,
-            traced.shape,
+            self._shapes.setdefault(traced.shape, traced.shape),
             traced.userid,
         )
         self._journal.submitted(self.now_s, traced)
