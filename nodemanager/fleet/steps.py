@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.fleet import hardware, measured, retirement, steering
-from nodemanager.fleet.fitness import gets_no_work, hung_s, unfit
+from nodemanager.fleet.fitness import gets_no_work, hung_s, overdue_housekeeping_s, survives_kills, unfit
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -208,7 +208,8 @@ def _held(node: Node) -> bool:
 
 def _busy(node: Node, outlook: Outlook) -> Step:
     if (why := unfit(node, outlook.policy, outlook.now_s)) is not None:
-        return _busy_and_unfit(node, why)
+        # It takes no more jobs; what runs there goes on.
+        return _held_up(node, why, outlook) if _held(node) else _cordon(node, why)
     if (hangs_s := hung_s(node, outlook.now_s)) is not None:
         return Step(because("hangs_at_work", node=node.launch.slot, hangs_s=hangs_s))
     if node.misfit is not None:
@@ -221,14 +222,14 @@ def _busy(node: Node, outlook: Outlook) -> Step:
     return Step(BUSY)
 
 
-def _busy_and_unfit(node: Node, why: Reason) -> Step:
-    """It takes no more jobs; what runs there goes on, but for a housekeeping that lasts too long."""
-    stuck = (
-        why.code == "housekeeping_stuck" and node.rank is not None and node.rank.housekeeping_since_at is not None
-    )
-    if stuck and _held(node):
-        return Step(why, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, why))
-    return _cordon(node, why)
+def _held_up(node: Node, why: Reason, outlook: Outlook) -> Step:
+    """What runs there is waited for; but a housekeeping that lasts too long is told to end."""
+    runs = node.rank is not None and node.rank.housekeeping_since_at is not None
+    lasts_s = overdue_housekeeping_s(node, outlook.policy, outlook.now_s)
+    if not runs or lasts_s is None or survives_kills(node):
+        return Step(why)
+    stuck = because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=outlook.policy.housekeeping_max_s)
+    return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, stuck))
 
 
 def _cordon(node: Node, why: Reason, note: str = "") -> Step:
@@ -251,13 +252,13 @@ def _draining(node: Node, outlook: Outlook) -> Step:
         return _reprieve(node, outlook, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained") and outlook.now_s - node.drained_s >= DRAIN_AGAIN_S:
         return _drain(node, node.retiring or obstacle)
-    return Step(obstacle)
+    return _held_up(node, obstacle, outlook)
 
 
 def _stopping(node: Node, outlook: Outlook) -> Step:
     """Again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
-        return Step(because("job_slipped_in"))
+        return _held_up(node, because("job_slipped_in"), outlook)
     if node.drained_s is None:
         # The claim was made anew since: another one may have kept the node meanwhile, and given it work.
         return _drain(node, node.retiring or because("drain_unanswered"))

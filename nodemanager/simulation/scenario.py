@@ -237,10 +237,13 @@ class Scenario:
                 process.manager.tell(fact)
 
     def _let_go(self) -> None:
-        """The operator takes back what he has set, until it is so."""
+        """The operator takes back what he has set, until it is so; and ends what he is told that no signal ends."""
         self.tell(DecisionsResumed())
         for launch in self.flux.steering.holds:
             self.tell(NodeReleased(launch))
+        warnings = self.published.plan.warnings if self.published is not None else ()
+        if any(warning.code == "housekeeping_survives" for warning in warnings):
+            self.flux.end_housekeeping()
         self.world.after(ASK_AGAIN_S, self._let_go)
 
     # --- what acts do beyond the world's parts ---

@@ -98,7 +98,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "node.hangs": Kind(140.0, (5.0, 100.0)),
         "node.torpid": Kind(140.0, (5.0, 100.0)),
         "node.housekeeping": Kind(170.0, (5.0, 40.0)),
-        "node.housekeeping_hangs": Kind(200.0, (20.0, 140.0)),
+        "node.housekeeping_hangs": Kind(170.0, (60.0, 150.0)),
         "flux.restart": Kind(140.0, (1.0, 30.0)),
         "flux.cut": Kind(100.0, (1.0, 100.0)),
         "flux.journal_lost": Kind(100.0),

@@ -72,16 +72,12 @@ def _housekeeping(run: Scenario, act: Act) -> End:
 def _housekeeping_hangs(run: Scenario, act: Act) -> End:
     """What runs after the jobs that come now does not end by itself; nor, often, by SIGTERM, nor by SIGKILL.
 
-    Until somebody looks.
+    Somebody ends that in peace, once it is said.
     """
     ignored = pick([(), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGKILL)], act.amount)
     run.flux.set_housekeeping(FOR_EVER_S, ignores=ignored or ())
 
-    def end() -> None:
-        run.flux.set_housekeeping(run.script.housekeeping_s)
-        run.flux.end_housekeeping()
-
-    return end
+    return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
 def _reclaimed(run: Scenario, act: Act) -> End | None:

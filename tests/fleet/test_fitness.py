@@ -223,6 +223,22 @@ def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_nod
     assert orders(world.decide()) == ["drain cloud1-1"], "somebody has ended it: it goes"
 
 
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.STOPPING])
+def test_a_node_on_its_way_out_is_not_held_up_by_housekeeping_for_ever(state: NodeState) -> None:
+    """A job slipped in, and ended, and what runs after it hangs."""
+    world = a_world().node("cloud1", state, reclaimed="to be taken back")
+    since_at = world.snapshot.wall_at
+    held = replace(drained(busy(a_rank("cloud1")), drain_text(world.id("cloud1"))), housekeeping_since_at=since_at)
+    world.wait(1.0).see_ranks(held)
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "job_slipped_in")
+    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    (kill,) = world.decide().actions
+    assert isinstance(kill, KillHousekeeping)
+    world.see(HousekeepingKilled(world.id("cloud1"))).wait(20.0)
+    world.see_ranks(drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1"))))
+    assert orders(world.decide()) == ["stop-broker cloud1-1"]
+
+
 def test_a_wall_clock_that_jumps_makes_no_housekeeping_old() -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     world.wait(60.0, wall_jumps_s=7200.0).all_is_fresh()

@@ -12,7 +12,7 @@ import pytest
 
 from nodemanager.actors import manager
 from nodemanager.facts import CloudCallFailed, Fact, FailureKind, NodeDestroyed, NodeDrained
-from nodemanager.fleet import observe, pairing, plan, retirement, sightings, supply
+from nodemanager.fleet import fitness, observe, pairing, plan, retirement, sightings, supply
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.supply import Market
@@ -153,6 +153,20 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
     patch.setattr(observe, "_queue_seen", all_wait)
 
 
+def killing_housekeeping_for_ever(patch: Patch) -> None:
+    patch.setattr(fitness, "KILLS_MAX", 10**9)
+
+
+def submitting_jobs_again_and_again(patch: Patch) -> None:
+    requeues = plan.requeues
+
+    def forgetful(snapshot: Snapshot) -> Any:
+        jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
+        return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs))
+
+    patch.setattr(plan, "requeues", forgetful)
+
+
 # Each with a seed that caught it.
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     without_a_second_look: 3,
@@ -170,6 +184,8 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     buying_again_what_is_on_its_way: 5,
     recording_no_spending: 3,
     buying_for_jobs_that_are_held: 1,
+    killing_housekeeping_for_ever: 24,
+    submitting_jobs_again_and_again: 99,
 }
 
 
