@@ -20,10 +20,11 @@ from nodemanager.whatif.cloud import Chance, Conditions, Machine
 from nodemanager.whatif.conditions import SEEN_MIN, conditions_of
 from nodemanager.whatif.habits import MARKS_MAX, Habit, Spread
 from nodemanager.whatif.learned import Learned, Seen, learn, learn_from
+from nodemanager.whatif.study import Runner
 from nodemanager.whatif.variants import with_key
 from nodemanager.whatif.workload import WorkloadError
 from tests.whatif.journals import a_journal, a_life
-from tests.whatif.sites import a_site
+from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
 THIN = TypeName("thin")
 DURATIONS = st.floats(0.0, 1e5, allow_nan=False)
@@ -263,3 +264,19 @@ def test_a_file_that_is_no_journal_is_said_to_be_none(tmp_path: Path) -> None:
     path.write_text("no database")
     with pytest.raises(WorkloadError, match=r"text\.sqlite: .*no journal of a service"):
         learn_from(path)
+
+
+def test_jobs_wait_for_a_learned_quota_and_a_learned_shortage_and_are_served(tmp_path: Path) -> None:
+    jobs = [a_job(number * 10.0, slots=4, run_s=1200.0) for number in range(3)]
+    quota = [a_life(number, up_s=None) for number in range(2)]
+    met = a_life(2, at_s=5.0, boot_s=None, up_s=1.0, outcome="create_quota")
+    within = Runner(a_workload(jobs), unseen, learned=_learned(*quota, met)).production("q", a_site(tmp_path))
+    assert (within.jobs_served, within.peak_nodes) == (3, 2)
+    assert within.creates_refused > 0
+    none = [
+        a_life(number, at_s=number * 100.0, boot_s=None, up_s=1.0, outcome="create_capacity")
+        for number in range(20)
+    ]
+    served = [a_life(100 + number, at_s=2000.0 + number * 100.0) for number in range(10)]
+    short = Runner(a_workload(jobs), unseen, learned=_learned(*none, *served)).production("s", a_site(tmp_path))
+    assert short.jobs_served == 3
