@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,7 @@ from nodemanager.whatif.workload import WorkloadError
 from tests.whatif.journals import a_journal, a_life
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
+NONE_FOR_A_WHILE = {"boot_s": None, "up_s": 1.0, "outcome": "create_capacity"}
 THIN = TypeName("thin")
 DURATIONS = st.floats(0.0, 1e5, allow_nan=False)
 
@@ -94,7 +96,7 @@ def test_every_life_is_counted_as_what_it_was(story: list[tuple[str, int]]) -> N
 
 
 def test_creates_that_follow_one_another_ask_once_and_a_shortage_lasts_till_one_is_served() -> None:
-    none = {"boot_s": None, "up_s": 1.0, "outcome": "create_capacity"}
+    none = NONE_FOR_A_WHILE
     seen = _seen(
         *(a_life(number, at_s=number * 0.1) for number in range(20)),
         *(a_life(number, at_s=1000.0 + number * 0.1, **none) for number in range(20, 40)),  # type: ignore[arg-type]
@@ -102,7 +104,7 @@ def test_creates_that_follow_one_another_ask_once_and_a_shortage_lasts_till_one_
         a_life(51, at_s=1362.0),
         a_life(52, at_s=2000.0),
     )
-    assert seen.asks == 3
+    assert seen.asks == 4
     assert seen.shortages_s == [pytest.approx(360.0)]
 
 
@@ -280,3 +282,20 @@ def test_jobs_wait_for_a_learned_quota_and_a_learned_shortage_and_are_served(tmp
     served = [a_life(100 + number, at_s=2000.0 + number * 100.0) for number in range(10)]
     short = Runner(a_workload(jobs), unseen, learned=_learned(*none, *served)).production("s", a_site(tmp_path))
     assert short.jobs_served == 3
+
+
+def test_a_baseline_that_was_refused_looks_again(tmp_path: Path) -> None:
+    lives = [
+        a_life(number, at_s=number * 600.0, **({} if number % 2 else NONE_FOR_A_WHILE))  # type: ignore[arg-type]
+        for number in range(40)
+    ]
+    runner = Runner(a_workload([a_job(0.0, slots=4, run_s=900.0)]), unseen, learned=_learned(*lives))
+    refused = 0
+    for name in ("fixed", "idle-timeout", "arvados"):
+        for seed in range(4):
+            site = a_site(tmp_path)
+            site = replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
+            outcome, _ = runner.baseline(name, site)
+            assert outcome.jobs_served == 1, name
+            refused += outcome.creates_refused
+    assert refused > 0
