@@ -127,7 +127,7 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
     learned = _learned(*lives)
     site = a_site(tmp_path, simulation="boot_failures = 0.25")
     conditions, figures = conditions_of(site, learned)
-    habit = conditions.habit(site.node_types[0])
+    habit = conditions.habits[THIN]
     assert (habit.boot_s.at(0.0), habit.boot_s.at(1.0)) == (200.0, 209.0)
     assert habit.p_boot_failure == 0.25
     assert habit.stop_s.at(0.5) == pytest.approx(20.0)
@@ -140,7 +140,7 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
 def test_a_key_that_is_swept_leaves_the_others_learned(tmp_path: Path) -> None:
     learned = _learned(*(a_life(number, at_s=number * 100.0) for number in range(SEEN_MIN)))
     swept = with_key(a_site(tmp_path), "boot_failures", "0.5")
-    habit = conditions_of(swept, learned)[0].habit(swept.node_types[0])
+    habit = conditions_of(swept, learned)[0].habits[THIN]
     assert (habit.p_boot_failure, habit.boot_s.at(0.5)) == (0.5, 80.0)
 
 
@@ -156,7 +156,7 @@ def test_a_type_of_which_too_little_was_seen_goes_by_those_of_its_market(tmp_pat
         site.path.write_text(text + thick.format(market=market))
         site = load_site(site.path, {})
         conditions, _ = conditions_of(site, _learned(*lives, *few))
-        medians[market] = conditions.habit(site.node_types[1]).boot_s.at(0.5)
+        medians[market] = conditions.habits[TypeName("thick")].boot_s.at(0.5)
     assert medians == {"on-demand": pytest.approx(300.0), "spot": pytest.approx(90.0)}
 
 
@@ -169,7 +169,7 @@ def _habit(**changes: object) -> Habit:
 
 def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(p_boot_failure=0.3)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(p_boot_failure=0.3)}), seed=1)
     boots = [chance.boot(node_type) for _ in range(4000)]
     assert sum(fails for _, fails in boots) / len(boots) == pytest.approx(0.3, abs=0.03)
     assert {(took_s, fails) for took_s, fails in boots} == {(60.0, False), (900.0, True)}
@@ -177,17 +177,17 @@ def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> 
 
 def test_nodes_are_lost_as_often_as_was_seen(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(lost_per_hour=0.5)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(lost_per_hour=0.5)}), seed=1)
     stays_s = [chance.lost_after_s(node_type) for _ in range(4000)]
     assert sum(stays_s) / len(stays_s) == pytest.approx(7200.0, rel=0.05)
 
 
 def test_a_type_is_short_for_as_long_as_was_seen_and_to_be_had_then(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(p_shortage=1.0, shortage_s=Spread((300.0,)))), seed=1)
+    chance = Chance(Conditions({THIN: _habit(p_shortage=1.0, shortage_s=Spread((300.0,)))}), seed=1)
     assert chance.refuses(node_type, (), 0.0) is FailureKind.CAPACITY
     assert chance.refuses(node_type, (), 299.0) is FailureKind.CAPACITY
-    asked = Chance(Conditions(_habit(p_shortage=0.5, shortage_s=Spread((300.0,)))), seed=1)
+    asked = Chance(Conditions({THIN: _habit(p_shortage=0.5, shortage_s=Spread((300.0,)))}), seed=1)
     outcomes = [asked.refuses(node_type, (), ask * 1000.0) is not None for ask in range(2000)]
     assert sum(outcomes) / len(outcomes) == pytest.approx(0.5, abs=0.05)
 
@@ -198,7 +198,7 @@ def test_a_learned_quota_is_met_as_a_quota(tmp_path: Path) -> None:
         Machine(ProviderId(str(rank)), LaunchId(""), node_type.slots[rank], rank, node_type, 0.0, state=state)
         for rank, state in enumerate((CloudState.PENDING, CloudState.RUNNING))
     ]
-    chance = Chance(Conditions(_habit(nodes_max=2)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(nodes_max=2)}), seed=1)
     assert chance.refuses(node_type, standing, 0.0) is FailureKind.QUOTA
     assert chance.refuses(node_type, standing[:1], 0.0) is None
 
