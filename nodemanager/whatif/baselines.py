@@ -83,6 +83,13 @@ class Baseline:
         ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
         return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
 
+    def create(self, rank: int) -> Machine | None:
+        """Make a node for a slot; where there is none to be had it is looked at again in a while."""
+        machine = self.stage.create(rank)
+        if machine is None:
+            self.look_by(self.stage.now_s + POLL_S)
+        return machine
+
     def may_create(self, rank: int) -> bool:
         stage = self.stage
         price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
@@ -102,7 +109,7 @@ class FixedCluster(Baseline):
                 stage.destroy(machine)
             return
         for rank in self.ranks:
-            if rank not in stage.machines and (not self.may_create(rank) or stage.create(rank) is None):
+            if rank not in stage.machines and (not self.may_create(rank) or self.create(rank) is None):
                 break
 
 
@@ -180,7 +187,7 @@ class IdleTimeout(Baseline):
         if short > 0:
             return False
         for rank in chosen:
-            if stage.create(rank) is None:
+            if self.create(rank) is None:
                 return False
             node_type = stage.type_of_rank[rank]
             free[rank] = (node_type.cores, node_type.gpus, 0)
@@ -210,7 +217,7 @@ class Wishlist(Baseline):
         for rank in self.vacant() if wished else ():
             name = stage.type_of_rank[rank].name
             if wished.get(name, 0) > available.get(name, 0):
-                if not self.may_create(rank) or stage.create(rank) is None:
+                if not self.may_create(rank) or self.create(rank) is None:
                     break
                 available[name] = available.get(name, 0) + 1
         self._shut_down(wished, available)

@@ -52,7 +52,7 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     costs = [outcome.cost for outcome in every] + [cost for _, cost in bounds]
     reach = (max(costs) - min(costs)) or max(costs) or 1.0
     low, high = max(0.0, min(costs) - 0.14 * reach), max(costs) + 0.14 * reach
-    spare = max(0.02, 0.08 * (max(waits) - min(waits)))
+    spare = 0.1 * (max(waits) - min(waits)) or 0.05
     early, late = min(waits) - spare, max(waits) + spare
     height = 420.0
     bottom = height - BOTTOM
@@ -70,7 +70,7 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
         parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound"), labels.write_on(y, name, "tick")]
     for group in groups:
         parts += _points(group, plane)
-    for group in sorted(groups, key=lambda it: it.joined):
+    for group in sorted(groups, key=lambda it: (it.kind != "main", it.joined)):
         parts += [_named(outcome, group, plane, labels) for outcome in group.outcomes]
     return svg(WIDTH, height, "cost against mean wait", parts)
 

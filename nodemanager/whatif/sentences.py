@@ -45,10 +45,10 @@ def span(duration_s: float) -> str:
 
 
 def short_span(duration_s: float) -> str:
-    """The same for a table: "3.5 h"."""
+    """The same for a table, to three figures: "3.52 h"."""
     for _, unit, length_s in UNITS:
         if duration_s >= 2 * length_s:
-            return f"{_brief(duration_s / length_s)} {unit}"
+            return f"{float(f'{duration_s / length_s:.3g}'):g} {unit}"
     return f"{duration_s:.0f} s"
 
 
