@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
 from nodemanager.cloud.ec2_driver import Action, Ec2Driver
+from nodemanager.cloud.ec2_health import Ec2Health
 from nodemanager.cloud.ec2_launch import Placement, run_instances
 from nodemanager.cloud.ec2_reply import (
     Disk,
@@ -80,6 +82,7 @@ class Ec2Cloud:
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._left_before: frozenset[Leftover] = frozenset()
         self._throttled = 0  # calls in a row
+        self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
@@ -93,12 +96,18 @@ class Ec2Cloud:
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         with self._foreseen():
-            return tuple(
+            listed = [
                 node
                 for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tagged(TAG_CLUSTER, self._cluster))
                 for reservation in set_in(page, "reservationSet")
                 for node in instances_in(reservation)
-            )
+            ]
+        return tuple(self._with_health(listed))
+
+    def _with_health(self, nodes: Iterable[CloudNode]) -> Iterator[CloudNode]:
+        impaired = self._health.impaired()
+        for node in nodes:
+            yield replace(node, impaired=impaired[node.provider_id]) if node.provider_id in impaired else node
 
     def destroy(self, provider_id: ProviderId) -> None:
         if not _INSTANCE_ID.fullmatch(provider_id):

@@ -48,6 +48,7 @@ class Action(StrEnum):
     """Every call that is made. The policy in doc/clouds/ec2.md allows these."""
 
     DESCRIBE_INSTANCES = "DescribeInstances"
+    DESCRIBE_INSTANCE_STATUS = "DescribeInstanceStatus"
     DESCRIBE_IMAGES = "DescribeImages"
     RUN_INSTANCES = "RunInstances"
     TERMINATE_INSTANCES = "TerminateInstances"

@@ -19,7 +19,7 @@ def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
         for node in roll_of(snapshot).restless.values()
         if node.reclaimed is not None and _takes_no_job(node)
     }
-    if not taken_back:
+    if not taken_back or _may_have_been(snapshot):
         return ()
     again = {job.requeued_from for job in snapshot.jobs.values() if job.requeued_from is not None}
     orders = []
@@ -30,6 +30,12 @@ def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
         if node is not None:
             orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
     return tuple(orders)
+
+
+def _may_have_been(snapshot: Snapshot) -> bool:
+    """Whether a job was submitted, and not answered, since the queue was last seen."""
+    failed_s, seen_s = snapshot.requeue_failed_s, snapshot.queue.seen_s
+    return failed_s is not None and (seen_s is None or seen_s <= failed_s)
 
 
 def _takes_no_job(node: Node) -> bool:

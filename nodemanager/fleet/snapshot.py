@@ -204,6 +204,7 @@ class Snapshot:
 
     jobs: Mapping[JobId, Job] = field(default_factory=_empty)
     requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
+    requeue_failed_s: float | None = None  # when that last failed, or was done and not answered
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     queues_asked_s: float | None = None  # when the query began that last said it

@@ -8,6 +8,7 @@ Stock flux-core 0.88 with sched-simple and placeholder ranks, held to a recordin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from nodemanager.model import (
     CloudNode,
@@ -466,7 +467,7 @@ class SimulatedFlux:
                 raise FluxError("the instance has no scheduler")
             return self._ranks.sched_resource_status()
 
-    def overlay_health(self) -> Mapping[str, object]:
+    def overlay_health(self) -> Mapping[str, Any]:
         with self._world.lock:
             return self._ranks.overlay_health()
 

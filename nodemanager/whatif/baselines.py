@@ -7,7 +7,7 @@ nodes or none, in queue order, and a node that a waiting job would use is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -91,9 +91,9 @@ class Baseline:
 
 @dataclass(slots=True)
 class FixedCluster(Baseline):
-    """So many nodes, from the first job to the last, whatever there is to do."""
+    """The same slots with nodes, from the first job to the last, whatever there is to do."""
 
-    nodes: int = 0
+    ranks: Sequence[int] = ()
 
     def decide(self) -> None:
         stage = self.stage
@@ -101,8 +101,8 @@ class FixedCluster(Baseline):
             for machine in tuple(stage.machines.values()):
                 stage.destroy(machine)
             return
-        for rank in self.vacant():
-            if len(stage.machines) >= self.nodes or not self.may_create(rank) or stage.create(rank) is None:
+        for rank in self.ranks:
+            if rank not in stage.machines and (not self.may_create(rank) or stage.create(rank) is None):
                 break
 
 
@@ -261,8 +261,8 @@ def _nodes_for(shape: Shape, node_type: NodeType) -> int:
     return math.ceil(want / room_for(shape, node_type.cores, node_type.gpus, whole=True))
 
 
-BASELINES: Mapping[str, Callable[[int], Baseline]] = {
-    "fixed": lambda nodes: FixedCluster(nodes=nodes),
+BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {
+    "fixed": lambda ranks: FixedCluster(ranks=ranks),
     "idle-timeout": lambda _: IdleTimeout(),
     "arvados": lambda _: Wishlist(),
 }

@@ -36,12 +36,14 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     lost: bool = False
     rewrite: Rewrite | None = None
+    where: Parameters = field(default_factory=dict)  # of calls with these parameters only
 
     def concerns(self, parameters: Parameters) -> bool:
         return (
             self.action in ("", parameters["Action"])
             and self.zone in ("", parameters.get("Placement.AvailabilityZone"))
             and self.size in ("", parameters.get("InstanceType"))
+            and self.where.items() <= parameters.items()
         )
 
 

@@ -220,7 +220,7 @@ def test_an_image_that_cannot_be_looked_up_just_now_makes_no_doubtful_create(
     assert not front.calls["RunInstances"]
 
 
-def test_16_kib_of_user_data_arrive_and_one_byte_more_is_refused_before_it_is_sent(front: MotoFront) -> None:
+def test_sixteen_kib_of_user_data_arrive_and_one_byte_more_is_refused_before_it_is_sent(front: MotoFront) -> None:
     script = "#!/bin/sh\n".ljust(16_384, "#")
     created = a_cloud_with(front, script=lambda *_: script).create(a_launch(), a_type())
     assert front.user_data(created.provider_id) == script.encode()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodemanager.facts import HousekeepingKilled, NodeCordoned, NodeReported
-from nodemanager.fleet.fitness import FLAPS_WITHIN_S
+from nodemanager.fleet.fitness import FLAPS_WITHIN_S, KILLS_MAX
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Scope
 from nodemanager.model import FluxRank, JoinPhase, Market, NodeState, TypeName
@@ -202,6 +202,25 @@ def test_housekeeping_that_lasts_too_long_is_drained_then_told_to_end_then_kille
     ended = drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1")))
     world.wait(1.0).see_ranks(ended)
     assert orders(world.decide()) == ["drain cloud1-1"], "and then it goes"
+
+
+def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_node_is_left() -> None:
+    world = _in_housekeeping(a_world().busy_node(), 10.0)
+    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.decide()
+    rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
+    world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, rank)).wait(1.0).see_ranks(rank)
+    killed = 0
+    for _ in range(40):
+        killed += sum(isinstance(action, KillHousekeeping) for action in world.decide().actions)
+        world.see(HousekeepingKilled(world.id("cloud1"))).wait(20.0).all_is_fresh()
+    assert killed == KILLS_MAX
+    made = world.plan()
+    assert (orders(made), world.why("cloud1")) == ([], "housekeeping_survives")
+    assert "housekeeping_survives" in {warning.code for warning in made.warnings}
+    ended = drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1")))
+    world.wait(1.0).see_ranks(ended)
+    assert orders(world.decide()) == ["drain cloud1-1"], "somebody has ended it: it goes"
 
 
 def test_a_wall_clock_that_jumps_makes_no_housekeeping_old() -> None:

@@ -307,7 +307,9 @@ def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
         return 0
     node = _node_of(case, rank)
     if node is not None and node.state is not NodeState.GONE:
-        at_ease = node.call is None and node.retry_s <= case.now_s  # else one that is given up may not have been told
+        at_ease = (
+            node.call is None and node.retry_s <= case.now_s
+        )  # else one that is given up may not have been told
         coming = node.state is NodeState.BOOTING and at_ease and node.id not in _leaving(case)
         return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
     blocks = case.snapshot.blocks

@@ -165,6 +165,18 @@ def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
     assert JournalReader(path).entries()
 
 
+def test_one_that_is_spoilt_where_nothing_is_written_next_is_moved_aside_at_the_start(path: Path) -> None:
+    write(path, *[a_story()] * 40)
+    with path.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\xff" * 4096)
+    with capture_logs() as logs:
+        journal = write(path, a_story())
+    assert "journal_moved_aside" in [log["event"] for log in logs]
+    assert (journal.lost, journal.failure) == (1, "")
+    assert JournalReader(path).entries()
+
+
 def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
     path.parent.mkdir(parents=True)
     with closing(sqlite3.connect(path)) as connection:

@@ -76,7 +76,8 @@ def test_nodes_that_join_by_ticket_fetch_the_longer_table_and_come_back(by_ticke
     site.eventually("the node has come back", lambda: site.ranks()["s1"].online, within_s=60.0)
     assert set(before) <= set(site.launches())
     site.eventually("a job on all five has run", lambda: site.result(wide) == "COMPLETED", within_s=80.0)
-    assert [said["node"] for said in manager.said("node_reported", phase="started")].count(before[0].id) == 2
+    # More than twice where a broker was begun while rank 0 was not back yet.
+    assert [said["node"] for said in manager.said("node_reported", phase="started")].count(before[0].id) >= 2
 
 
 def resized(site: Elastic, *options: str) -> str:

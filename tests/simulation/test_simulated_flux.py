@@ -443,3 +443,61 @@ def test_job_ids_rise_and_read_back_as_flux_writes_them() -> None:
     assert parse_f58("ƒLqTPgb") == parse_f58("fLqTPgb") == 13019119616
     with pytest.raises(ValueError, match="F58"):
         parse_f58("13019119616")
+
+
+# --- jobs that are submitted once more --------------------------------------------------------------------
+
+
+def test_a_job_that_asked_for_it_runs_once_more_when_its_node_is_lost() -> None:
+    instance = Instance("cloud1", "cloud2")
+    job = instance.flux.submit(NODE, run_s=50.0, requeue=True)
+    instance.world.advance_by(1.0)
+    again = instance.flux.requeue(job)
+    instance.world.advance_by(1.0)
+    assert instance.flux.job_state(again) is JobState.DEPEND
+    instance.flux.drain(Rank(1), "taken back")  # else it would be given that node in the moment of its loss
+    instance.world.advance_by(1.0)
+    instance.flux.broker_down(SlotName("cloud1"))
+    instance.world.advance_by(1.0)
+    assert (instance.flux.job_state(job), instance.flux.job_state(again)) == (None, JobState.RUN)
+    (submitted,) = [event for event in instance.events if event.job_id == again and event.name == "submit"]
+    assert submitted.jobspec is not None
+    assert submitted.jobspec["attributes"]["system"]["node-manager"] == {
+        "requeue": 1,
+        "requeued-from": format_f58(job),
+    }
+
+
+def test_one_that_ends_well_does_not_run_again() -> None:
+    instance = Instance("cloud1")
+    job = instance.flux.submit(CORE, run_s=5.0, requeue=True)
+    instance.world.advance_by(1.0)
+    again = instance.flux.requeue(job)
+    instance.world.advance_by(10.0)
+    assert instance.flux.active_jobs() == ()
+    assert [event.context["type"] for event in instance.events if event.name == "exception"] == ["dependency"]
+    assert not any(event.name == "alloc" for event in instance.events if event.job_id == again)
+
+
+def test_one_that_has_failed_meanwhile_runs_again_at_once_and_one_that_ended_well_is_refused() -> None:
+    instance = Instance("cloud1", "cloud2")
+    lost, well = (instance.flux.submit(NODE, run_s=run_s, requeue=True) for run_s in (50.0, 1.0))
+    instance.world.advance_by(5.0)
+    instance.flux.broker_down(SlotName("cloud1"))
+    instance.world.advance_by(1.0)
+    again = instance.flux.requeue(lost)
+    instance.world.advance_by(1.0)
+    assert instance.flux.job_state(again) is JobState.RUN
+    with pytest.raises(FluxError, match="has ended well"):
+        instance.flux.requeue(well)
+
+
+def test_housekeeping_may_survive_sigkill() -> None:
+    instance = Instance("cloud1")
+    instance.flux.set_housekeeping(FOR_EVER, ignores=(9, 15))
+    instance.flux.submit(CORE, run_s=1.0)
+    instance.world.advance_by(5.0)
+    instance.flux.kill_housekeeping(Rank(1), 9)
+    assert len(instance.flux.holders()) == 1
+    instance.flux.end_housekeeping()
+    assert instance.flux.holders() == ()
