@@ -58,7 +58,7 @@ Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class Basis:
     """What a plan was made from, for what is said of it beside what is ordered."""
 
     snapshot: Snapshot
@@ -79,18 +79,18 @@ class Plan:
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
-    grounds: Grounds | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
+    basis: Basis | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
 
     @worked_out
     def types(self) -> Mapping[TypeName, Reason]:
         """Why each is bought, or not."""
-        of = self.grounds
+        of = self.basis
         return type_reasons(of.policy, of.layout, of.found) if of is not None else {}
 
     @worked_out
     def warnings(self) -> tuple[Reason, ...]:
         """What the site should mend."""
-        of = self.grounds
+        of = self.basis
         return warnings(of.snapshot, of.policy, of.layout, of.found) if of is not None else ()
 
     @property
@@ -157,7 +157,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
         ),
         settled=quiet,
         price_per_hour=price,
-        grounds=Grounds(snapshot, policy, layout, found),
+        basis=Basis(snapshot, policy, layout, found),
     )
 
 
