@@ -14,6 +14,7 @@ from nodemanager.actors import manager
 from nodemanager.facts import CloudCallFailed, Fact, FailureKind, NodeDestroyed, NodeDrained
 from nodemanager.fleet import fitness, observe, pairing, plan, retirement, sightings, supply
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.supply import Market
 from nodemanager.model import JobState, NodeState, Reason
@@ -158,8 +159,6 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 
 
 def submitting_jobs_again_and_again(patch: Patch) -> None:
-    requeues = plan.requeues
-
     def forgetful(snapshot: Snapshot) -> Any:
         jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
         return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs))
