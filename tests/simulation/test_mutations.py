@@ -14,6 +14,7 @@ from nodemanager.actors import manager
 from nodemanager.facts import CloudCallFailed, Fact, FailureKind, NodeDestroyed, NodeDrained
 from nodemanager.fleet import fitness, observe, pairing, plan, retirement, sightings, supply
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.supply import Market
 from nodemanager.model import JobState, NodeState, Reason
@@ -40,7 +41,7 @@ def believing_the_first_look(patch: Patch) -> None:
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
         return replace(node, call=None, drained_s=fact.started_s, rank=was)
 
-    patch.setattr(sightings, "drained", as_it_was)
+    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDrained, as_it_was)
 
 
 def believing_one_list(patch: Patch) -> None:
@@ -158,8 +159,6 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 
 
 def submitting_jobs_again_and_again(patch: Patch) -> None:
-    requeues = plan.requeues
-
     def forgetful(snapshot: Snapshot) -> Any:
         jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
         return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs))
@@ -178,7 +177,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
     taking_no_notice_of_a_new_division: 16,
-    deciding_on_old_news: 6,
+    deciding_on_old_news: 5,
     forgetting_strays: 1,
     leaving_orphans_alone: 2,
     buying_again_what_is_on_its_way: 5,
