@@ -17,7 +17,7 @@ BEAT_S = 5.0  # a roster without news is posted again after this long, as a sign
 
 
 class JoinClerk(CrashOnlyActor):
-    """Told of the roster at every plan; posts it when it is new, or a beat is due."""
+    """Told of the roster at every plan, and every second; posts it when it is new, or a beat is due."""
 
     def __init__(self, port: JoinPort, manager: Mailbox[JoinFact], fate: Fate) -> None:
         super().__init__(fate)

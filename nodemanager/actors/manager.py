@@ -71,6 +71,7 @@ from nodemanager.orders import (
     UndrainNode,
 )
 
+POST_EVERY_S = 1.0
 BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
 ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
@@ -107,6 +108,7 @@ class Manager(CrashOnlyActor):
         self._tick: Tick | None = None  # the latest, until the snapshot is brought to it
         self._dirty = True
         self._plan_by_s = 0.0
+        self._post_by_s = 0.0
         self._said: frozenset[str] = frozenset()
         self._memos = Memos()
         self._facts: list[Fact] = []
@@ -119,9 +121,8 @@ class Manager(CrashOnlyActor):
                 self._crew = Crew(message.cloud)
             case Tick():
                 self._tick = message
-                if self._addresses is not None and (self._dirty or message.now_s >= self._plan_by_s):
-                    self._note_time()
-                    self._decide(self._addresses)
+                if self._addresses is not None:
+                    self._at_its_time(message.now_s, self._addresses)
             case UsePolicy(policy=policy):
                 # The site says how the slots were divided once; the instance says how they are.
                 self._use(policy)
@@ -131,6 +132,15 @@ class Manager(CrashOnlyActor):
                 self._note_time()
                 self._take_in(message)
                 self._phases_s["observe"] += time.perf_counter() - began_s
+
+    def _at_its_time(self, now_s: float, addresses: Begin) -> None:
+        if self._dirty or now_s >= self._plan_by_s:
+            self._note_time()
+            self._decide(addresses)
+        elif addresses.join is not None and now_s >= self._post_by_s:
+            # What nodes report comes with it, such as that one is taken back.
+            self._note_time()
+            self._post(addresses)
 
     # -- taking in
 
@@ -262,7 +272,8 @@ class Manager(CrashOnlyActor):
     def _post(self, addresses: Begin) -> None:
         """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
         snapshot = self._snapshot
-        if addresses.join is not None and snapshot.claimed:
+        self._post_by_s = snapshot.now_s + POST_EVERY_S
+        if addresses.join is not None and snapshot.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
 
     def _give(self, made: Plan, addresses: Begin) -> None:

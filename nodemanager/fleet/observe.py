@@ -161,7 +161,7 @@ def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
         snapshot = _no_longer_waited_for(snapshot)
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
         snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
-    # This is done forty times a second: of thousands of nodes few are looked at.
+    # This is done with every fact and every plan: of thousands of nodes few are looked at.
     waiting = roll_of(snapshot).calling.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
     return _each(snapshot, late, lambda node: sightings.call_failed(node, tick.now_s)) if late else snapshot

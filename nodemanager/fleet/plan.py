@@ -58,7 +58,7 @@ Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class Basis:
     """What a plan was made from, for what is said of it beside what is ordered."""
 
     snapshot: Snapshot
@@ -79,19 +79,24 @@ class Plan:
     stands_still: Reason | None = None  # why nothing is decided at all
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
-    grounds: Grounds | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
+    basis: Basis | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
 
     @worked_out
     def types(self) -> Mapping[TypeName, Reason]:
         """Why each is bought, or not."""
-        of = self.grounds
+        of = self.basis
         return type_reasons(of.policy, of.layout, of.found) if of is not None else {}
 
     @worked_out
     def warnings(self) -> tuple[Reason, ...]:
         """What the site should mend."""
-        of = self.grounds
+        of = self.basis
         return warnings(of.snapshot, of.policy, of.layout, of.found) if of is not None else ()
+
+    @property
+    def decided(self) -> Mapping[LaunchId, Reason]:
+        """The reasons of those nodes about which there was something to decide."""
+        return self.nodes.decided if isinstance(self.nodes, NodeReasons) else self.nodes
 
     def waiting(self) -> Mapping[str, int]:
         """How many jobs wait for which reason."""
@@ -152,7 +157,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
         ),
         settled=quiet,
         price_per_hour=price,
-        grounds=Grounds(snapshot, policy, layout, found),
+        basis=Basis(snapshot, policy, layout, found),
     )
 
 
@@ -281,9 +286,9 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.id)):
+    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.launch.id)):
         taken = step(node, outlook)
-        reasons[node.id] = taken.reason
+        reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
     return actions, reasons

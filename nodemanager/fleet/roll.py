@@ -68,50 +68,54 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
     calling: dict[LaunchId, Node] = dict(roll.calling)
     states: dict[NodeState, int] = dict(roll.states)
     types: dict[TypeName, int] = dict(roll.types)
-    left: dict[LaunchId, Launch] = {}
+    left: dict[LaunchId, Node] = {}
     for node in before:
-        launch, state = node.launch, node.state
-        restless.pop(launch.id, None)
-        calling.pop(launch.id, None)
-        states[state] -= 1
-        if state is not NodeState.GONE:
-            types[launch.type_name] -= 1
-        left[launch.id] = launch
-    came: list[Launch] = []
-    moved: list[Launch] = []
+        id_ = node.launch.id
+        restless.pop(id_, None)
+        calling.pop(id_, None)
+        left[id_] = node
+    came: list[Node] = []
+    moved: list[Node] = []
     for node in after:
-        launch, state = node.launch, node.state
+        id_ = node.launch.id
         if not at_rest(node):
-            restless[launch.id] = node
+            restless[id_] = node
         if node.call is not None:
-            calling[launch.id] = node
-        states[state] = states.get(state, 0) + 1
-        if state is not NodeState.GONE:
-            types[launch.type_name] = types.get(launch.type_name, 0) + 1
-        was = left.pop(launch.id, None)
-        if was is not launch:
-            came.append(launch)
+            calling[id_] = node
+        was = left.pop(id_, None)
+        if was is None or was.state is not node.state or was.launch is not node.launch:
+            came.append(node)
             moved += [was] if was is not None else []
-    of_slot, of_rank = roll.of_slot, roll.of_rank
-    if left or came:
-        of_slot, of_rank = _where([*left.values(), *moved], came, of_slot, of_rank)
+    moved += left.values()
+    for those, more in ((moved, -1), (came, 1)):
+        for node in those:
+            states[node.state] = states.get(node.state, 0) + more
+            if node.costs:
+                types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
+    of_slot, of_rank = _where(moved, came, roll)
     return Roll(nodes, restless, calling, states, types, of_slot, of_rank)
 
 
 def _where(
-    left: Iterable[Launch],
-    came: Iterable[Launch],
-    of_slot: Mapping[SlotName, LaunchId],
-    of_rank: Mapping[Rank, LaunchId],
+    moved: Iterable[Node], came: Iterable[Node], roll: Roll
 ) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
-    """Which launch each slot and each rank has, after some left theirs and others came to theirs."""
-    slots, ranks = dict(of_slot), dict(of_rank)
-    for launch in left:
+    """Which launch each slot and each rank has, after some nodes became others, came or went."""
+    left = {node.launch.id: node.launch for node in moved}
+    taken: list[Launch] = []
+    for node in came:
+        if left.get(node.launch.id) is node.launch:
+            del left[node.launch.id]  # it stays where it is
+        else:
+            taken.append(node.launch)
+    if not left and not taken:
+        return roll.of_slot, roll.of_rank
+    slots, ranks = dict(roll.of_slot), dict(roll.of_rank)
+    for launch in left.values():
         if slots.get(launch.slot) == launch.id:
             del slots[launch.slot]
         if ranks.get(launch.rank) == launch.id:
             del ranks[launch.rank]
-    for launch in came:
+    for launch in taken:
         slots[launch.slot] = launch.id
         ranks[launch.rank] = launch.id
     return slots, ranks

@@ -64,8 +64,9 @@ def room(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bi
         if not (_may_be_kept(node) or _is_let_back(node)):
             continue
         node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and not snapshot.steered(node) and not gets_no_work(node, policy, snapshot.now_s):
-            bins.append(_empty(node_type, node.launch, Standing.KEPT))
+        if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
+            continue
+        bins.append(_empty(node_type, node.launch, Standing.KEPT))
     return bins
 
 

@@ -117,20 +117,20 @@ class NodeReasons(Mapping[LaunchId, Reason]):
 
     def __init__(self, nodes: Mapping[LaunchId, Node], decided: Mapping[LaunchId, Reason], rest: Reason) -> None:
         self._nodes = nodes
-        self._decided = decided  # of those, and of those that are bought now
+        self.decided = decided  # of those, and of those that are bought now: all but those that are only at work
         self._rest = rest
 
     def __getitem__(self, id_: LaunchId) -> Reason:
-        reason = self._decided.get(id_)
+        reason = self.decided.get(id_)
         if reason is None and id_ not in self._nodes:
             raise KeyError(id_)
         return self._rest if reason is None else reason
 
     def __iter__(self) -> Iterator[LaunchId]:
-        return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self._decided)}))
+        return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
 
     def __len__(self) -> int:
-        return len(self._nodes) + sum(id_ not in self._nodes for id_ in self._decided)
+        return len(self._nodes) + sum(id_ not in self._nodes for id_ in self.decided)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from nodemanager.journal.spend import Spend, Spent
 
 WAITING_MAX = 500
 # It shares the interpreter with the brain, so it rests for so many times as long as it has worked.
-REST = 9.0
+# Not for longer: what waits meanwhile keeps what was known at each of its moments, a megabyte or two under load.
+REST = 4.0
 REST_MAX_S = 1.0
 
 

@@ -7,7 +7,7 @@ nodes or none, in queue order, and a node that a waiting job would use is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -83,6 +83,13 @@ class Baseline:
         ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
         return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
 
+    def create(self, rank: int) -> Machine | None:
+        """Make a node for a slot; where there is none to be had it is looked at again in a while."""
+        machine = self.stage.create(rank)
+        if machine is None:
+            self.look_by(self.stage.now_s + POLL_S)
+        return machine
+
     def may_create(self, rank: int) -> bool:
         stage = self.stage
         price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
@@ -91,9 +98,9 @@ class Baseline:
 
 @dataclass(slots=True)
 class FixedCluster(Baseline):
-    """So many nodes, from the first job to the last, whatever there is to do."""
+    """The same slots with nodes, from the first job to the last, whatever there is to do."""
 
-    nodes: int = 0
+    ranks: Sequence[int] = ()
 
     def decide(self) -> None:
         stage = self.stage
@@ -101,8 +108,8 @@ class FixedCluster(Baseline):
             for machine in tuple(stage.machines.values()):
                 stage.destroy(machine)
             return
-        for rank in self.vacant():
-            if len(stage.machines) >= self.nodes or not self.may_create(rank) or stage.create(rank) is None:
+        for rank in self.ranks:
+            if rank not in stage.machines and (not self.may_create(rank) or self.create(rank) is None):
                 break
 
 
@@ -180,7 +187,7 @@ class IdleTimeout(Baseline):
         if short > 0:
             return False
         for rank in chosen:
-            if stage.create(rank) is None:
+            if self.create(rank) is None:
                 return False
             node_type = stage.type_of_rank[rank]
             free[rank] = (node_type.cores, node_type.gpus, 0)
@@ -210,7 +217,7 @@ class Wishlist(Baseline):
         for rank in self.vacant() if wished else ():
             name = stage.type_of_rank[rank].name
             if wished.get(name, 0) > available.get(name, 0):
-                if not self.may_create(rank) or stage.create(rank) is None:
+                if not self.may_create(rank) or self.create(rank) is None:
                     break
                 available[name] = available.get(name, 0) + 1
         self._shut_down(wished, available)
@@ -261,8 +268,8 @@ def _nodes_for(shape: Shape, node_type: NodeType) -> int:
     return math.ceil(want / room_for(shape, node_type.cores, node_type.gpus, whole=True))
 
 
-BASELINES: Mapping[str, Callable[[int], Baseline]] = {
-    "fixed": lambda nodes: FixedCluster(nodes=nodes),
+BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {
+    "fixed": lambda ranks: FixedCluster(ranks=ranks),
     "idle-timeout": lambda _: IdleTimeout(),
     "arvados": lambda _: Wishlist(),
 }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from random import Random
-from types import MappingProxyType
 from typing import Literal
 
 from nodemanager.facts import FailureKind
@@ -21,14 +20,10 @@ ASK_S = 60.0  # creates of a type that follow one another so soon ask once
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How the cloud is: each type's habits, by name; ``usual`` is for types without."""
+    """How the cloud is: each of the site's types' habits, by name."""
 
-    usual: Habit
-    of_type: Mapping[TypeName, Habit] = field(default_factory=lambda: MappingProxyType({}))
+    habits: Mapping[TypeName, Habit]
     capacity: int = 0  # nodes of all types to be had at once; 0: as many as are asked for
-
-    def habit(self, node_type: NodeType) -> Habit:
-        return self.of_type.get(node_type.name, self.usual)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +98,7 @@ class Chance:
         self, node_type: NodeType, standing: Collection[Machine], now_s: float
     ) -> Literal[FailureKind.CAPACITY, FailureKind.QUOTA] | None:
         """Why one more node of a type is not to be had now; None where it is."""
-        habit, capacity = self._conditions.habit(node_type), self._conditions.capacity
+        habit, capacity = self._conditions.habits[node_type.name], self._conditions.capacity
         if habit.nodes_max is not None:
             of_type = sum(machine.node_type.name == node_type.name for machine in standing)
             if of_type >= habit.nodes_max:
@@ -127,15 +122,15 @@ class Chance:
 
     def boot(self, node_type: NodeType) -> tuple[float, bool]:
         """How long a node that is made now takes till it joins, or till it ends; and whether it ends."""
-        habit = self._conditions.habit(node_type)
+        habit = self._conditions.habits[node_type.name]
         if habit.p_boot_failure > 0 and self._failures.random() < habit.p_boot_failure:
             return habit.failing_s.draw(self._failures), True
         return habit.boot_s.draw(self._boots), False
 
     def stop_s(self, node_type: NodeType) -> float:
-        return self._conditions.habit(node_type).stop_s.draw(self._boots)
+        return self._conditions.habits[node_type.name].stop_s.draw(self._boots)
 
     def lost_after_s(self, node_type: NodeType) -> float:
         """How long a node that joined may stay; infinite where nobody takes it back."""
-        rate = self._conditions.habit(node_type).lost_per_hour
+        rate = self._conditions.habits[node_type.name].lost_per_hour
         return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf

@@ -23,8 +23,9 @@ from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
+from nodemanager.whatif.sentences import headline, sentences
 from nodemanager.whatif.source import journal_of, open_workload
-from nodemanager.whatif.study import Bounds, Runner, Study, headline
+from nodemanager.whatif.study import Bounds, Runner, Study
 from nodemanager.whatif.terminal import Bar, bar, summary
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
 from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
@@ -104,6 +105,8 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
         runner = Runner(workload, shown, chosen.jobs, _learned(site, chosen))
         oddities = Oddities()
         main = _main(site, runner, shown, chosen, sink, oddities)
+        if not main.jobs:
+            raise WorkloadError(_nothing_in(workload, oddities))
         _, cloud = conditions_of(site, runner.learned)
         study = Study(site, workload, main, oddities=oddities, cloud=cloud)
         for name, other in others.items():
@@ -118,6 +121,11 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
             bounds = found if name == "fixed" else bounds
         study.bounds = bounds
     return study
+
+
+def _nothing_in(workload: Workload, oddities: Oddities) -> str:
+    odd = "; ".join(f"{count:,} x {kind}" for kind, count in oddities.counts.items())
+    return f"{workload.name}: no job in it that can be replayed{': ' if odd else ''}{odd}"
 
 
 def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
@@ -169,6 +177,7 @@ def as_json(study: Study) -> Mapping[str, Any]:
     """The study as plain values: times in seconds, money in the site's currency."""
     return {
         "headline": headline(study),
+        "sentences": sentences(study),
         "workload": {"name": study.workload.name, "header": dict(study.workload.header)},
         "site": str(study.site.path),
         "main": asdict(study.main),

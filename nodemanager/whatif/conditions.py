@@ -34,7 +34,7 @@ def conditions_of(site: Site, learned: Learned | None) -> tuple[Conditions, tupl
     sources = [_Source(node_type, site.simulation, learned, markets) for node_type in site.node_types]
     habits = {source.node_type.name: source.habit() for source in sources}
     simulation = site.simulation
-    conditions = Conditions(_usual(simulation, Market.ON_DEMAND), habits, simulation.capacity)
+    conditions = Conditions(habits, simulation.capacity)
     figures = _together([figure for source in sources for figure in source.figures])
     if simulation.capacity:
         figures.append(

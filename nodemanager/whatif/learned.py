@@ -150,12 +150,13 @@ class _TypeStory:
         ask = self.ask
         if ask is None:
             return
-        if self.short_from_at is None:
-            self.seen.asks += 1
-            self.short_from_at = ask.began_at if ask.refused else None
-        elif not ask.refused:
+        if self.short_from_at is not None and not ask.refused:
             self.seen.shortages_s.append(ask.began_at - self.short_from_at)
             self.short_from_at = None
+            self.seen.asks += 1
+        elif self.short_from_at is None:
+            self.seen.asks += 1
+            self.short_from_at = ask.began_at if ask.refused else None
 
     def _count(self, life: Life, *, refused: bool) -> None:
         """How many stand, for a quota: when one more is refused, so many are had."""

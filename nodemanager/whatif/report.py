@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from nodemanager.whatif import charts
 from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.study import Study, comparison, cost_at_wait, headline, short_span, span
+from nodemanager.whatif.sentences import comparison, headline, sentences, short_span, span
+from nodemanager.whatif.study import Study, cost_at_wait
 
 STYLE = """
 :root { --paper: #fbfaf8; --card: #ffffff; --ink: #1d1f23; --soft: #5c6068; --grid: #e4e2dd; --main: #1f6fd0;
@@ -18,12 +19,14 @@ STYLE = """
   --idle: #e3b04b; --boot: #a98ae0; --unused: #e0788f; --there: #2b425f; --waiting: #e08a4e; } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px }
-h1 { font-size: 22px; line-height: 1.35; margin: 0 0 4px } h2 { font-size: 16px; margin: 34px 0 8px }
-p, li { max-width: 76ch } .soft { color: var(--soft) }
+main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px }
+h1 { font-size: 24px; line-height: 1.3; margin: 0 0 6px; text-wrap: balance }
+h2 { font-size: 16px; margin: 34px 0 8px }
+ul { padding-left: 18px; margin: 6px 0 }
+p, li { max-width: 76ch; overflow-wrap: anywhere } .soft { color: var(--soft) }
 section > div { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 12px;
   overflow-x: auto }
-svg { width: 100%; min-width: 560px; height: auto; display: block }
+svg { width: 100%; min-width: 620px; height: auto; display: block }
 text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill: var(--soft); font-size: 12px }
 .grid { stroke: var(--grid) } .bound { stroke: var(--soft); stroke-dasharray: 5 4 }
 .line { fill: none; stroke-width: 2 } .dot { stroke: var(--card); stroke-width: 1.5 }
@@ -38,31 +41,42 @@ text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill:
 .key.there { background: var(--there) }
 .key.compared { background: var(--compared) } .key.baseline { background: var(--baseline) }
 .key.waiting { background: var(--waiting) }
-.key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin: 0 6px 0 14px }
-.key:first-child { margin-left: 0 }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
-th { text-align: right; font-weight: 600; color: var(--soft); font-size: 13px; vertical-align: bottom }
-td { text-align: right; white-space: nowrap } th, td { padding: 5px 7px; border-bottom: 1px solid var(--grid) }
-th:first-child, td:first-child { text-align: left } tr.main td { font-weight: 600 }
+.key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px }
+.named { white-space: nowrap; margin-right: 14px }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 13px;
+  font-variant-numeric: tabular-nums }
+th { text-align: right; font-weight: 600; color: var(--soft); vertical-align: bottom }
+td { text-align: right; white-space: nowrap } th, td { padding: 5px 8px; border-bottom: 1px solid var(--grid) }
+tr:last-child td { border-bottom: 0 } tr.main td { font-weight: 600 }
+th:first-child, td:first-child { text-align: left; position: sticky; left: -12px; background: var(--card) }
+table.words th, table.words td { text-align: left; white-space: normal }
 """.strip()
 
 KINDS = (("main", "this site"), ("swept", "the sweep"), ("compared", "compared"), ("baseline", "what others do"))
 BOUND_NAMES = ("no fleet with no extra wait costs less", "no fleet costs less")
 
 
+DRAWN_MAX = 3  # runs whose nodes and queue are drawn over time
+
+
 def written_report(study: Study) -> str:
     """The page, as text."""
-    runs = [study.main, *study.compared.values(), *study.baselines.values()]
+    runs = [study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()]
+    drawn = runs[:DRAWN_MAX] if study.compared or study.baselines else runs[:1]
+    extent = charts.Extent.of(drawn)
     parts = [
-        "<h1>" + escape(headline(study)).replace(" %", "&nbsp;%") + "</h1>",
+        f"<h1>{_plain(headline(study))}</h1>",
+        _more(study),
         f'<p class="soft">{escape(_about(study))}</p>',
-        _section("Cost against wait", _pareto(study), _keys(_groups_there(study))),
-        _section("The runs", _table(study), _note(study)),
-        *(
-            _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run), _TIME_KEYS)
-            for run in runs[:3]
-        ),
+        *([_section("Cost against wait", _pareto(study), _keys(_groups_there(study)))] if len(runs) > 1 else []),
+        _section("Cost and wait", _html_table(COST_HEADS, _rows(study, _cost_row), main=0), _note(study)),
         _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.PARTS)),
+        _section(f"What {study.main.policy} pays, by node type", _types(study.main), TYPES_NOTE),
+        *(
+            _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run, extent), _TIME_KEYS)
+            for run in drawn
+        ),
+        _section("Nodes", _html_table(NODE_HEADS, _rows(study, _node_row), main=0)),
         *_differences(study),
         *_cloud(study),
         *_unserved(study),
@@ -74,6 +88,15 @@ def written_report(study: Study) -> str:
         f"<title>What if: {escape(study.workload.name)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
+
+
+def _plain(sentence: str) -> str:
+    return escape(sentence).replace(" %", "&nbsp;%")
+
+
+def _more(study: Study) -> str:
+    said = "".join(f"<li>{_plain(sentence)}</li>" for sentence in sentences(study)[1:])
+    return f"<ul>{said}</ul>" if said else ""
 
 
 def _about(study: Study) -> str:
@@ -92,7 +115,9 @@ def _section(title: str, body: str, note: str = "") -> str:
 
 
 def _keys(kinds: Iterable[tuple[str, str]]) -> str:
-    return "".join(f'<span class="key {kind}"></span>{escape(name)}' for kind, name in kinds)
+    return " ".join(
+        f'<span class="named"><span class="key {kind}"></span>{escape(name)}</span>' for kind, name in kinds
+    )
 
 
 _TIME_KEYS = _keys(
@@ -122,40 +147,81 @@ def _pareto(study: Study) -> str:
 
 # --- tables -----------------------------------------------------------------------------------------------
 
-HEADS = ("policy", "cost", "to this site's", "wait, mean", "median", "p95", "p99", "slowdown", "used", "node-hours",
-         "boots", "churn", "at a limit", "peak", "unserved")  # fmt: skip
+COST_HEADS = ("policy", "cost", "this site costs, of it", "mean wait", "median", "p95", "p99", "slowdown",
+              "jobs served", "not served")  # fmt: skip
+NODE_HEADS = ("policy", "share used", "node-hours", "boots", "that failed", "taken back", "creates refused",
+              "made anew within 10 min", "at a limit", "for", "most at once")  # fmt: skip
+TYPE_HEADS = ("type", "market", "nodes", "node-hours", "paid", "cost", "with jobs", "idle", "coming and going",
+              "paid beyond its end")  # fmt: skip
+TYPES_NOTE = (
+    "Node-hours: from creation to end; paid: with what was left of each window, or of the minimum, at its end."
+)
 
 
-def _table(study: Study) -> str:
-    others = [*study.compared.values(), *study.swept.values(), *study.baselines.values()]
-    rows = [_row(study, outcome) for outcome in (study.main, *others)]
-    return _html_table(HEADS, rows, main=0)
+def _rows(study: Study, row: Callable[[Study, Outcome], tuple[str, ...]]) -> list[tuple[str, ...]]:
+    others = [*study.compared.values(), *study.baselines.values(), *study.swept.values()]
+    return [row(study, outcome) for outcome in (study.main, *others)]
 
 
-def _row(study: Study, outcome: Outcome) -> tuple[str, ...]:
+def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
     ratio = study.main.cost / outcome.cost if outcome.cost else 1.0
     return (
         outcome.policy,
         f"{outcome.cost:,.2f}",
-        "" if outcome is study.main else f"x {ratio:.3f}",
+        "" if outcome is study.main else f"{ratio:.3f}",
         short_span(outcome.wait_mean_s),
         short_span(outcome.wait_median_s),
         short_span(outcome.wait_p95_s),
         short_span(outcome.wait_p99_s),
         f"{outcome.slowdown_mean:,.1f}",
-        f"{outcome.utilisation:.1%}",
-        f"{outcome.node_hours:,.0f}",
-        f"{outcome.boots:,}",
-        f"{outcome.churn:,}",
-        f"{outcome.cap_hits:,} x, {short_span(outcome.capped_s)}",
-        str(outcome.peak_nodes),
+        f"{outcome.jobs_served:,}",
         f"{sum(outcome.jobs_unserved.values()):,}",
     )
 
 
+def _node_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.policy,
+        f"{outcome.utilisation:.1%}",
+        f"{outcome.node_hours:,.0f}",
+        f"{outcome.boots:,}",
+        f"{outcome.boot_failures:,}",
+        f"{outcome.reclaims:,}",
+        f"{outcome.creates_refused:,}",
+        f"{outcome.churn:,}",
+        f"{outcome.cap_hits:,} times",
+        short_span(outcome.capped_s),
+        f"{outcome.peak_nodes:,}",
+    )
+
+
+def _types(outcome: Outcome) -> str:
+    rows = [
+        (
+            name,
+            it.market,
+            f"{it.nodes:,}",
+            f"{it.hours:,.1f}",
+            f"{it.hours_paid:,.1f}",
+            f"{it.cost:,.2f}",
+            *(
+                f"{part / it.cost:.1%}" if it.cost else "-"
+                for part in (
+                    max(0.0, it.cost - it.cost_idle - it.cost_boot - it.cost_unused),
+                    it.cost_idle,
+                    it.cost_boot,
+                    it.cost_unused,
+                )
+            ),
+        )
+        for name, it in sorted(outcome.types.items(), key=lambda named: -named[1].cost)
+    ]
+    return _html_table(TYPE_HEADS, rows)
+
+
 def _note(study: Study) -> str:
     """What the ratios mean, the bounds, and costs at equal mean wait where a sweep tells."""
-    said = ["To this site's: its cost as a share of the other's. "]
+    said = ["Slowdown: wait and run together as a multiple of the run, counted as 10 s at least; the mean. "]
     if study.bounds is not None:
         over = study.main.cost / study.bounds.no_extra_wait if study.bounds.no_extra_wait else 1.0
         said.append(
@@ -163,17 +229,21 @@ def _note(study: Study) -> str:
             f"{study.bounds.no_extra_wait:,.2f}: this site is at {over:.3f} of it. At any wait the jobs' own "
             f"core-hours cost {study.bounds.work:,.2f}. "
         )
-    points = [study.main, *study.swept.values()]
+    points, shorter = [study.main, *study.swept.values()], list[str]()
     for name, baseline in study.baselines.items():
         cost = cost_at_wait(points, baseline.wait_mean_s)
         if cost is not None and baseline.cost:
-            said.append(f"At the mean wait of {name}: {cost / baseline.cost:.3f} of its cost. ")
+            said.append(f"At the mean wait of {name} this site costs {cost / baseline.cost:.3f} of it. ")
         else:
-            said.append(f"None of these points waits as little as {name}. ")
+            shorter.append(name)
+    if shorter:
+        said.append(f"Jobs wait less under {', '.join(shorter)}. ")
     return escape("".join(said))
 
 
-def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], main: int | None = None) -> str:
+def _html_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], main: int | None = None, kind: str = ""
+) -> str:
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(
         f"<tr{' class=main' if index == main else ''}>"
@@ -181,14 +251,16 @@ def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], main: int |
         + "</tr>"
         for index, row in enumerate(rows)
     )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table class='{kind}'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _differences(study: Study) -> list[str]:
     return [
         _section(
             f"What differs in {name}",
-            _html_table(("key", "here", "there"), [(key, *both) for key, both in changes.items()]),
+            _html_table(
+                ("key", study.main.policy, name), [(key, *both) for key, both in changes.items()], kind="words"
+            ),
             escape(f"{study.main.policy} beside {name}: {comparison(study.main, study.compared[name])}."),
         )
         for name, changes in study.differences.items()
@@ -199,7 +271,7 @@ def _cloud(study: Study) -> list[str]:
     rows = [(it.node_type, it.what, it.value, it.source) for it in study.cloud]
     if not rows:
         return []
-    table = _html_table(("type", "what", "figure", "from"), rows)
+    table = _html_table(("type", "what", "figure", "from"), rows, kind="words")
     return [_section("What the simulated cloud does", table)]
 
 
@@ -208,7 +280,11 @@ def _unserved(study: Study) -> list[str]:
         return []
     rows = [(why, f"{count:,}") for why, count in study.main.jobs_unserved.items()]
     named = ", ".join(f"{job} ({why})" for job, why in study.main.unserved_examples)
-    return [_section("Jobs not served", _html_table(("why", "jobs"), rows), escape(f"Among them {named}."))]
+    return [
+        _section(
+            "Jobs not served", _html_table(("why", "jobs"), rows, kind="words"), escape(f"Among them {named}.")
+        )
+    ]
 
 
 def _oddities(study: Study) -> list[str]:
@@ -216,4 +292,8 @@ def _oddities(study: Study) -> list[str]:
         (kind, f"{count:,}", ", ".join(study.oddities.examples[kind]))
         for kind, count in study.oddities.counts.items()
     ]
-    return [_section("Odd in the workload", _html_table(("what", "how often", "first at"), rows))] if rows else []
+    return (
+        [_section("Odd in the workload", _html_table(("what", "how often", "first at"), rows, kind="words"))]
+        if rows
+        else []
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from nodemanager.whatif.ledger import Ledger
 from nodemanager.whatif.outcome import Outcome, outcome_of
 from nodemanager.whatif.production import Production
 from nodemanager.whatif.stage import Ground, Manager, Stage
-from nodemanager.whatif.workload import Oddities, TraceJob, Workload
+from nodemanager.whatif.workload import Oddities, Processors, TraceJob, Workload
 
 Progress = Callable[[str, int], None]  # the run, and how many jobs have come
 
@@ -70,7 +69,7 @@ class Runner:
     def baseline(self, name: str, site: Site) -> tuple[Outcome, Bounds]:
         """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
         ledger = Ledger(cover=Cover(site.node_types))
-        manager = BASELINES[name](fixed_nodes(site, self.workload))
+        manager = BASELINES[name](fixed_ranks(site, self.workload))
         outcome = self._run(name, site, manager, ledger, Journal(), Oddities())
         cover = ledger.cover
         assert cover is not None  # noqa: S101 - given above
@@ -104,59 +103,25 @@ def ground_of(site: Site, workload: Workload, learned: Learned | None = None) ->
     )
 
 
-def fixed_nodes(site: Site, workload: Workload) -> int:
-    """How many nodes the traced machine would be, of the site's cheapest type; all that may be, if nobody says."""
-    node_type = min(site.node_types, key=lambda it: it.price_per_hour)
-    most = min(site.limits.nodes_max, len(site.slots))
-    return min(most, math.ceil(workload.processors / node_type.cores)) if workload.processors else most
+def fixed_ranks(site: Site, workload: Workload) -> list[int]:
+    """The slots of the fixed cluster: each type by its share, as many as the traced machine had processors.
 
-
-def comparison(main: Outcome, other: Outcome) -> str:
-    """In a few words, what the site's policy is beside another: "12 % cheaper, p95 wait 3 minutes longer"."""
-    if other.cost <= 0:
-        return f"{main.cost - other.cost:+.2f} in cost, {_wait(main, other)}"
-    share = (main.cost / other.cost - 1) * 100
-    cost = "costs the same" if abs(share) < 0.5 else f"{abs(share):.0f} % {'cheaper' if share < 0 else 'dearer'}"
-    return f"{cost}, {_wait(main, other)}"
-
-
-def _wait(main: Outcome, other: Outcome) -> str:
-    longer_s = main.wait_p95_s - other.wait_p95_s
-    if abs(longer_s) < 1.0:
-        return "p95 wait the same"
-    return f"p95 wait {span(abs(longer_s))} {'longer' if longer_s > 0 else 'shorter'}"
-
-
-UNITS = (("day", "d", 86_400.0), ("hour", "h", 3600.0), ("minute", "min", 60.0))
-
-
-def span(duration_s: float) -> str:
-    """A duration as people say it: "3.5 hours"."""
-    for unit, _, length_s in UNITS:
-        if duration_s >= 2 * length_s:
-            return f"{_brief(duration_s / length_s)} {unit}s"
-    return f"{duration_s:.0f} second{'' if round(duration_s) == 1 else 's'}"
-
-
-def short_span(duration_s: float) -> str:
-    """The same for a table: "3.5 h"."""
-    for _, unit, length_s in UNITS:
-        if duration_s >= 2 * length_s:
-            return f"{_brief(duration_s / length_s)} {unit}"
-    return f"{duration_s:.0f} s"
-
-
-def _brief(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")
-
-
-def headline(study: Study) -> str:
-    """The plain sentence on top."""
-    against = {**study.compared, **study.baselines}
-    if not against:
-        return f"{study.main.cost:,.2f} for {study.main.jobs_served} jobs, p95 wait {span(study.main.wait_p95_s)}."
-    said = "; ".join(f"beside {name}: {comparison(study.main, other)}" for name, other in against.items())
-    return f"{study.main.policy}, {said}."
+    All that may be at once, where nobody says how many these were.
+    """
+    types = [
+        ((place + 0.5) / len(node_type.slots), node_type)
+        for node_type in site.node_types
+        for place in range(len(node_type.slots))
+    ]
+    in_turn = sorted(enumerate(types, start=1), key=lambda it: (it[1][0], it[1][1].price_per_hour, it[0]))
+    ranks: list[int] = []
+    processors = 0
+    for rank, (_, node_type) in in_turn[: site.limits.nodes_max]:
+        if workload.processors and processors >= workload.processors:
+            break
+        ranks.append(rank)
+        processors += node_type.cores if workload.each is Processors.CORES else 1
+    return ranks
 
 
 def cost_at_wait(points: list[Outcome], wait_s: float) -> float | None:

@@ -7,6 +7,8 @@ Source: Chapin, Cirne, Feitelson et al., "Benchmarks and Standards for the Evalu
 from __future__ import annotations
 
 import gzip
+import math
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +19,14 @@ from nodemanager.whatif.workload import Oddities, Processors, TraceJob, Workload
 FIELDS = 18
 # Which field is which, counted from 0.
 NUMBER, SUBMIT, RUN, ALLOCATED, REQUESTED, LIMIT, STATUS, USER, BEFORE = 0, 1, 3, 4, 7, 8, 10, 11, 16
+VALUE_MAX = 1e12
+GZIP = b"\x1f\x8b"
 PARTIAL = ("2", "3", "4")  # parts of a job that has a line of its own
 
 NOT_18 = "not 18 fields: those missing taken as -1, those beyond left out"
-NO_NUMBER = "left out: a field that is no number"
+NO_NUMBER = "left out: a field that is no number, or beyond all measure"
+NOT_WHOLE = "processors that are no whole number: the next above taken"
+SEEN_BEFORE = "a job number not above those before: the job taken as another one"
 NO_RUN_TIME = "left out: no run time (it never ran, or nobody knows)"
 NO_PROCESSORS = "left out: neither requested nor allocated processors"
 NO_SUBMIT_TIME = "left out: no submit time"
@@ -42,22 +48,34 @@ def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
         start_at=_number(header.get("UnixStartTime")) or 0.0,
         jobs_about=_whole(header.get("MaxRecords") or header.get("MaxJobs")),
         processors=_whole(header.get("MaxProcs")) or _whole(header.get("MaxNodes")),
+        each=each,
         header=header,
     )
 
 
 def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+    """By what stands in it, not by its name; marks of byte order are none of the text."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
 
 
 def _lines(path: Path) -> Iterator[str]:
+    number = 0
     try:
         with _open(path) as file:
-            yield from file
-    except (OSError, EOFError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
+            for line in file:
+                number += 1
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        beyond = f" beyond line {number:,}" if number else ""
+        raise WorkloadError(f"{path}: cannot be read{beyond}: {error}") from error
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(";")
 
 
 def _header(path: Path) -> dict[str, str]:
@@ -65,9 +83,9 @@ def _header(path: Path) -> dict[str, str]:
     header: dict[str, str] = {}
     key = ""
     for line in _lines(path):
-        if line.strip() and not line.startswith(";"):
+        if line.strip() and not _is_comment(line):
             break
-        text = line.lstrip(";").strip()
+        text = line.lstrip().lstrip(";").strip()
         name, colon, value = text.partition(":")
         if colon and name.strip().replace(" ", "").isalnum() and not line.startswith(";  "):
             key, text = name.strip(), value.strip()
@@ -78,10 +96,10 @@ def _header(path: Path) -> dict[str, str]:
 
 def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities) -> Iterator[TraceJob]:
     latest_s: float | None = None
-    first_s = 0.0
+    first_s = highest = 0.0
     records = 0
     for number, line in enumerate(_lines(path), start=1):
-        if line.startswith(";") or not line.strip():
+        if _is_comment(line) or not line.strip():
             continue
         records += 1
         place = f"line {number}"
@@ -96,6 +114,9 @@ def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities
             latest_s = first_s = job.submit_s
         if job.submit_s < latest_s:
             oddities.note(EARLIER, place)
+        if float(job.name) <= highest:
+            oddities.note(SEEN_BEFORE, place)
+        highest = max(highest, float(job.name))
         latest_s = max(latest_s, job.submit_s)
         yield TraceJob(job.name, latest_s - first_s, job.run_s, job.limit_s, job.shape, job.userid)
     if promised is not None and promised != records:
@@ -106,6 +127,8 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
     try:
         values = [float(text) for text in fields]
     except ValueError:
+        values = [math.nan]
+    if not all(abs(value) <= VALUE_MAX for value in values):  # a NaN is not
         oddities.note(NO_NUMBER, place)
         return None
     why = _unusable(fields, values)
@@ -116,6 +139,8 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
     if processors <= 0:
         oddities.note(NO_REQUEST, place)
         processors = values[ALLOCATED]
+    if processors != int(processors):
+        oddities.note(NOT_WHOLE, place)
     if limit_s <= 0:
         oddities.note(NO_LIMIT, place)
         limit_s = 0.0
@@ -124,7 +149,7 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
         limit_s = run_s
     if values[BEFORE] > 0:
         oddities.note(FOLLOWS, place)
-    shape = shape_of(int(processors), each)
+    shape = shape_of(math.ceil(processors), each)
     return TraceJob(fields[NUMBER], values[SUBMIT], run_s, limit_s, shape, max(0, int(values[USER])))
 
 
@@ -142,7 +167,8 @@ def _unusable(fields: list[str], values: list[float]) -> str:
 
 def _number(text: str | None) -> float | None:
     with suppress(ValueError):
-        return float((text or "").split()[0]) if (text or "").split() else None
+        number = float((text or "").split()[0]) if (text or "").split() else math.nan
+        return number if math.isfinite(number) else None
     return None
 
 

@@ -47,6 +47,7 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
         read=lambda _oddities: MODELS[kind](asked, procs, each),
         jobs_about=asked.jobs,
         processors=procs if kind == "lublin" else None,
+        each=each,
     )
 
 

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.study import Study, headline, short_span
+from nodemanager.whatif.sentences import headline, sentences, short_span
+from nodemanager.whatif.study import Study
 
 EVERY = 64  # jobs between two moves of the bar
 
@@ -45,6 +46,8 @@ def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
 def summary(study: Study, console: Console) -> None:
     """Print the study."""
     console.print(headline(study), style="bold")
+    for sentence in sentences(study)[1:]:
+        console.print(sentence)
     console.print(_runs(study))
     if study.bounds is not None:
         console.print(

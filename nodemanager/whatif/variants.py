@@ -47,9 +47,15 @@ def read_sweep(text: str) -> Sweep:
         raise SweepError(f"--sweep {text}: a span above 0 that rises, in 2 to {STEPS_MAX} steps, is needed")
     durations = first[-1].isalpha() or last[-1].isalpha()
     factor = (high / low) ** (1 / (count - 1))
-    marks = [low * factor**step for step in range(count)]
-    written = [format_fsd(float(round(mark))) if durations else str(round(mark)) for mark in marks]
+    marks = [low, *(_round(low * factor**step, durations) for step in range(1, count - 1)), high]
+    written = [format_fsd(mark) if durations else str(round(mark)) for mark in marks]
     return Sweep(key, tuple(dict.fromkeys(written)))
+
+
+def _round(mark: float, duration: bool) -> float:
+    """To two figures, those of a duration in its own unit, so that it can be said."""
+    length = next((length for length in (3600.0, 60.0) if duration and mark >= length), 1.0)
+    return float(f"{mark / length:.2g}") * length
 
 
 def variants(site: Site, sweep: Sweep) -> Iterator[tuple[str, Site]]:

@@ -39,14 +39,14 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     wake_s = inf
     held = False
     leads_s = {name: measured.stop_lead_s(snapshot, name, policy.stop_lead_s) for name in policy.types}
-    reasons = made.nodes
+    decided = made.decided
     for id_, node in roll_of(snapshot).restless.items():
-        if node.call is not None or id_ not in reasons:
-            continue  # its answer says how it goes on
-        reason = reasons[id_]
+        reason = decided.get(id_)
+        if reason is None or node.call is not None:
+            continue  # it is at work; or the answer to its call says how it goes on
         held = held or reason.code in HELD_CALLS
         if reason.code not in BY_EVENTS:
-            wake_s = min(wake_s, _of_node(node, reason, snapshot, policy, leads_s))
+            wake_s = min(wake_s, _of_node(node, reason, snapshot, policy, leads_s, wake_s))
     if made.jobs:
         wake_s = min([wake_s, *(at_s for at_s in _tried_again_s(snapshot) if at_s > snapshot.now_s)])
     return wake_s, held
@@ -60,15 +60,21 @@ def _tried_again_s(snapshot: Snapshot) -> Iterator[float]:
 
 
 def _of_node(
-    node: Node, reason: Reason, snapshot: Snapshot, policy: Policy, leads_s: Mapping[TypeName, float]
+    node: Node,
+    reason: Reason,
+    snapshot: Snapshot,
+    policy: Policy,
+    leads_s: Mapping[TypeName, float],
+    wake_s: float,
 ) -> float:
+    """When something changes for the node; some moment not before ``wake_s`` where that is not sooner."""
     now_s = snapshot.now_s
     match reason.code:
         case "paid_time_left":
             left_s, lead_s = reason.figures["window_left_s"], reason.figures["stop_lead_s"]
             return now_s + max(PLAN_EVERY_S, _seconds(left_s) - _seconds(lead_s))
         case "idle_not_long" | "idle_unconfirmed":
-            return max(_may_go_s(node, policy, now_s, leads_s), now_s + PLAN_EVERY_S)
+            return max(_may_go_s(node, policy, now_s, leads_s, wake_s), now_s + PLAN_EVERY_S)
         case "retry_later":
             # Nothing but to be told that it is gone: the list says so.
             return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
@@ -90,7 +96,7 @@ def _seconds(figure: Figure) -> float:
     return figure if isinstance(figure, float) else 0.0
 
 
-def _may_go_s(node: Node, policy: Policy, now_s: float, leads_s: Mapping[TypeName, float]) -> float:
+def _may_go_s(node: Node, policy: Policy, now_s: float, leads_s: Mapping[TypeName, float], wake_s: float) -> float:
     """When an idle node may go at the earliest, by its idle time and its billing window."""
     node_type = policy.types.get(node.launch.type_name)
     confirmed_s = now_s if node.idle_looks >= policy.idle_confirmations else now_s + policy.probe_s
@@ -101,6 +107,8 @@ def _may_go_s(node: Node, policy: Policy, now_s: float, leads_s: Mapping[TypeNam
     if rule.window_s <= policy.idle_timeout_s:
         idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
         at_s = max(at_s, idle_since_s + policy.idle_timeout_s)
+    if at_s >= wake_s:
+        return at_s  # whatever its window
     born_s = now_s - billing.age_s(node, now_s)
     left_s = billing.window_left_s(rule, at_s - born_s)
     return at_s + max(0.0, left_s - leads_s[node_type.name])

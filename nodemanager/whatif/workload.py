@@ -55,7 +55,7 @@ class Workload:
     """``read`` begins anew at each call: it yields the jobs, and notes what is odd as it comes upon it.
 
     ``start_at``: the moment 0 of ``submit_s``, in seconds since the epoch. ``jobs_about`` and ``processors``: how
-    many there are, where the workload says so.
+    many there are, where the workload says so; ``each``: what one processor is on the site.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Workload:
     start_at: float = 0.0
     jobs_about: int | None = None
     processors: int | None = None
+    each: Processors = Processors.CORES
     header: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -99,3 +99,16 @@ def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
     manager.on_receive(UsePolicy(replace(policy, node_types=(replace(node_type, cores=6),))))
     manager.on_receive(Tick(4.0, 1003.0))
     assert seen[-1].snapshot.differs is None
+
+
+def test_the_join_service_hears_of_it_every_second_though_nothing_is_to_decide() -> None:
+    join, seen = Post(), list[Published]()
+    manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
+    manager.on_receive(Begin(Post(), Post(), [Post()], join))
+    manager.on_receive(Tick(1.0, 1000.0))
+    for fact in (ClaimHeld(1.0, ()), QueueSeen(1.0, complete=True), RanksSeen(1.0, ()), CloudListed(1.0, ())):
+        manager.on_receive(fact)
+    for count in range(1, 13):
+        manager.on_receive(Tick(1.5 + count / 4, 1000.0 + count / 4))
+    assert len(seen) == 2, "as it began, and when all was seen"
+    assert [order.now_s for order in join.told] == [1.75, 2.75, 3.75]

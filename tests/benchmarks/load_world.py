@@ -7,6 +7,7 @@ as the JSON that Flux itself would send, to be parsed by the manager's process.
 from __future__ import annotations
 
 import copyreg
+import functools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.flux import SimulatedFlux
 from nodemanager.simulation.flux_watch import Follower
 from nodemanager.simulation.jobs import JobEvent
+from nodemanager.simulation.pool import Pool
 from nodemanager.simulation.ranks import ResourceEvent
 from nodemanager.simulation.world import World
 
@@ -30,6 +32,9 @@ def _proxy(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 
 
 copyreg.pickle(MappingProxyType, lambda it: (_proxy, (dict(it),)))  # values have them, and the pipe is to take them
+
+# The slots stay as they are here, and to write them down for every look took most of this process's time.
+Pool.all_R = functools.cache(Pool.all_R)  # type: ignore[method-assign]
 
 TOKEN = "bench"
 UP_S, WORKS_S, BEGINS_S = 60.0, 5.0, 8.0  # until the nodes are up; with jobs; until the first of these may end
@@ -71,6 +76,7 @@ class LoadedWorld:
         self._draws = self._world.draws_for("load")
         self._lines: list[str] = []
         self._stirred = 0
+        self._resources: Mapping[str, object] | None = None  # as they are since the ranks' journal last spoke
         self._told_ends: Mapping[Rank, float] = {}
         self._submitted = 0
         self.counts: Counter[str] = Counter()
@@ -119,23 +125,28 @@ class LoadedWorld:
         self._flux.follow(Follower(self._job_said, self._resource_said, lambda _why: None))
         return [_line(event) for event in self._flux.active_events()]
 
-    def advance(self, to_s: float) -> tuple[list[str], int]:
-        """Go on; the journal's lines since, and how often the ranks' journal spoke."""
-        self._world.advance_to(to_s)
-        lines, self._lines = self._lines, []
-        stirred, self._stirred = self._stirred, 0
-        return lines, stirred
+    def advance(self, moments_s: Sequence[float]) -> list[tuple[float, list[str], int]]:
+        """Go on; for each moment the journal's lines until then, and how often the ranks' journal spoke."""
+        said = []
+        for to_s in moments_s:
+            self._world.advance_to(to_s)
+            said.append((to_s, self._lines, self._stirred))
+            self._lines, self._stirred = [], 0
+        return said
 
     def look(self) -> str:
         """The replies that a look at the ranks is read off."""
         flux = self._flux
         flux.check_reachable()
+        if self._resources is None:
+            self._resources = flux.resource_status()
         return json.dumps(
             {
-                "resources": flux.resource_status(),
+                "resources": self._resources,
                 "scheduler": flux.sched_resource_status(),
                 "ended": self._newly_ended(),
                 "stats": flux.job_manager_stats(),
+                "jobs_ended": flux.jobs_ended,
             }
         )
 
@@ -169,6 +180,7 @@ class LoadedWorld:
 
     def _resource_said(self, _event: ResourceEvent) -> None:
         self._stirred += 1
+        self._resources = None
 
 
 def _line(event: JobEvent) -> str:

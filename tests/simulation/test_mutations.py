@@ -1,7 +1,7 @@
 """The simulator proves nothing unless it can fail: each rule broken on purpose is caught by the seeds.
 
-Beside each stands a seed that catches it, so that this costs little. After a change of the simulator that seed may
-tell another story: then the next ones are tried, ``SEEDS_MAX`` at the most, and the failure says which does.
+Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator
+that seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
 """
 
 from collections.abc import Callable
@@ -166,10 +166,10 @@ def submitting_jobs_again_and_again(patch: Patch) -> None:
     patch.setattr(plan, "requeues", forgetful)
 
 
-# Each with a seed that catches it.
+# Each with a seed that caught it.
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     without_a_second_look: 3,
-    believing_the_first_look: 3,
+    believing_the_first_look: 132,
     believing_one_list: 17,
     taking_a_lost_reply_for_a_refusal: 8,
     repeating_a_create_without_its_token: 9,
@@ -188,11 +188,13 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("broken", MUTATIONS)
 def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
     quiet()
     broken(monkeypatch)
-    known = MUTATIONS[broken]
-    if run_seed(known) is None:
-        caught_by = next((seed for seed in range(SEEDS_MAX) if run_seed(seed) is not None), None)
-        pytest.fail(f"{broken.__name__}: seed {known} does not catch it any more; {caught_by} of {SEEDS_MAX} does")
+    seeds = [MUTATIONS[broken], *range(SEEDS_MAX)]
+    caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)
+    assert caught_by is not None, f"{broken.__name__}: none of {SEEDS_MAX} seeds catches it"
+    if caught_by != seeds[0]:
+        print(f"{broken.__name__}: write {caught_by} beside it, which is found at once")

@@ -205,7 +205,7 @@ class FluxLife(RuleBasedStateMachine):
 
     @invariant()
     def jobs_that_started_are_on_ranks_that_are_there(self) -> None:
-        children: Any = self.flux.overlay_health()["children"]
+        children = self.flux.overlay_health()["children"]
         there = {Rank(child["rank"]) for child in children if child["status"] == "full"}
         started = {job_id for job_id in self.flux.active_jobs() if self.last_event.get(job_id) == "start"}
         assert {grant.rank for job_id, grant in self.flux.holders() if job_id in started} <= there

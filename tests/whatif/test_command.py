@@ -60,6 +60,7 @@ def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.Ca
     [
         ([], 2, "needs a WORKLOAD"),
         (["nowhere.swf"], 1, "nowhere.swf: cannot be read"),
+        (["{empty}"], 1, "empty.swf: no job in it that can be replayed: 1 x the header says another number"),
         ([WORKLOAD, "--sweep", "idle_timeout=soon"], 1, "idle_timeout = soon"),
         ([WORKLOAD, "--sweep", "patients=1m"], 1, 'no such key "patients"'),
         ([WORKLOAD, "--baselines", "slurm"], 1, 'no such policy "slurm"'),
@@ -69,7 +70,10 @@ def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.Ca
 def test_what_is_wrong_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, why: str
 ) -> None:
-    assert _simulate(*arguments, "--config", str(a_site(tmp_path).path)) == status
+    empty = tmp_path / "empty.swf"
+    empty.write_text("; MaxRecords: 3\n")
+    given = [it.format(empty=empty) for it in arguments]
+    assert _simulate(*given, "--config", str(a_site(tmp_path).path)) == status
     assert why in capsys.readouterr().err
 
 
@@ -77,6 +81,8 @@ def test_a_sweep_goes_from_one_value_to_the_other() -> None:
     sweep = read_sweep("idle_timeout=1m..16m/5")
     assert sweep.values == ("1m", "2m", "4m", "8m", "16m")
     assert read_sweep("nodes_max=1..100/3").values == ("1", "10", "100")
+    assert read_sweep("idle_timeout=30s..1h/5").values == ("30s", "1.7m", "5.5m", "18m", "1h")
+    assert read_sweep("nodes_max=7..1234/2").values == ("7", "1234")
     for text in ("idle_timeout", "idle_timeout=1h..1m", "idle_timeout=1m..2m/1", "idle_timeout=a..b"):
         with pytest.raises(SweepError):
             read_sweep(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -20,11 +21,13 @@ from nodemanager.whatif.cloud import Chance, Conditions, Machine
 from nodemanager.whatif.conditions import SEEN_MIN, conditions_of
 from nodemanager.whatif.habits import MARKS_MAX, Habit, Spread
 from nodemanager.whatif.learned import Learned, Seen, learn, learn_from
+from nodemanager.whatif.study import Runner
 from nodemanager.whatif.variants import with_key
 from nodemanager.whatif.workload import WorkloadError
 from tests.whatif.journals import a_journal, a_life
-from tests.whatif.sites import a_site
+from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
+NONE_FOR_A_WHILE = {"boot_s": None, "up_s": 1.0, "outcome": "create_capacity"}
 THIN = TypeName("thin")
 DURATIONS = st.floats(0.0, 1e5, allow_nan=False)
 
@@ -93,7 +96,7 @@ def test_every_life_is_counted_as_what_it_was(story: list[tuple[str, int]]) -> N
 
 
 def test_creates_that_follow_one_another_ask_once_and_a_shortage_lasts_till_one_is_served() -> None:
-    none = {"boot_s": None, "up_s": 1.0, "outcome": "create_capacity"}
+    none = NONE_FOR_A_WHILE
     seen = _seen(
         *(a_life(number, at_s=number * 0.1) for number in range(20)),
         *(a_life(number, at_s=1000.0 + number * 0.1, **none) for number in range(20, 40)),  # type: ignore[arg-type]
@@ -101,7 +104,7 @@ def test_creates_that_follow_one_another_ask_once_and_a_shortage_lasts_till_one_
         a_life(51, at_s=1362.0),
         a_life(52, at_s=2000.0),
     )
-    assert seen.asks == 3
+    assert seen.asks == 4
     assert seen.shortages_s == [pytest.approx(360.0)]
 
 
@@ -124,7 +127,7 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
     learned = _learned(*lives)
     site = a_site(tmp_path, simulation="boot_failures = 0.25")
     conditions, figures = conditions_of(site, learned)
-    habit = conditions.habit(site.node_types[0])
+    habit = conditions.habits[THIN]
     assert (habit.boot_s.at(0.0), habit.boot_s.at(1.0)) == (200.0, 209.0)
     assert habit.p_boot_failure == 0.25
     assert habit.stop_s.at(0.5) == pytest.approx(20.0)
@@ -137,7 +140,7 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
 def test_a_key_that_is_swept_leaves_the_others_learned(tmp_path: Path) -> None:
     learned = _learned(*(a_life(number, at_s=number * 100.0) for number in range(SEEN_MIN)))
     swept = with_key(a_site(tmp_path), "boot_failures", "0.5")
-    habit = conditions_of(swept, learned)[0].habit(swept.node_types[0])
+    habit = conditions_of(swept, learned)[0].habits[THIN]
     assert (habit.p_boot_failure, habit.boot_s.at(0.5)) == (0.5, 80.0)
 
 
@@ -153,7 +156,7 @@ def test_a_type_of_which_too_little_was_seen_goes_by_those_of_its_market(tmp_pat
         site.path.write_text(text + thick.format(market=market))
         site = load_site(site.path, {})
         conditions, _ = conditions_of(site, _learned(*lives, *few))
-        medians[market] = conditions.habit(site.node_types[1]).boot_s.at(0.5)
+        medians[market] = conditions.habits[TypeName("thick")].boot_s.at(0.5)
     assert medians == {"on-demand": pytest.approx(300.0), "spot": pytest.approx(90.0)}
 
 
@@ -166,7 +169,7 @@ def _habit(**changes: object) -> Habit:
 
 def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(p_boot_failure=0.3)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(p_boot_failure=0.3)}), seed=1)
     boots = [chance.boot(node_type) for _ in range(4000)]
     assert sum(fails for _, fails in boots) / len(boots) == pytest.approx(0.3, abs=0.03)
     assert {(took_s, fails) for took_s, fails in boots} == {(60.0, False), (900.0, True)}
@@ -174,17 +177,17 @@ def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> 
 
 def test_nodes_are_lost_as_often_as_was_seen(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(lost_per_hour=0.5)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(lost_per_hour=0.5)}), seed=1)
     stays_s = [chance.lost_after_s(node_type) for _ in range(4000)]
     assert sum(stays_s) / len(stays_s) == pytest.approx(7200.0, rel=0.05)
 
 
 def test_a_type_is_short_for_as_long_as_was_seen_and_to_be_had_then(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions(_habit(p_shortage=1.0, shortage_s=Spread((300.0,)))), seed=1)
+    chance = Chance(Conditions({THIN: _habit(p_shortage=1.0, shortage_s=Spread((300.0,)))}), seed=1)
     assert chance.refuses(node_type, (), 0.0) is FailureKind.CAPACITY
     assert chance.refuses(node_type, (), 299.0) is FailureKind.CAPACITY
-    asked = Chance(Conditions(_habit(p_shortage=0.5, shortage_s=Spread((300.0,)))), seed=1)
+    asked = Chance(Conditions({THIN: _habit(p_shortage=0.5, shortage_s=Spread((300.0,)))}), seed=1)
     outcomes = [asked.refuses(node_type, (), ask * 1000.0) is not None for ask in range(2000)]
     assert sum(outcomes) / len(outcomes) == pytest.approx(0.5, abs=0.05)
 
@@ -195,7 +198,7 @@ def test_a_learned_quota_is_met_as_a_quota(tmp_path: Path) -> None:
         Machine(ProviderId(str(rank)), LaunchId(""), node_type.slots[rank], rank, node_type, 0.0, state=state)
         for rank, state in enumerate((CloudState.PENDING, CloudState.RUNNING))
     ]
-    chance = Chance(Conditions(_habit(nodes_max=2)), seed=1)
+    chance = Chance(Conditions({THIN: _habit(nodes_max=2)}), seed=1)
     assert chance.refuses(node_type, standing, 0.0) is FailureKind.QUOTA
     assert chance.refuses(node_type, standing[:1], 0.0) is None
 
@@ -263,3 +266,36 @@ def test_a_file_that_is_no_journal_is_said_to_be_none(tmp_path: Path) -> None:
     path.write_text("no database")
     with pytest.raises(WorkloadError, match=r"text\.sqlite: .*no journal of a service"):
         learn_from(path)
+
+
+def test_jobs_wait_for_a_learned_quota_and_a_learned_shortage_and_are_served(tmp_path: Path) -> None:
+    jobs = [a_job(number * 10.0, slots=4, run_s=1200.0) for number in range(3)]
+    quota = [a_life(number, up_s=None) for number in range(2)]
+    met = a_life(2, at_s=5.0, boot_s=None, up_s=1.0, outcome="create_quota")
+    within = Runner(a_workload(jobs), unseen, learned=_learned(*quota, met)).production("q", a_site(tmp_path))
+    assert (within.jobs_served, within.peak_nodes) == (3, 2)
+    assert within.creates_refused > 0
+    none = [
+        a_life(number, at_s=number * 100.0, boot_s=None, up_s=1.0, outcome="create_capacity")
+        for number in range(20)
+    ]
+    served = [a_life(100 + number, at_s=2000.0 + number * 100.0) for number in range(10)]
+    short = Runner(a_workload(jobs), unseen, learned=_learned(*none, *served)).production("s", a_site(tmp_path))
+    assert short.jobs_served == 3
+
+
+def test_a_baseline_that_was_refused_looks_again(tmp_path: Path) -> None:
+    lives = [
+        a_life(number, at_s=number * 600.0, **({} if number % 2 else NONE_FOR_A_WHILE))  # type: ignore[arg-type]
+        for number in range(40)
+    ]
+    runner = Runner(a_workload([a_job(0.0, slots=4, run_s=900.0)]), unseen, learned=_learned(*lives))
+    refused = 0
+    for name in ("fixed", "idle-timeout", "arvados"):
+        for seed in range(4):
+            site = a_site(tmp_path)
+            site = replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
+            outcome, _ = runner.baseline(name, site)
+            assert outcome.jobs_served == 1, name
+            refused += outcome.creates_refused
+    assert refused > 0

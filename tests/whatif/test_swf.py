@@ -97,5 +97,65 @@ def test_a_file_that_is_not_there_or_cut_is_said_to_be_so(tmp_path: Path) -> Non
         swf.open_swf(tmp_path / "none.swf")
     cut = tmp_path / "cut.swf.gz"
     cut.write_bytes(gzip.compress((HEADER + LINES).encode())[:-20])
+    with pytest.raises(WorkloadError, match=r"cut\.swf\.gz: cannot be read.*end-of-stream"):
+        _read(cut)
+    many = tmp_path / "many.swf.gz"
+    many.write_bytes(gzip.compress("".join(_line(number) for number in range(20_000)).encode())[:-2000])
+    with pytest.raises(WorkloadError, match=r"cannot be read beyond line [\d,]+: Compressed file ended"):
+        _read(many)
+    spoilt = bytearray(gzip.compress(HEADER.encode()))
+    spoilt[len(spoilt) // 2] ^= 0xFF
+    cut.write_bytes(spoilt)
     with pytest.raises(WorkloadError, match=r"cut\.swf\.gz: cannot be read"):
         _read(cut)
+
+
+def _line(number: float | str, *, submit: float | str = 100, run: str = "60", processors: str = "1") -> str:
+    return f"{number} {submit} 5 {run} 1 -1 -1 {processors} 600 -1 1 1 1 -1 1 -1 -1 -1\n"
+
+
+def test_packed_or_not_is_told_by_what_is_in_the_file(trace: Path, tmp_path: Path) -> None:
+    wanted, _ = _read(trace)
+    packed, plain = tmp_path / "packed.swf", tmp_path / "plain.swf.gz"
+    packed.write_bytes(gzip.compress(trace.read_bytes()))
+    plain.write_bytes(trace.read_bytes())
+    assert _read(packed)[0] == _read(plain)[0] == wanted
+
+
+def test_line_ends_of_another_system_and_a_byte_order_mark_change_nothing(trace: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.swf"
+    other.write_bytes(b"\xef\xbb\xbf" + trace.read_bytes().replace(b"\n", b"\r\n"))
+    assert swf.open_swf(other).header == swf.open_swf(trace).header
+    assert _read(other)[0] == _read(trace)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "jobs"),
+    [
+        (_line(2, run="nan"), swf.NO_NUMBER, 1),
+        (_line(2, run="inf"), swf.NO_NUMBER, 1),
+        (_line(2, processors="1e300"), swf.NO_NUMBER, 1),
+        (_line(2, run="-60"), swf.NO_RUN_TIME, 1),
+        (_line(2, submit=-5), swf.NO_SUBMIT_TIME, 1),
+        (_line(2, submit=99), swf.EARLIER, 2),
+        (_line(1), swf.SEEN_BEFORE, 2),
+        (_line(2, processors="0.5"), swf.NOT_WHOLE, 2),
+        ("PK\x03\x04 \x00\x01\n", swf.NO_NUMBER, 1),
+    ],
+)
+def test_what_no_trace_should_have_is_counted_and_harms_no_other_job(
+    tmp_path: Path, line: str, kind: str, jobs: int
+) -> None:
+    path = tmp_path / "odd.swf"
+    path.write_text(f"  ; MaxProcs: 4\n{_line(1)}{line}")
+    read, oddities = _read(path)
+    assert oddities.counts[kind] == 1
+    assert len(read) == jobs
+    assert all(job.shape.slots >= 1 for job in read)
+
+
+def test_a_header_beyond_all_measure_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "odd.swf"
+    path.write_text(f"; MaxRecords: 1e400\n; UnixStartTime: nan\n; MaxProcs: -1\n{_line(1)}")
+    workload = swf.open_swf(path)
+    assert (workload.start_at, workload.processors, workload.jobs_about) == (0.0, None, None)

@@ -1,0 +1,149 @@
+"""The frames of the report's pictures: scales, marks at round numbers, names that do not collide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+Scale = Callable[[float], float]
+
+LETTER = 7.0  # about the width of a letter of a label
+LINE = 15.0  # and the height of its line
+UNITS_S = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+WAIT_MARKS_S = (
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
+    *(3600.0, 2 * 3600.0, 4 * 3600.0, 8 * 3600.0),
+    *(86_400.0, 2 * 86_400.0, 4 * 86_400.0, 7 * 86_400.0, 14 * 86_400.0, 30 * 86_400.0, 90 * 86_400.0),
+)
+MARKS_MAX = 9
+
+
+def scale(low: float, high: float, at_low: float, at_high: float) -> Scale:
+    factor = (at_high - at_low) / (high - low or 1.0)
+    return lambda value: at_low + (value - low) * factor
+
+
+def steps(low: float, high: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """Round marks from low to high, about so many; ``least``: the smallest step."""
+    rough = max((high - low) / count or 1.0, least)
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = unit * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough * 0.999)
+    if least and step % least:
+        step = unit * next(factor for factor in (1, 2, 5, 10) if factor * unit >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 9) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def written_money(marks: Sequence[float]) -> list[str]:
+    """All of an axis in one unit."""
+    most = max(map(abs, marks), default=0.0)
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if most >= 10 * factor:
+            return [f"{mark / factor:,g}{unit}" if mark else "0" for mark in marks]
+    return [f"{mark:,.10g}" for mark in marks]
+
+
+def wait_marks(early_s: float, late_s: float) -> list[tuple[float, str]]:
+    """Round durations between two, with their units: as on a logarithmic axis, closer where little lies between."""
+    marks_s = [mark_s for mark_s in WAIT_MARKS_S if early_s <= mark_s <= late_s]
+    if len(marks_s) >= 3:
+        marks_s = marks_s[:: math.ceil(len(marks_s) / MARKS_MAX)]
+        return [(mark_s, written_wait(mark_s)) for mark_s in marks_s]
+    _, length_s = _unit_of(late_s)
+    return [
+        (mark * length_s, written_wait(mark * length_s)) for mark in steps(early_s / length_s, late_s / length_s)
+    ]
+
+
+def written_wait(duration_s: float) -> str:
+    unit, length_s = _unit_of(duration_s)
+    return f"{duration_s / length_s:.6g} {unit}"
+
+
+def _unit_of(duration_s: float) -> tuple[str, float]:
+    return next(((unit, length_s) for unit, length_s in UNITS_S if duration_s >= length_s), UNITS_S[-1])
+
+
+# --- SVG --------------------------------------------------------------------------------------------------
+
+
+def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
+
+
+def rule(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+# --- text beside points -----------------------------------------------------------------------------------
+
+# Where a name may stand beside its point: how far off, and which end of it is there.
+BESIDE = (
+    (11.0, 4.0, "start"),
+    (-11.0, 4.0, "end"),
+    (9.0, -9.0, "start"),
+    (9.0, 18.0, "start"),
+    (-9.0, -9.0, "end"),
+    (-9.0, 18.0, "end"),
+    (0.0, -13.0, "middle"),
+    (0.0, 23.0, "middle"),
+    (9.0, -24.0, "start"),
+    (-9.0, -24.0, "end"),
+    (9.0, 33.0, "start"),
+    (-9.0, 33.0, "end"),
+)
+
+
+@dataclass(slots=True)
+class Labels:
+    """Names beside points, none upon another one, a point, or the edge (left, top, right, bottom)."""
+
+    edges: tuple[float, float, float, float]
+    taken: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def keep_clear(self, x: float, y: float, reach: float) -> None:
+        self.taken.append((x - reach, y - reach, x + reach, y + reach))
+
+    def write(self, x: float, y: float, said: str, kind: str = "label") -> str:
+        """The name beside a point, or nothing where there is no room: its figures stand in the table."""
+        for off_x, off_y, anchor in BESIDE:
+            box = _box(x + off_x, y + off_y, said, anchor)
+            if self._is_free(box):
+                self.taken.append(box)
+                return text(x + off_x, y + off_y, said, kind, anchor)
+        return ""
+
+    def write_on(self, y: float, said: str, kind: str) -> str:
+        """The name of a line across, above or below it, at either end or in the middle."""
+        left, _, right, _ = self.edges
+        ends = ((right, "end"), (left + 6, "start"), ((left + right) / 2, "middle"))
+        places = [(x, y + off_y, anchor) for x, anchor in ends for off_y in (15.0, -6.0)]
+        free = [place for place in places if self._is_free(_box(*place[:2], said, place[2]))]
+        x, at_y, anchor = (free or places)[0]
+        self.taken.append(_box(x, at_y, said, anchor))
+        return text(x, at_y, said, kind, anchor)
+
+    def _is_free(self, box: tuple[float, float, float, float]) -> bool:
+        left, top, right, bottom = self.edges
+        if box[0] < left or box[1] < top or box[2] > right or box[3] > bottom:
+            return False
+        return not any(
+            box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+            for other in self.taken
+        )
+
+
+def _box(x: float, y: float, said: str, anchor: str) -> tuple[float, float, float, float]:
+    wide = len(said) * LETTER
+    left = {"start": x, "end": x - wide, "middle": x - wide / 2}[anchor]
+    return left, y - 0.8 * LINE, left + wide, y + 0.2 * LINE

@@ -1,0 +1,136 @@
+"""What a study says in words, and its page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.config import load_site
+from nodemanager.whatif.axes import LETTER, LINE, Labels, steps, wait_marks, written_money
+from nodemanager.whatif.outcome import Outcome
+from nodemanager.whatif.report import written_report
+from nodemanager.whatif.sentences import comparison, headline, sentences
+from nodemanager.whatif.study import Runner, Study, fixed_ranks
+from nodemanager.whatif.workload import Processors
+from tests.whatif.sites import a_job, a_site, a_workload, unseen
+
+
+def _outcome(folder: Path) -> Outcome:
+    jobs = [a_job(at_s, slots=3) for at_s in (0.0, 100.0, 9000.0)]
+    return Runner(a_workload(jobs), unseen).production("mine", a_site(folder))
+
+
+# --- in words ---------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_compared_by_its_cost_and_its_wait(tmp_path: Path) -> None:
+    mine = replace(_outcome(tmp_path), cost=88.0, wait_p95_s=300.0)
+    assert (
+        comparison(mine, replace(mine, cost=100.0, wait_p95_s=120.0)) == "12 % cheaper, p95 wait 3 minutes longer"
+    )
+    assert comparison(mine, replace(mine, cost=80.0)) == "10 % dearer, p95 wait the same"
+    assert comparison(mine, replace(mine, cost=88.1)) == "costs the same, p95 wait the same"
+
+
+def test_a_policy_that_leaves_jobs_unserved_is_said_to_before_what_it_costs(tmp_path: Path) -> None:
+    mine = _outcome(tmp_path)
+    other = replace(mine, jobs_served=2, cost=mine.cost / 2)
+    assert comparison(mine, other) == "serves 1 job more, 100 % dearer, p95 wait the same"
+
+
+def test_the_sentence_on_top_is_of_the_first_to_compare_with_and_the_others_follow(tmp_path: Path) -> None:
+    mine = _outcome(tmp_path)
+    study = Study(a_site(tmp_path), a_workload([]), mine)
+    assert headline(study) == f"{mine.cost:,.2f} for 3 jobs, p95 wait {mine.wait_p95_s:.0f} seconds."
+    study.baselines["fixed"] = replace(mine, policy="fixed", cost=mine.cost * 2)
+    study.swept["idle_timeout=1m"] = replace(mine, policy="idle_timeout=1m", cost=mine.cost * 0.9)
+    study.swept["idle_timeout=9m"] = replace(mine, policy="idle_timeout=9m", cost=mine.cost * 1.2)
+    assert headline(study) == "mine beside fixed: 50 % cheaper, p95 wait the same."
+    assert sentences(study)[1:] == [
+        "idle_timeout=1m, the cheapest of the sweep, beside mine: 10 % cheaper, p95 wait the same."
+    ]
+
+
+# --- the page ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path) -> None:
+    mine = _outcome(tmp_path)
+    study = Study(a_site(tmp_path), a_workload([]), replace(mine, policy="<b>&"))
+    study.compared["x"] = replace(mine, policy="x" * 90)
+    study.differences["x"] = {"[Policy] idle_timeout": ("5m", "<1m>")}
+    page = written_report(study)
+    assert "<b>" not in page
+    assert "&lt;1m&gt;" in page
+    assert re.search(r"<td>thin</td><td>on-demand</td>", page)
+
+
+def test_marks_are_round_and_carry_their_units() -> None:
+    assert steps(0.0, 36.0, 4, least=1.0) == [0, 10, 20, 30]
+    assert steps(0.0, 2.0, 4, least=1.0) == [0, 1, 2]
+    assert written_money([0.0, 5000.0, 10_000.0, 15_000.0]) == ["0", "5k", "10k", "15k"]
+    assert written_money([0.0, 0.5, 1.0]) == ["0", "0.5", "1"]
+    assert [said for _, said in wait_marks(8.0, 200.0)] == ["10 s", "20 s", "30 s", "1 min", "2 min"]
+    assert [said for _, said in wait_marks(4.33 * 3600, 4.42 * 3600)] == [
+        "4.34 h",
+        "4.36 h",
+        "4.38 h",
+        "4.4 h",
+        "4.42 h",
+    ]
+
+
+@given(st.floats(0.0, 1e9), st.floats(1e-3, 1e9), st.sampled_from([0.0, 1.0]))
+def test_marks_lie_within_at_even_distances(low: float, reach: float, least: float) -> None:
+    high = low + reach
+    marks = steps(low, high, least=least)
+    assert len(marks) <= 6
+    assert all(low - 1e-6 * high <= mark <= high * (1 + 1e-6) for mark in marks)
+    if least and reach >= 10:
+        assert all(mark == int(mark) for mark in marks)
+    gaps = [after - before for before, after in pairwise(marks)]
+    assert all(gap == pytest.approx(gaps[0], rel=1e-3) for gap in gaps)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(100, 700), st.floats(40, 300), st.text("abc", min_size=1, max_size=30)), max_size=15
+    )
+)
+def test_no_name_lies_on_another_one(points: list[tuple[float, float, str]]) -> None:
+    labels = Labels((78.0, 30.0, 840.0, 374.0))
+    written = [labels.write(x, y, name) for x, y, name in points]
+    boxes = []
+    for said in filter(None, written):
+        found = re.search(r'x="([-\d.]+)" y="([-\d.]+)".*anchor="(\w+)">(\w+)<', said)
+        assert found
+        x, y, wide = float(found[1]), float(found[2]), len(found[4]) * LETTER
+        left = {"start": x, "end": x - wide, "middle": x - wide / 2}[found[3]]
+        boxes.append((left, y - LINE * 0.8, left + wide, y + LINE * 0.2))
+    for one, other in combinations(boxes, 2):
+        apart = max(one[0], other[0]) - min(one[2], other[2]), max(one[1], other[1]) - min(one[3], other[3])
+        assert max(apart) >= -0.2  # as exact as coordinates are written
+    assert all(box[0] >= 77.9 and box[2] <= 840.1 for box in boxes)
+
+
+# --- the fixed cluster ------------------------------------------------------------------------------------
+
+
+def test_the_fixed_cluster_has_each_type_by_its_share_and_the_processors_of_the_trace(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    text = site.path.read_text()
+    thick = (
+        text[text.index("[Node thin]") :].replace("thin", "thick").replace("[1-6]", "[1-2]").replace("0.30", "9")
+    )
+    site.path.write_text(text.replace("nodes_max = 6", "nodes_max = 5") + thick)
+    site = load_site(site.path, {})
+    assert sorted(fixed_ranks(site, a_workload([]))) == [1, 2, 3, 4, 7]
+    traced = replace(a_workload([]), processors=4)
+    assert len(fixed_ranks(site, traced)) == 2
+    assert len(fixed_ranks(site, replace(traced, each=Processors.NODES))) == 4
