@@ -290,7 +290,7 @@ def _gone(node: Node, outlook: Outlook) -> Step:
     rank = outlook.snapshot.ranks.get(node.launch.rank)
     if node.cloud is not None and rank is not None and rank.online:
         # Its slot is free only when the overlay has noticed too.
-        return Step(because("gone_yet_online"))
+        return _held_up(node, because("gone_yet_online"), outlook)
     if waits_for_record(node, outlook.snapshot):
         return Step(because("spend_to_record"))
     reason = because("gone")

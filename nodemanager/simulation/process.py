@@ -72,6 +72,7 @@ class Process:
         self._watch.start(self._heard, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self) -> None:
+        self.calls_left = None  # a call that is on the wire may still be carried out: it cannot be killed twice
         self._watch.stop()
         self._pump.kill(lambda: self._draws.random() < 0.5)
         self._scenario.flux.drop_claim(self.token)

@@ -13,6 +13,7 @@ from decimal import Decimal
 from nodemanager.actors.manager import Published
 from nodemanager.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.fleet import spending
+from nodemanager.fleet.hardware import as_promised
 from nodemanager.messages import UsePolicy
 from nodemanager.model import CloudState, JobId, JobState, ProviderId, SlotName, TypeName
 from nodemanager.ports import FluxError, JoinPort
@@ -170,7 +171,8 @@ class Scenario:
         for process in self.processes:
             process.oversight.begin_peace()
             process.calls_left = None
-            process.manager.tell(UsePolicy(self.policy))
+            # As a site that is read anew says it: with what its types have come to promise.
+            process.manager.tell(UsePolicy(as_promised(self.policy, self.flux.promises)))
         self.provider.faults = healthy()
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0

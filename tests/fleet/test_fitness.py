@@ -6,13 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.facts import HousekeepingKilled, NodeCordoned, NodeReported
+from nodemanager.facts import HousekeepingKilled, NodeCordoned, NodeReported, QueueProbed
 from nodemanager.fleet.fitness import FLAPS_WITHIN_S, KILLS_MAX
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Scope
-from nodemanager.model import FluxRank, JoinPhase, Market, NodeState, TypeName
+from nodemanager.model import CloudState, FluxRank, JoinPhase, Market, NodeState, TypeName
 from nodemanager.orders import KillHousekeeping
-from tests.builders import CLOUD, GPU, World, a_rank, a_type, a_world, boots, busy, drained, orders, whole_nodes
+from tests.builders import (
+    CLOUD,
+    GPU,
+    World,
+    a_cloud_node,
+    a_rank,
+    a_type,
+    a_world,
+    boots,
+    busy,
+    drained,
+    orders,
+    whole_nodes,
+)
 
 TWO_ZONES = replace(a_type("cloud"), zones=("a", "b"), market=Market.SPOT)
 
@@ -221,6 +234,18 @@ def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_nod
     ended = drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1")))
     world.wait(1.0).see_ranks(ended)
     assert orders(world.decide()) == ["drain cloud1-1"], "somebody has ended it: it goes"
+
+
+def test_housekeeping_does_not_keep_the_slot_of_a_node_that_is_gone_for_ever() -> None:
+    """Another machine stands on its rank, by the same ticket, and its housekeeping hangs."""
+    world = a_world().node("cloud1", NodeState.GONE)
+    held = replace(busy(a_rank("cloud1")), housekeeping_since_at=world.snapshot.wall_at)
+    gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
+    world.but(nodes={world.id("cloud1"): replace(world["cloud1"], cloud=gone)}).wait(1.0).see_ranks(held)
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "gone_yet_online")
+    world.wait(world.policy.housekeeping_max_s).see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(gone)
+    (kill,) = world.decide().actions
+    assert isinstance(kill, KillHousekeeping)
 
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.STOPPING])

@@ -41,7 +41,7 @@ def believing_the_first_look(patch: Patch) -> None:
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
         return replace(node, call=None, drained_s=fact.started_s, rank=was)
 
-    patch.setattr(sightings, "drained", as_it_was)
+    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDrained, as_it_was)
 
 
 def believing_one_list(patch: Patch) -> None:
