@@ -95,7 +95,9 @@ def step(node: Node, outlook: Outlook) -> Step:
         return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
     steered = steering.step(node, outlook.snapshot.steering)
     if steered is not None:
-        return Step(*steered)
+        reason, action = steered
+        waits = action is None and reason.code == "retired_by_operator"
+        return _held_up(node, reason, outlook) if waits else Step(reason, action)
     if node.launch.type_name in outlook.policy.observed and node.state in STANDING:
         return Step(because("only_observed", node_type=node.launch.type_name))
     return STEPS[node.state](node, outlook)

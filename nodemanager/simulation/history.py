@@ -27,6 +27,7 @@ class History:
     def __init__(self) -> None:
         self.full = False
         self.corruptions = 0
+        self.deletions = 0
         self._folder = TemporaryDirectory(prefix="flux-node-manager-chaos-")
         self.path = Path(self._folder.name) / FILE
 
@@ -39,6 +40,7 @@ class History:
                 file.write(RUBBISH)
 
     def delete(self) -> None:
+        self.deletions += 1
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -66,20 +68,21 @@ class Kept:
         self._journal = _Fillable(history)
         self._history, self._corruptions = history, history.corruptions
         self._told: tuple[Entry, ...] = ()
+        self._deletions = history.deletions
 
     def take_in(self, published: Published) -> None:
         happened = self._follower.of([published])
         if _tells(happened):
             self._journal.write([happened])
-            self._told = happened.entries or self._told
+            self._told, self._deletions = happened.entries or self._told, self._history.deletions
 
     def why_lost(self) -> str:
         """Why what was told last cannot be read; "" where it can.
 
         One that is spoilt under the process that writes it may look well to that: the next one looks it through.
         """
-        if self._journal.failure or not self._told:
-            return self._journal.failure
+        if self._journal.failure or not self._told or self._history.deletions != self._deletions:
+            return self._journal.failure  # what was told before the file was deleted is lost
         latest = self._told[-1]
         try:
             found = JournalReader(self._journal.path).entries(subject=latest.subject)

@@ -163,7 +163,8 @@ class Witness:
         self.answered_s: dict[str, float] = {}
         self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
         self.listed: tuple[CloudNode, ...] = ()
-        self.seen: set[LaunchId] = set()  # whose nodes it was shown
+        self.knows_leases = False
+        self.seen: set[LaunchId] = set()  # whose nodes it was shown since it knows the leases
         self.listed_s = 0.0
         self.killed: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
         self._world = world
@@ -179,7 +180,8 @@ class Witness:
         self.shown(nodes)
 
     def shown(self, nodes: Iterable[CloudNode]) -> None:
-        self.seen |= {node.identity.launch for node in nodes if node.identity is not None}
+        if self.knows_leases:
+            self.seen |= {node.identity.launch for node in nodes if node.identity is not None}
 
 
 @dataclass
@@ -220,6 +222,11 @@ class WatchedFlux(SimulatedFluxPort):
         super().__init__(flux, world, token, rules.policy.cluster_uuid)
         self._rules = rules
         self._witness = witness
+
+    def launches(self) -> tuple[Launch, ...]:
+        launches = super().launches()
+        self._witness.knows_leases = True
+        return launches
 
     def stop_broker(self, rank: Rank) -> None:
         def check_and_stop() -> None:

@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.facts import HousekeepingKilled, NodeCordoned, NodeReported, QueueProbed
+from nodemanager.facts import (
+    HoldPlaced,
+    HousekeepingKilled,
+    NodeCordoned,
+    NodeReported,
+    QueueProbed,
+    RetirementAsked,
+)
 from nodemanager.fleet.fitness import FLAPS_WITHIN_S, KILLS_MAX
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Scope
-from nodemanager.model import CloudState, FluxRank, JoinPhase, Market, NodeState, TypeName
+from nodemanager.model import CloudState, FluxRank, JoinPhase, Mark, Market, NodeState, TypeName
 from nodemanager.orders import KillHousekeeping
 from tests.builders import (
     CLOUD,
@@ -234,6 +241,18 @@ def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_nod
     ended = drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1")))
     world.wait(1.0).see_ranks(ended)
     assert orders(world.decide()) == ["drain cloud1-1"], "somebody has ended it: it goes"
+
+
+@pytest.mark.parametrize(("word", "told"), [(RetirementAsked, True), (HoldPlaced, False)])
+def test_housekeeping_that_hangs_does_not_keep_a_node_that_an_operator_retires(
+    word: type[RetirementAsked | HoldPlaced], told: bool
+) -> None:
+    world = _in_housekeeping(a_world().busy_node(), 10.0)
+    rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
+    world.see(word(world.id("cloud1"), Mark("ada", world.snapshot.wall_at))).wait(1.0).see_ranks(rank)
+    world.but(steering_on_record=world.snapshot.steering).wait(world.policy.housekeeping_max_s).all_is_fresh()
+    kills = [action for action in world.decide().actions if isinstance(action, KillHousekeeping)]
+    assert bool(kills) is told, "what an operator holds may be what he looks at"
 
 
 def test_housekeeping_does_not_keep_the_slot_of_a_node_that_is_gone_for_ever() -> None:
