@@ -163,7 +163,7 @@ class Witness:
         self.answered_s: dict[str, float] = {}
         self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
         self.listed: tuple[CloudNode, ...] = ()
-        self.knows_leases = False
+        self.knows_leases = False  # it has once held the instance
         self.seen: set[LaunchId] = set()  # whose nodes it was shown since it knows the leases
         self.listed_s = 0.0
         self.killed: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
@@ -222,11 +222,6 @@ class WatchedFlux(SimulatedFluxPort):
         super().__init__(flux, world, token, rules.policy.cluster_uuid)
         self._rules = rules
         self._witness = witness
-
-    def launches(self) -> tuple[Launch, ...]:
-        launches = super().launches()
-        self._witness.knows_leases = True
-        return launches
 
     def stop_broker(self, rank: Rank) -> None:
         def check_and_stop() -> None:

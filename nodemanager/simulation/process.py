@@ -108,6 +108,7 @@ class Process:
             for action in published.plan.actions:
                 run.note(f"{self.token} {_told(action)}")
         if published.snapshot.claimed:
+            self.witness.knows_leases = True
             run.published = published
             self.oversight.published(published)
 
