@@ -101,21 +101,29 @@ class Journal:
 
     def write(self, batch: list[Happened]) -> None:
         """Write them now. For the journal's thread, or for who has none."""
+        error = self._tried(batch)
+        if error is not None and _is_broken(error):
+            self._say(error)
+            self._move_aside(error)
+            error = self._tried(batch)  # to the one that is begun anew
+        if error is not None:
+            self.lost += len(batch)
+            self._say(error)
+        elif self.failure:
+            self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
+            self.failure = ""
+
+    def _tried(self, batch: list[Happened]) -> Exception | None:
+        """Why they could not be written; None where they are."""
         try:
             connection = self._opened()
             with connection:
                 _insert(connection, batch)
             self._prune(connection, batch[-1].published.snapshot.wall_at)
         except (sqlite3.Error, OSError, TooNew) as error:
-            self.lost += len(batch)
-            self._say(error)
             self.close()
-            if _is_broken(error):
-                self._move_aside(error)
-        else:
-            if self.failure:
-                self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
-            self.failure = ""
+            return error
+        return None
 
     def _say(self, error: Exception) -> None:
         """Once for each kind of failure, not once a second."""
