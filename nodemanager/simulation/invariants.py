@@ -42,7 +42,7 @@ class Demand:
     """The jobs of a run and what they ask for: the truth, beside what the manager makes of it."""
 
     shapes: dict[JobId, Shape] = field(default_factory=dict)
-    held: set[JobId] = field(default_factory=set)
+    held: dict[JobId, float] = field(default_factory=dict)  # since when
     successors: dict[JobId, JobId] = field(default_factory=dict)  # of jobs that were submitted once more
 
 

@@ -52,7 +52,7 @@ class Oversight:
         self._note_what_waits(now_s)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
-            self._not_for_held(boots)
+            self._not_for_held(boots, now_s)
             self._within_budget(published)
             self._not_twice(published, boots)
         if made.stands_still is None:
@@ -97,9 +97,10 @@ class Oversight:
             if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.demand.held:
                 self._pending_s[job] = now_s
 
-    def _not_for_held(self, boots: Iterable[BootNode]) -> None:
+    def _not_for_held(self, boots: Iterable[BootNode], now_s: float) -> None:
+        held = self.demand.held
         for boot in boots:
-            waiting = [job for job in boot.serves if job not in self.demand.held]
+            waiting = [job for job in boot.serves if now_s - held.get(job, now_s) <= ON_ITS_WAY_S]
             self.rules.require(
                 bool(waiting) or not boot.serves,
                 f"{boot.launch.id} is bought for jobs that are held: {boot.serves}",

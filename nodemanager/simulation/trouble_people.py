@@ -29,7 +29,7 @@ def _holds_a_job(run: Scenario, act: Act) -> None:
     job = pick(_pending(run), act.amount)
     if job is not None and run.flux_is_up():
         run.flux.set_urgency(job, 0)
-        run.demand.held.add(job)
+        run.demand.held[job] = run.world.now_s
 
 
 def _operator_drains(run: Scenario, act: Act) -> End | None:
