@@ -71,7 +71,7 @@ class JournalReader:
             *values,
             limit,
         )
-        return [{**row, "figures": json.loads(row["figures"])} for row in reversed(rows)]
+        return [self._with_figures(row) for row in reversed(rows)]
 
     def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
         """The last thing that was said of a subject before a moment; None where nothing was."""
@@ -81,7 +81,13 @@ class JournalReader:
             subject,
             at,
         )
-        return {**rows[0], "figures": json.loads(rows[0]["figures"])} if rows else None
+        return self._with_figures(rows[0]) if rows else None
+
+    def _with_figures(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {**row, "figures": json.loads(row["figures"])}
+        except (TypeError, ValueError) as fault:  # spoilt where SQLite takes no notice
+            raise JournalUnreadable(f"{self._path}: the figures of {row['subject']!r}: {fault}") from fault
 
     def launch_of(self, slot: str, at: float) -> str | None:
         """Which launch had a slot at a moment."""

@@ -139,6 +139,15 @@ def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path
     assert [log["event"] for log in logs] == ["journal_gone"]
 
 
+@pytest.mark.parametrize("figures", ["", "\ufffd{"])
+def test_one_that_is_spoilt_where_sqlite_takes_no_notice_is_said_to_be_unreadable(path: Path, figures: str) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE entries SET figures = ?", (figures,))
+    with pytest.raises(JournalUnreadable, match="figures"):
+        JournalReader(path).entries()
+
+
 def _told_of(story: list[Happened]) -> list[Entry]:
     return [entry for happened in story for entry in happened.entries]
 
