@@ -41,6 +41,11 @@ class Happened:
     advised: Advised | None = None
     ended: tuple[EndedJob, ...] = ()
 
+    @property
+    def to_write(self) -> bool:
+        """Whether the journal has anything of it to keep."""
+        return any((self.entries, self.lives, self.spent, self.advised, self.ended))
+
 
 class Follower:
     """Works out what happened."""

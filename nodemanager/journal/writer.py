@@ -58,8 +58,7 @@ class Journal:
         self._thread.start()
 
     def take_in(self, happened: Happened) -> None:
-        told = happened.entries, happened.lives, happened.spent, happened.advised, happened.ended
-        if not any(told):
+        if not happened.to_write:
             return
         try:
             self._waiting.put_nowait(happened)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nodemanager.actors.manager import Published
-from nodemanager.journal.chronicle import Follower, Happened
+from nodemanager.journal.chronicle import Follower
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
 from nodemanager.journal.schema import FILE
@@ -72,7 +72,7 @@ class Kept:
 
     def take_in(self, published: Published) -> None:
         happened = self._follower.of([published])
-        if _tells(happened):
+        if happened.to_write:
             self._journal.write([happened])
             self._told, self._deletions = happened.entries or self._told, self._history.deletions
 
@@ -96,7 +96,3 @@ class Kept:
 
     def close(self) -> None:
         self._journal.close()
-
-
-def _tells(happened: Happened) -> bool:
-    return any((happened.entries, happened.lives, happened.spent, happened.advised, happened.ended))

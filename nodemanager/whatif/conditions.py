@@ -5,7 +5,7 @@ Of each type the figures are its own where enough was seen of it, else those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodemanager.config import Site
@@ -86,9 +86,9 @@ class _Source:
 
     def habit(self) -> Habit:
         usual = _usual(self._simulation, self.node_type.market)
-        boot_s = self._boot_s(usual)
+        boot_s = self._lasting("a boot", "boot_delay", lambda it: it.boots_s, "boots", usual.boot_s)
         p_boot_failure, failing_s = self._failures(usual, boot_s)
-        stop_s = self._stop_s(usual)
+        stop_s = self._lasting("an end", "stop_delay", lambda it: it.stops_s, "ends", usual.stop_s)
         lost_per_hour = self._lost_per_hour(usual)
         p_shortage, shortage_s = self._shortages()
         return Habit(
@@ -104,11 +104,13 @@ class _Source:
 
     # --- each figure ---
 
-    def _boot_s(self, usual: Habit) -> Spread:
-        seen, whose = self._enough("boot_delay", lambda it: len(it.boots_s))
-        spread = Spread.of(seen.boots_s) if seen is not None else usual.boot_s
-        source = f"{len(seen.boots_s):,} boots {whose}" if seen is not None else whose
-        self._note("a boot", _in_words(spread), source)
+    def _lasting(
+        self, what: str, key: str, of: Callable[[Seen], Sequence[float]], counted: str, usual: Spread
+    ) -> Spread:
+        seen, whose = self._enough(key, lambda it: len(of(it)))
+        spread = Spread.of(of(seen)) if seen is not None else usual
+        source = f"{len(of(seen)):,} {counted} {whose}" if seen is not None else whose
+        self._note(what, _in_words(spread), source)
         return spread
 
     def _failures(self, usual: Habit, boot_s: Spread) -> tuple[float, Spread]:
@@ -122,13 +124,6 @@ class _Source:
         after = f", given up after {_in_words(failing_s)}" if failed else ""
         self._note("boots that fail", f"{failed / boots:.2%}{after}", f"{failed:,} of {boots:,} boots {whose}")
         return failed / boots, failing_s
-
-    def _stop_s(self, usual: Habit) -> Spread:
-        seen, whose = self._enough("stop_delay", lambda it: len(it.stops_s))
-        spread = Spread.of(seen.stops_s) if seen is not None else usual.stop_s
-        source = f"{len(seen.stops_s):,} ends {whose}" if seen is not None else whose
-        self._note("an end", _in_words(spread), source)
-        return spread
 
     def _lost_per_hour(self, usual: Habit) -> float:
         key = "spot_reclaims_per_hour" if self.node_type.market is Market.SPOT else ""
