@@ -22,7 +22,7 @@ from nodemanager.fleet.line import BatchKey, line_of, up_to
 from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.remade import worked_out
-from nodemanager.fleet.seating import Bin, Seating, Usher, pieces_of
+from nodemanager.fleet.seating import Bin, Seating, Usher, cores_of_piece, pieces_of
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
@@ -146,6 +146,7 @@ class _Maker:
     never: dict[Want, Reason] = field(default_factory=dict)
     told_apart: list[Constraint] = field(init=False)
     known_offers: list[Offer] | None = None
+    known_cores: int | None = None
     gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
@@ -187,6 +188,14 @@ class _Maker:
             coming = [] if self.budget.drains else supply.coming(self.snapshot, self.policy, self.told_apart)
             self.known_offers = [*coming, *on_sale]
         return self.known_offers
+
+    @property
+    def cores_on_offer(self) -> int:
+        """No more cores than these can be had, whatever is laid on them: neither do those that are paid for have
+        more, nor do the limits allow more."""
+        if self.known_cores is None:
+            self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
+        return self.known_cores
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
@@ -258,6 +267,8 @@ class _Maker:
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""
+        if self._cores_short(end) > self.cores_on_offer:
+            return None  # as would come out, after all that is short has been sorted and laid
         works = self._works(end)
         shelf: Shelf | None = self._empty_shelf(self.offers if works else [])
         for stage in self._stages(works):
@@ -404,6 +415,19 @@ class _Maker:
         return low, best
 
     # -- work
+
+    def _cores_short(self, end: Place) -> int:
+        """How many cores all that is short before a place in the queue takes at the least."""
+        cores = 0
+        for id_, (key, short) in self.seating.short.items():
+            if (-key.priority, id_) < end and not self._has_failed(key, id_):
+                cores += short * cores_of_piece(key.shape)
+        seated = self.seating.seated
+        for key in self.batches:
+            jobs = self._end(key, end) - seated.get(key, 0)
+            if jobs > 0:
+                cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
+        return cores
 
     def _works(self, end: Place) -> list[Work]:
         """What is short before a place in the queue, in the order of the batches."""

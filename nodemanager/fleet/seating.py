@@ -83,6 +83,11 @@ def slots_per_piece(shape: Shape) -> int:
     return 1 if shape.nodes is None else shape.slots
 
 
+def cores_of_piece(shape: Shape) -> int:
+    """How many cores a node must have for a piece. One that takes its node whole asks for those of one slot."""
+    return max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots_per_piece(shape))
+
+
 def on_different_nodes(shape: Shape) -> bool:
     """Slots that each take a node whole lie on as many nodes, too."""
     return shape.nodes is not None or shape.exclusive

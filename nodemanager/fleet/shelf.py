@@ -15,7 +15,7 @@ from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, fit
 from nodemanager.fleet.remade import replace
-from nodemanager.fleet.seating import on_different_nodes, pieces_of, slots_per_piece
+from nodemanager.fleet.seating import cores_of_piece, on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.fleet.supply import Offer, Place
 from nodemanager.model import JobId, Shape
 
@@ -53,11 +53,11 @@ class Work:
 
     def item(self, memory_bytes: int) -> Item:
         """``memory_bytes``: what each piece is to have."""
-        shape, slots, jobs = self.shape, slots_per_piece(self.shape), self.jobs
+        shape, jobs = self.shape, self.jobs
         return Item(
             pieces=jobs * self.pieces_each,
-            cores=max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots),
-            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots),
+            cores=cores_of_piece(shape),
+            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
             memory_bytes=memory_bytes,
             per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
             whole=shape.exclusive,
@@ -106,7 +106,7 @@ class Shelf:
         ``share``: whether what is free on nodes with other work may be used.
         """
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
-        if sum(item.pieces * item.cores for item in items) > self._cores_left(share=share):
+        if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
             return None  # as would come out, after every way to pack it has been tried
         made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
         return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
@@ -132,7 +132,7 @@ class Shelf:
             pieces += bought * each
         return pieces
 
-    def _cores_left(self, *, share: bool) -> int:
+    def cores_left(self, *, share: bool) -> int:
         """No more cores than these can be had for what is yet to be laid."""
         cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
         nodes_left = self.nodes_left
