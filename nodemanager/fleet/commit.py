@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
@@ -137,18 +137,20 @@ def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy) -> Nod
 
 def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
     kind, event = UNDER_WAY[type(order)]
-    # A drain or a destroy may be ordered again; the move was made the first time.
-    if event is not None and not _there_already(node, event):
-        node = move(node, event, snapshot.now_s)
+    now_s = snapshot.now_s
+    changes: dict[str, Any] = {"call": Call(kind, now_s, now_s + policy.call_timeout_s)}
     if isinstance(order, DrainNode):
         again = node.retired_s is not None and node.retiring is not None
-        retired_s = node.retired_s if again else snapshot.now_s
-        node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
+        retired_s = node.retired_s if again else now_s
+        changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
-        node = replace(node, retiring=order.reason)  # it goes once its jobs have ended
+        changes["retiring"] = order.reason  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):
-        node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
-    return _call(node, kind, snapshot, policy)
+        changes["drained_s"] = None  # whatever becomes of it, the second look has to be taken anew
+    # A drain or a destroy may be ordered again; the move was made the first time.
+    if event is not None and not _there_already(node, event):
+        return move(node, event, now_s, **changes)
+    return replace(node, **changes)
 
 
 def _there_already(node: Node, event: Event) -> bool:

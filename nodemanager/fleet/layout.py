@@ -164,8 +164,9 @@ class _Maker:
                 self.never[_want(key)] = why
         if self.never:
             self.batches = {key: ids for key, ids in self.batches.items() if _want(key) not in self.never}
-        shapes = (key.shape for key in self.batches)
-        constraints = dict.fromkeys(it.constraint for it in shapes if it.constraint is not ANYWHERE)
+        constraints = dict.fromkeys(
+            key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE
+        )
         self.told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
         self.places = max(self.policy.price_places, -int(self.market.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from typing import NamedTuple
 
 from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
@@ -286,8 +287,7 @@ class Shelf:
         return replace(stack, pieces=(*stack.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(NamedTuple):
     """One node with what is on it: of each work the pieces from one number to another."""
 
     place: Place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.fitness import gets_no_work, hung_s, overdue_housekeeping_s, survives_kills, unfit
@@ -81,8 +82,7 @@ class Outlook:
         return self.leads_s[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     reason: Reason
     action: NodeAction | None = None
 
