@@ -175,11 +175,13 @@ class _Maker:
 
     def _never(self, shape: Shape) -> Reason | None:
         known = self.market.ever.never
-        if shape not in known:
+        try:
+            return known[shape]
+        except KeyError:
             if len(known) >= SHAPES_KEPT:
                 known.clear()
-            known[shape] = obstacles.never(shape, self.market)
-        return known[shape]
+            why = known[shape] = obstacles.never(shape, self.market)
+            return why
 
     @property
     def offers(self) -> list[Offer]:
@@ -344,12 +346,12 @@ class _Maker:
         for key, those in self.batches.items():
             if key.priority == priority:
                 begin = self.seating.seated.get(key, 0)
-                ids += those[begin : min(self._end(key, end), begin + most)]
+                ids += those[begin : min(self._end(key, those, end), begin + most)]
         return sorted(ids)[:most]
 
-    def _end(self, key: BatchKey, end: Place) -> int:
+    def _end(self, key: BatchKey, ids: Sequence[JobId], end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""
-        return _served_before(end, key, self.batches[key], self.failed)
+        return _served_before(end, key, ids, self.failed)
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:
         for key, ids in self.batches.items():
@@ -424,8 +426,8 @@ class _Maker:
             if (-key.priority, id_) < end and not self._has_failed(key, id_):
                 cores += short * cores_of_piece(key.shape)
         seated = self.seating.seated
-        for key in self.batches:
-            jobs = self._end(key, end) - seated.get(key, 0)
+        for key, ids in self.batches.items():
+            jobs = self._end(key, ids, end) - (seated.get(key, 0) if seated else 0)
             if jobs > 0:
                 cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
         return cores
@@ -440,7 +442,7 @@ class _Maker:
                 at = bisect_left(ids, id_)
                 parts.setdefault((_want(key), short), []).append((key, ids, at, at + 1))
         for key, ids in self.batches.items():
-            begin, stop = self.seating.seated.get(key, 0), self._end(key, end)
+            begin, stop = self.seating.seated.get(key, 0), self._end(key, ids, end)
             if begin < stop:
                 runs.setdefault(_want(key), []).append((key, ids, begin, stop))
         return [

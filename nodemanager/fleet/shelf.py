@@ -175,7 +175,10 @@ class Shelf:
     ) -> bool:
         """Lay what there is to lay on some of the nodes; ``pieces`` become those that are left. Whether none is."""
         if pieces is not None:
-            items = [replace(item, pieces=count) for item, count in zip(items, pieces, strict=True)]
+            items = [
+                replace(item, pieces=count) if count != item.pieces else item
+                for item, count in zip(items, pieces, strict=True)
+            ]
         sources: list[Stack | int] = list(self.stacks) if stacks else []
         sources += [
             number
