@@ -195,7 +195,8 @@ class _Maker:
     @property
     def cores_on_offer(self) -> int:
         """No more cores than these can be had, whatever is laid on them: neither do those that are paid for have
-        more, nor do the limits allow more."""
+        more, nor do the limits allow more.
+        """
         if self.known_cores is None:
             self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
         return self.known_cores

@@ -203,7 +203,6 @@ def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
 
 def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
     """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
-
     for was, is_ in changes:
         if was is None or is_ is None or was.host != is_.host or was.type_name != is_.type_name:
             return False
