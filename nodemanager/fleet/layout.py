@@ -194,9 +194,7 @@ class _Maker:
 
     @property
     def cores_on_offer(self) -> int:
-        """No more cores than these can be had, whatever is laid on them: neither do those that are paid for have
-        more, nor do the limits allow more.
-        """
+        """No more cores than these can be had of the nodes that come and of new ones, however it is laid on them."""
         if self.known_cores is None:
             self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
         return self.known_cores
@@ -271,9 +269,10 @@ class _Maker:
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""
-        if self._cores_short(end) > self.cores_on_offer:
+        short = self._cores_short(end)
+        if short and short > self.cores_on_offer:
             return None  # as would come out, after all that is short has been sorted and laid
-        works = self._works(end)
+        works = self._works(end) if short else []
         shelf: Shelf | None = self._empty_shelf(self.offers if works else [])
         for stage in self._stages(works):
             if shelf is not None:
