@@ -194,7 +194,7 @@ class _Maker:
 
     @property
     def cores_on_offer(self) -> int:
-        """No more cores than these can be had of the nodes that come and of new ones, however it is laid on them."""
+        """No more cores than these can be had of the nodes that come and of new ones, however they are filled."""
         if self.known_cores is None:
             self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
         return self.known_cores

@@ -39,6 +39,7 @@ from nodemanager.model import (
 )
 
 RETRY_S_MAX = 60.0
+FEW_VANISHED = 2  # so many at once are no reason to doubt a list
 
 
 def drain_text(launch: LaunchId) -> str:
@@ -422,9 +423,11 @@ def _could_be_listed(node: Node) -> bool:
 
 def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
-    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
     vanished = sum(1 for node in lacking if node.provider_shows_it)
-    return vanished > max(2, shown // 2)
+    if vanished <= FEW_VANISHED:
+        return False
+    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
+    return vanished > shown // 2
 
 
 def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
