@@ -6,7 +6,7 @@ Pure. A reason that stays the same but for its figures makes no entry, nor does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -208,7 +208,8 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
     if now.plan.stands_still is not None:
         return
     before = last.plan if last is not None else None
-    for id_, reason in now.plan.nodes.items():
+    for id_ in _nodes_reasoned_about(last, now):
+        reason = now.plan.nodes[id_]
         known = before.nodes.get(id_) if before is not None else None
         if known is reason or (known is not None and known.code == reason.code):
             continue
@@ -221,6 +222,16 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
         if said is None or said.code != reason.code:
             figures = edge.figures(reason)
             yield Entry(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
+
+
+def _nodes_reasoned_about(last: Published | None, now: Published) -> Iterable[LaunchId]:
+    """The nodes whose reason may be another. Of thousands, most are only at work, now as then."""
+    if last is None or not last.plan.nodes:
+        return now.plan.nodes  # nothing was said of any
+    found = {*now.plan.decided, *(id_ for id_ in last.plan.decided if id_ in now.plan.nodes)}
+    if last.snapshot.nodes is not now.snapshot.nodes:
+        found |= now.snapshot.nodes.keys() - last.snapshot.nodes.keys()
+    return sorted(found)
 
 
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:

@@ -59,7 +59,8 @@ from nodemanager.fleet.plan import plan
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.flux.resources import Look
 from nodemanager.front import Front
-from nodemanager.journal.chronicle import REST, REST_MAX_S, Follower, Happened
+from nodemanager.journal.chronicle import Follower, Happened, rest_s
+from nodemanager.journal.waiting import Waiting
 from nodemanager.journal.writer import Journal
 from nodemanager.messages import Mailbox
 from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
@@ -310,22 +311,21 @@ class VirtualFront:
         self.journal.start()
         self._follower = Follower()
         self._meter = meter
-        self._waiting: list[Published] = []
+        self._waiting = Waiting()
         self._awake_s = self._scrape_s = 0.0
 
     def publish(self, published: Published) -> None:
         self.board.publish(published)
-        self._waiting.append(published)
+        self._waiting.add(published)
 
     def at(self, now_s: float) -> None:
         began_s = time.thread_time()
         if self._waiting and now_s >= self._awake_s:
-            waiting, self._waiting = self._waiting, []
-            happened: Happened = self._follower.of(waiting)
-            for sink in (self.board.take_in, self.metrics.take_in, self.journal.take_in):
+            happened: Happened = self._follower.of(self._waiting.take())
+            for sink in (self.board.take_in, self.metrics.take_in):
                 sink(happened)
-            took_s = time.thread_time() - began_s
-            self._awake_s = now_s + min(REST_MAX_S, REST * took_s)
+            self.journal.take_in(happened.in_short)
+            self._awake_s = now_s + rest_s(time.thread_time() - began_s)
             self._meter.handled["chronicle"] += 1
         if now_s >= self._scrape_s:
             self._scrape_s = now_s + SCRAPE_EVERY_S
