@@ -15,7 +15,8 @@ Virtual time stands still while something is worked on, but for the pace of look
 is its processor time. How long Flux itself takes to answer is not in it, and would make looks fewer.
 
 ``front``: the chronicle, the metrics (scraped every 15 s), the board and the journal on disk, as they run beside
-the manager; the chronicle rests as it does in its thread, in virtual time. The journal's thread keeps this
+the manager; the chronicle rests as it does in its thread, in virtual time. The server, which has only real time, is
+told apart: what it takes while nobody asks. The journal's thread keeps this
 machine's time, so one commit holds as many virtual seconds as pass in a second. ``share``: processor seconds of the
 process in a second of virtual time. A tick is a message that says the time and makes a plan: its processor time
 from the message to the orders given. ``baseline`` is the same process before the first fact, all imported.
@@ -51,6 +52,7 @@ from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import PERIOD_S, Ticker
 from nodemanager.app import Outside, SystemClock, policy_of, spare_what_stays, wire
+from nodemanager.ask.client import Client
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config import Site, load_site
 from nodemanager.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
@@ -60,6 +62,7 @@ from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.flux.resources import Look
 from nodemanager.front import Front
 from nodemanager.journal.chronicle import Follower, Happened, rest_s
+from nodemanager.journal.reader import JournalReader
 from nodemanager.journal.waiting import Waiting
 from nodemanager.journal.writer import Journal
 from nodemanager.messages import Mailbox
@@ -69,8 +72,13 @@ from nodemanager.simulation import flux_watch
 from nodemanager.simulation.jobs import JobEvent
 from nodemanager.simulation.pump import Inbox, Pump
 from nodemanager.simulation.world import World
+from nodemanager.web.access import Access
+from nodemanager.web.answers import Served
 from nodemanager.web.board import Board
+from nodemanager.web.control import Control
+from nodemanager.web.listen import UnixSocket
 from nodemanager.web.metrics import Metrics
+from nodemanager.web.thread import WebServer
 from tests.benchmarks.load_world import Load, event_of, serve
 from tests.builders import a_policy
 
@@ -425,6 +433,7 @@ class _Run:
         while (gone_s := self.world.now_s - began_s) < seconds:
             self._go(began_s + min(seconds, gone_s + SAMPLE_EVERY_S))
             memory_mb.append(rss_mb())
+            self._tell(self.world.now_s - began_s, time.process_time() - began_at_s, memory_mb[-1])
         cpu_s = time.process_time() - began_at_s
         after = self.remote.ask("world.standing")
         ticks = sorted(self.meter.ticks_s)
@@ -447,6 +456,13 @@ class _Run:
             | {"pump, pipe, journals": (cpu_s - sum(self.meter.of.values())) / seconds},
             "per_s": {name: count / seconds for name, count in self.meter.handled.items()},
         }
+
+    def _tell(self, gone_s: float, cpu_s: float, mb: float) -> None:
+        """How it goes, by the minute: the whole takes a while."""
+        ticks = sorted(self.meter.ticks_s)
+        p99_ms = 1e3 * ticks[int(len(ticks) * 0.99)]
+        said = f"{gone_s:4.0f} s: {mb:.0f} MB, tick p99 {p99_ms:.1f} ms, share {100 * cpu_s / gone_s:.1f} %"
+        print(said, file=sys.stderr, flush=True)
 
     def _plan_anew(self) -> None:
         assert self.published is not None
@@ -489,14 +505,36 @@ def clockwork_share() -> float:
     """What telling the time costs by threads where nothing happens: the ticker's, and the actor's that notes it."""
     manager = cast("Any", Manager).start(a_policy(), acts=False, publish=lambda _: None, fate=Fate())
     ticker = Ticker(SystemClock(), manager, threading.Event(), lively_s=0.0)
-    began_s, began_at_s = time.process_time(), time.monotonic()
     ticker.start()
-    time.sleep(CLOCKWORK_S)
-    share = (time.process_time() - began_s) / (time.monotonic() - began_at_s)
+    share = _share_of(CLOCKWORK_S)
     ticker.stop()
     ticker.join()
     manager.stop()
     return share
+
+
+def listening_share() -> float:
+    """What the server costs while nobody asks it anything."""
+    with tempfile.TemporaryDirectory(prefix="bench-load-") as folder:
+        board = Board()
+        control = Control(board, cast("Any", None))
+        journal = JournalReader(Path(folder) / "journal.sqlite")
+        served = Served(board, Metrics(board), journal, control, Access(None, by_socket=True))
+        place = UnixSocket(Path(folder) / "web.sock")
+        server = WebServer(place, served)
+        server.start()
+        server.listens.wait()
+        Client(place, Path(folder) / "no-token").get("/openapi.json")  # once it has begun
+        share = _share_of(CLOCKWORK_S)
+        server.stop(CLOCKWORK_S)
+    return share
+
+
+def _share_of(seconds: float) -> float:
+    """What the processor does meanwhile for this process."""
+    began_s, began_at_s = time.process_time(), time.monotonic()
+    time.sleep(seconds)
+    return (time.process_time() - began_s) / (time.monotonic() - began_at_s)
 
 
 def rss_mb() -> float:
@@ -532,7 +570,8 @@ def show(numbers: Sequence[int], seconds: float) -> None:
         print(f"anew {found['look_anew_ms']:.1f} ms, {found['look_anew_ms'] / found['look_ms']:.1f} times that")
         print(f"  share of a core: {100 * found['share']:.2f} %, of which", end=" ")
         print("; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"])))
-        print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core")
+        listening = f"; the server that listens: {100 * listening_share():.2f} %" if case.front else ""
+        print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core{listening}")
         print(f"  messages a second: {', '.join(f'{name} {of:.2f}' for name, of in _greatest(found['per_s']))}")
         print(f"  changes a second: {found['changes_per_s']:.0f}, journal's events {found['journal_per_s']:.0f}")
         print(f"  at the end: {found['standing']}; its start: {found['start']}", flush=True)
