@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from nodemanager.journal.advice import in_a_line
 from nodemanager.journal.lives import Life
 from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
@@ -40,6 +42,7 @@ class JournalReader:
         except sqlite3.Error as error:
             raise JournalUnreadable(f"{self._path}: {error}") from error
         connection.row_factory = sqlite3.Row
+        connection.text_factory = _text
         try:
             yield connection
         except sqlite3.Error as error:
@@ -56,7 +59,10 @@ class JournalReader:
     def entries(
         self, *, since_at: float = 0.0, subject: str = "", kinds: Sequence[str] = (), limit: int = ENTRIES_MAX
     ) -> list[dict[str, Any]]:
-        """The latest, oldest first. ``subject``: a launch, a job's id, a type."""
+        """The latest, oldest first. ``subject``: a launch, a job's id, a type.
+
+        Of one that is spoilt where SQLite takes no notice, the others are told, and it is said in the log.
+        """
         conditions = ["at >= ?"]
         values: list[object] = [since_at]
         if subject:
@@ -71,7 +77,12 @@ class JournalReader:
             *values,
             limit,
         )
-        return [self._with_figures(row) for row in reversed(rows)]
+        whole = [row for row in reversed(rows) if not _fault_of(row)]
+        if len(whole) < len(rows):
+            structlog.get_logger().warning(
+                "journal_entries_spoilt", path=str(self._path), entries=len(rows) - len(whole)
+            )
+        return [_with_figures(row) for row in whole]
 
     def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
         """The last thing that was said of a subject before a moment; None where nothing was."""
@@ -81,13 +92,9 @@ class JournalReader:
             subject,
             at,
         )
-        return self._with_figures(rows[0]) if rows else None
-
-    def _with_figures(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return {**row, "figures": json.loads(row["figures"])}
-        except (TypeError, ValueError) as fault:  # spoilt where SQLite takes no notice
-            raise JournalUnreadable(f"{self._path}: the figures of {row['subject']!r}: {fault}") from fault
+        if rows and (fault := _fault_of(rows[0])):  # an older one would be a wrong answer
+            raise JournalUnreadable(f"{self._path}: what was last said of {subject} before {at}: {fault}")
+        return _with_figures(rows[0]) if rows else None
 
     def launch_of(self, slot: str, at: float) -> str | None:
         """Which launch had a slot at a moment."""
@@ -223,6 +230,25 @@ class JournalReader:
             }
             for (node_type, outcome), took in sorted(groups.items())
         ]
+
+
+def _text(found: bytes) -> str:
+    return found.decode(errors="replace")
+
+
+def _fault_of(entry: Mapping[str, Any]) -> str:
+    """Why it cannot be what was written; "" where it can."""
+    if not isinstance(entry["at"], float) or not all(isinstance(it, str) for it in [*entry.values()][1:]):
+        return "it is spoilt"
+    try:
+        json.loads(entry["figures"])
+    except ValueError as fault:
+        return f"its figures are spoilt: {fault}"
+    return ""
+
+
+def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {**entry, "figures": json.loads(entry["figures"])}
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float | None:

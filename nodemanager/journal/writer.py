@@ -2,36 +2,34 @@
 
 The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
 read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
-aside, what cannot be written is left out and counted.
+aside; what the disk does not take is held, and written when it does; what is too much to hold is left out, the
+oldest first, and counted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import sqlite3
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from nodemanager.journal.advice import Advised
 from nodemanager.journal.chronicle import Happened
-from nodemanager.journal.ended import EndedJob
-from nodemanager.journal.entries import Entry
-from nodemanager.journal.lives import Life
+from nodemanager.journal.rows import Rows
 from nodemanager.journal.schema import TooNew, migrate
-from nodemanager.journal.shapes import written_shape
-from nodemanager.journal.spend import HOUR_S, Account, Sum
+from nodemanager.journal.spend import HOUR_S
 
 FLUSH_S = 1.0
 WAITING_MAX = 2000
+HELD_MAX = 20_000  # rows: some ten megabytes, and a day of a quiet site
+TRY_AGAIN_S = 10.0
 BUSY_S = 5.0  # what a reader may keep the writer waiting
 ENTRIES_KEPT_S = 35 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0
@@ -47,6 +45,7 @@ class Journal:
         self.lost = 0  # publications of which nothing was written
         self.failure = ""  # why nothing is being written now; "" where it is
         self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
+        self._held: deque[Rows] = deque()  # what is not written yet, the oldest first
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -77,13 +76,22 @@ class Journal:
         ends = False
         while not ends:
             batch, ends = self._next_batch()
-            if batch:
-                self.write(batch)
+            self.write(batch)
+        if self._held:
+            self._log.error(
+                "journal_lost", path=str(self.path), publications=sum(it.publications for it in self._held)
+            )
         self.close()
 
     def _next_batch(self) -> tuple[list[Happened], bool]:
-        """What came within ``FLUSH_S`` of the first: many publications are one commit."""
-        first = self._waiting.get()
+        """What came within ``FLUSH_S`` of the first: many publications are one commit.
+
+        Nothing where it is time to try again what is held. And whether this is the end.
+        """
+        try:
+            first = self._waiting.get(timeout=TRY_AGAIN_S if self._held else None)
+        except queue.Empty:
+            return [], False
         if first is None:
             return [], True
         batch = [first]
@@ -98,27 +106,42 @@ class Journal:
             batch.append(following)
         return batch, False
 
-    def write(self, batch: list[Happened]) -> None:
-        """Write them now. For the journal's thread, or for who has none."""
-        error = self._tried(batch)
+    def write(self, batch: Sequence[Happened]) -> None:
+        """Write them now, after what is held. For the journal's thread, or for who has none."""
+        if batch:
+            self._held.append(Rows.of(batch))
+        if not self._held:
+            return
+        error = self._tried()
         if error is not None and _is_broken(error):
             self._say(error)
             self._move_aside(error)
-            error = self._tried(batch)  # to the one that is begun anew
-        if error is not None:
-            self.lost += len(batch)
+            error = self._tried()  # to the one that is begun anew
+        if error is None:
+            self._held.clear()
+            if self.failure:
+                self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
+                self.failure = ""
+        else:
             self._say(error)
-        elif self.failure:
-            self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
-            self.failure = ""
+            self._let_go(0 if _is_broken(error) else HELD_MAX)  # what breaks a new file too would break each
 
-    def _tried(self, batch: list[Happened]) -> Exception | None:
-        """Why they could not be written; None where they are."""
+    def _let_go(self, most: int) -> None:
+        """Hold so many rows at the most."""
+        count = sum(rows.count for rows in self._held)
+        while self._held and count > most:
+            oldest = self._held.popleft()
+            count -= oldest.count
+            self.lost += oldest.publications
+
+    def _tried(self) -> Exception | None:
+        """Why what is held could not be written; None where it is."""
         try:
             connection = self._opened()
             with connection:
-                _insert(connection, batch)
-            self._prune(connection, batch[-1].published.snapshot.wall_at)
+                for rows in self._held:
+                    rows.insert(connection)
+            self._prune(connection, self._held[-1].wall_at)
         except (sqlite3.Error, OSError, TooNew) as error:
             self.close()
             return error
@@ -214,93 +237,3 @@ def _is_broken(error: Exception) -> bool:
     if isinstance(error, TooNew):
         return True
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-
-
-# --- rows -------------------------------------------------------------------------------------------------
-
-
-def _insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
-    entries = [entry for happened in batch for entry in happened.entries]
-    connection.executemany(
-        "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        map(_entry_row, entries),
-    )
-    lives = {now.launch: now for happened in batch for _, now in happened.lives}
-    connection.executemany(
-        "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_life_row, lives.values())
-    )
-    connection.executemany(
-        "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-        " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s",
-        _spend_rows(batch),
-    )
-    advised = [happened.advised for happened in batch if happened.advised is not None]
-    connection.executemany(
-        "INSERT INTO advised VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET span_s = span_s + excluded.span_s,"
-        " cost = cost + excluded.cost, cost_advised = cost_advised + excluded.cost_advised,"
-        " busy_touched = busy_touched + excluded.busy_touched",
-        [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised],
-    )
-    connection.executemany("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)", _wait_rows(entries, advised))
-    ended = [_job_row(job) for happened in batch for job in happened.ended]
-    connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", ended)
-
-
-def _entry_row(entry: Entry) -> tuple[object, ...]:
-    figures = json.dumps(entry.figures, default=str)
-    return entry.at, entry.kind, entry.subject, entry.what, entry.code, figures, entry.node_type
-
-
-def _life_row(life: Life) -> tuple[object, ...]:
-    return (
-        life.launch,
-        life.slot,
-        life.node_type,
-        life.requested_at,
-        int(life.found),
-        life.up_at,
-        life.joined_at,
-        life.first_job_at,
-        life.ended_at,
-        life.outcome,
-        life.why,
-        life.cost,
-    )
-
-
-def _job_row(job: EndedJob) -> tuple[object, ...]:
-    shape = json.dumps(written_shape(job.shape), separators=(",", ":"))
-    times = job.submitted_at, job.began_at, job.ended_at, job.duration_s
-    return str(job.id), *times, job.userid, job.queue, shape
-
-
-def _spend_rows(batch: list[Happened]) -> Iterable[tuple[object, ...]]:
-    sums: defaultdict[Account, Sum] = defaultdict(Sum)
-    for happened in batch:
-        for account, spent in happened.spent.items():
-            sums[account].cost += spent.cost
-            sums[account].node_s += spent.node_s
-    for account, total in sums.items():
-        yield (
-            account.hour,
-            account.node_type,
-            account.userid,
-            account.queue,
-            account.use,
-            total.cost,
-            total.node_s,
-        )
-
-
-def _wait_rows(entries: list[Entry], advised: list[Advised]) -> Iterable[tuple[object, ...]]:
-    waits = {str(job): wait for it in advised for job, wait in it.waits.items()}
-    for entry in entries:
-        if entry.kind == "job" and entry.what == "began":
-            yield (
-                entry.subject,
-                entry.at,
-                entry.figures["wait_s"],
-                entry.figures["user"],
-                entry.figures["queue"],
-                waits[entry.subject].as_advised_s if entry.subject in waits else None,
-            )

@@ -282,6 +282,7 @@ class SimulatedFlux:
             self._known(rank)
             machine = self._machines.get(rank)
             if self._ranks.hung(rank):
+                self._machines.pop(rank, None)  # it ends when it finds that: it will not stand there again
                 self._leave(rank, lost=True)
             elif self._ranks.connected(rank):
                 self._world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))

@@ -81,6 +81,7 @@ class Kept:
 
         One that is spoilt under the process that writes it may look well to that: the next one looks it through.
         """
+        self._journal.write(())  # what is held, as its thread does after a while
         if self._journal.failure or not self._told or self._history.deletions != self._deletions:
             return self._journal.failure  # what was told before the file was deleted is lost
         latest = self._told[-1]

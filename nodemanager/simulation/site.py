@@ -97,6 +97,7 @@ def policy_of(script: Script) -> Policy:
         stale_after_s=60.0,
         relist_s=20.0,
         housekeeping_max_s=10.0,
+        safe_mode_max_s=300.0,
         calls_in_flight_max=2,
         budgets={(spending.ALL, "month"): budget} if budget is not None else {},
         block_s={kind: QUICK * block_s for kind, block_s in BLOCK_S.items()},

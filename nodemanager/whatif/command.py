@@ -5,28 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 
 from nodemanager import logs
 from nodemanager.config import ConfigError, Site, load_site
-from nodemanager.whatif.actors import ActorReplay
 from nodemanager.whatif.baselines import BASELINES
 from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
-from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
+from nodemanager.whatif.runs import Run, all_done
 from nodemanager.whatif.sentences import headline, sentences
 from nodemanager.whatif.source import journal_of, open_workload
-from nodemanager.whatif.study import Bounds, Runner, Study
-from nodemanager.whatif.terminal import Bar, bar, summary
+from nodemanager.whatif.study import Runner, Study
+from nodemanager.whatif.terminal import bar, summary
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
 from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
 
@@ -54,6 +53,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs; for chaos: N runs at once")
     group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
+    group.add_argument(
+        "--processes",
+        type=_whole,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="how many policies are replayed at once; unless given, as many as there are processors",
+    )
     group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
     group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")
     group.add_argument("--journal", metavar="OUT.JSONL", help="write what came in and what was decided")
@@ -94,32 +100,28 @@ def _whole(text: str) -> int:
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
     """Every run that was asked for, the site's own first."""
-    others = {_name(path): load_site(path) for path in chosen.compare}
-    sweep = dict(variants(site, read_sweep(chosen.sweep))) if chosen.sweep else {}
-    names = _baselines(chosen.baselines)
-    with ExitStack() as open_things:
-        shown = open_things.enter_context(bar(Console(stderr=True), chosen.jobs or workload.jobs_about))
-        sink = (
-            open_things.enter_context(Path(chosen.journal).open("w", encoding="utf-8")) if chosen.journal else None
-        )
-        runner = Runner(workload, shown, chosen.jobs, _learned(site, chosen))
-        oddities = Oddities()
-        main = _main(site, runner, shown, chosen, sink, oddities)
-        if not main.jobs:
-            raise WorkloadError(_nothing_in(workload, oddities))
-        _, cloud = conditions_of(site, runner.learned)
-        study = Study(site, workload, main, oddities=oddities, cloud=cloud)
-        for name, other in others.items():
-            study.compared[name] = _shown(shown, runner.production(name, other))
-            study.differences[name] = differences(site, other)
-        for name, variant in sweep.items():
-            study.swept[name] = _shown(shown, runner.production(name, variant))
-        bounds: Bounds | None = None
-        for name in names:
-            outcome, found = runner.baseline(name, site)
-            study.baselines[name] = _shown(shown, outcome)
-            bounds = found if name == "fixed" else bounds
-        study.bounds = bounds
+    main = Run(_name(str(site.path)), site, actors=chosen.actors, journal=_path(chosen.journal))
+    compared = [Run(_name(path), load_site(path)) for path in chosen.compare]
+    sweep = variants(site, read_sweep(chosen.sweep)) if chosen.sweep else ()
+    swept = [Run(name, variant) for name, variant in sweep]
+    baselines = [Run(name, site, baseline=True) for name in _baselines(chosen.baselines)]
+    learned = _learned(site, chosen)
+    with bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
+        runner = Runner(workload, shown, chosen.jobs, learned)
+        runs = all_done(runner, (main, *compared, *swept, *baselines), chosen.processes)
+        with closing(runs):
+            first = next(runs)
+            if not first.outcome.jobs:
+                raise WorkloadError(_nothing_in(workload, first.oddities))
+            shown.done(first.outcome)
+            _, cloud = conditions_of(site, learned)
+            study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
+            for run, ended in zip((*compared, *swept, *baselines), runs, strict=True):
+                shown.done(ended.outcome)
+                group = study.baselines if run.baseline else study.compared if run in compared else study.swept
+                group[run.name] = ended.outcome
+                study.bounds = ended.bounds if run.name == "fixed" and run.baseline else study.bounds
+    study.differences.update({run.name: differences(site, run.site) for run in compared})
     return study
 
 
@@ -140,19 +142,8 @@ def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
     return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
 
 
-def _main(
-    site: Site, runner: Runner, shown: Bar, chosen: argparse.Namespace, sink: TextIO | None, oddities: Oddities
-) -> Outcome:
-    name = _name(str(site.path))
-    if chosen.actors:
-        jobs = islice(runner.workload.read(oddities), chosen.jobs)
-        return _shown(shown, ActorReplay(site, runner.workload, jobs, lambda count: shown(name, count)).run(name))
-    return _shown(shown, runner.production(name, site, sink, oddities))
-
-
-def _shown(shown: Bar, outcome: Outcome) -> Outcome:
-    shown.done(outcome)
-    return outcome
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _name(path: str) -> str:

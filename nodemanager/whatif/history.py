@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -59,7 +60,7 @@ def _history(name: str, said: Any) -> Workload:
     start_at = float(jobs[0].get("t_submit", 0.0)) if jobs else 0.0
     return Workload(
         name=name,
-        read=lambda oddities: _read(jobs, start_at, oddities),
+        read=partial(_read, jobs, start_at),
         start_at=start_at,
         jobs_about=len(jobs),
     )

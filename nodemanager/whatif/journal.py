@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -87,7 +88,7 @@ def open_journal(path: Path) -> Workload:
         start_at = float(first["start_at"])
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"{path}: not a journal of simulate: {error!r}") from error
-    return Workload(path.name, lambda oddities: _jobs(path, oddities), start_at)
+    return Workload(path.name, partial(_jobs, path), start_at)
 
 
 def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
@@ -24,7 +25,7 @@ def open_recorded(path: Path) -> Workload:
             f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
             "service has run under this one"
         ) from error
-    return Workload(path.name, lambda oddities: _read(reader, start_at, oddities), start_at, jobs_about=count)
+    return Workload(path.name, partial(_read, reader, start_at), start_at, jobs_about=count)
 
 
 def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Iterator[TraceJob]:

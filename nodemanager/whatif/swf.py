@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -44,7 +45,7 @@ def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
     header = _header(path)
     return Workload(
         name=path.name,
-        read=lambda oddities: _jobs(path, each, _whole(header.get("MaxRecords")), oddities),
+        read=partial(_jobs, path, each, _whole(header.get("MaxRecords"))),
         start_at=_number(header.get("UnixStartTime")) or 0.0,
         jobs_about=_whole(header.get("MaxRecords") or header.get("MaxJobs")),
         processors=_whole(header.get("MaxProcs")) or _whole(header.get("MaxNodes")),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
 from nodemanager.notation import NotationError, parse_fsd
-from nodemanager.whatif.workload import Processors, TraceJob, Workload, WorkloadError, shape_of
+from nodemanager.whatif.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_of
 
 LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # users ask for more than they need, by one of these
 LIMIT_STEP_S = 300.0
@@ -44,11 +45,16 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     procs = asked.procs or (site_procs if kind == "lublin" else 1)
     return Workload(
         name=text,
-        read=lambda _oddities: MODELS[kind](asked, procs, each),
+        read=partial(_read, MODELS[kind], asked, procs, each),
         jobs_about=asked.jobs,
         processors=procs if kind == "lublin" else None,
         each=each,
     )
+
+
+def _read(model: Model, asked: Asked, procs: int, each: Processors, oddities: Oddities) -> Iterator[TraceJob]:
+    del oddities  # a model makes none
+    return model(asked, procs, each)
 
 
 def _asked(text: str, rest: str) -> Asked:
@@ -164,7 +170,8 @@ def _day_weights() -> list[float]:
     return [density / mean for density in densities]
 
 
-MODELS: Mapping[str, Callable[[Asked, int, Processors], Iterator[TraceJob]]] = {
+Model = Callable[[Asked, int, Processors], Iterator[TraceJob]]
+MODELS: Mapping[str, Model] = {
     "lublin": _lublin,
     "poisson": _poisson,
 }

@@ -54,6 +54,7 @@ class Oddities:
 class Workload:
     """``read`` begins anew at each call: it yields the jobs, and notes what is odd as it comes upon it.
 
+    It can be handed to another process, ``read`` too.
     ``start_at``: the moment 0 of ``submit_s``, in seconds since the epoch. ``jobs_about`` and ``processors``: how
     many there are, where the workload says so; ``each``: what one processor is on the site.
     """

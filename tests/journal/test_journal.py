@@ -18,9 +18,11 @@ from nodemanager.journal import schema, writer
 from nodemanager.journal.chronicle import Chronicle, Happened
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
+from nodemanager.journal.rows import Rows
 from nodemanager.journal.writer import Journal
 from nodemanager.model import Holding, JobState, NodeState, Rank
 from tests.builders import WALL_AT, a_job, a_node
+from tests.contract.cloud_subjects import until
 from tests.journal.stories import a_moment, told
 
 STOP_S = 10.0
@@ -139,13 +141,27 @@ def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path
     assert [log["event"] for log in logs] == ["journal_gone"]
 
 
-@pytest.mark.parametrize("figures", ["", "\ufffd{"])
-def test_one_that_is_spoilt_where_sqlite_takes_no_notice_is_said_to_be_unreadable(path: Path, figures: str) -> None:
+@pytest.mark.parametrize(
+    "spoilt", ["figures = ''", "figures = '\ufffd{'", "at = 'x'", "what = x'ff00'", "subject = x'07'"]
+)
+def test_of_one_that_is_spoilt_where_sqlite_takes_no_notice_the_others_are_told(path: Path, spoilt: str) -> None:
     write(path, a_story())
+    whole = JournalReader(path).entries()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE entries SET figures = ?", (figures,))
-    with pytest.raises(JournalUnreadable, match="figures"):
-        JournalReader(path).entries()
+        connection.execute(f"UPDATE entries SET {spoilt} WHERE id = 3")  # noqa: S608 - our own words
+    with capture_logs() as logs:
+        assert JournalReader(path).entries() == whole[:2] + whole[3:]
+    assert [(log["event"], log["entries"]) for log in logs] == [("journal_entries_spoilt", 1)]
+
+
+def test_what_was_last_said_of_a_subject_is_not_told_from_an_older_entry_where_it_is_spoilt(path: Path) -> None:
+    write(path, a_story())
+    told = JournalReader(path).standing_at("7", WALL_AT + 1e6)
+    assert told is not None
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE entries SET figures = '' WHERE subject = ? AND at = ?", ("7", told["at"]))
+    with pytest.raises(JournalUnreadable, match=r"of 7 before .* figures"):
+        JournalReader(path).standing_at("7", WALL_AT + 1e6)
 
 
 def _told_of(story: list[Happened]) -> list[Entry]:
@@ -202,29 +218,89 @@ def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
     assert JournalReader(path).entries()
 
 
-def test_a_full_disk_is_said_once_and_costs_no_more_than_history(
+class Fillable(Journal):
+    """Its disk may be full."""
+
+    full = True
+
+    def _opened(self) -> sqlite3.Connection:
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super()._opened()
+
+
+def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(path: Path) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    journal = Fillable(path)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+        journal.full = False
+        journal.write([])
+    assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
+    assert (journal.lost, journal.failure) == (0, "")
+    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
+    assert kept.entries() == wanted.entries()
+    assert kept.report(0, 1) == wanted.report(0, 1)
+    journal.write([])
+    assert kept.entries() == wanted.entries(), "nothing is held any more"
+    journal.close()
+
+
+def test_what_is_too_much_to_hold_is_left_out_the_oldest_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = a_story()
+    monkeypatch.setattr(writer, "HELD_MAX", Rows.of(story[-1:]).count)
+    journal = Fillable(path)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+        journal.full = False
+        journal.write([])
+    assert logs[-1]["lost"] == journal.lost == len(story) - 1
+    assert [it["what"] for it in JournalReader(path).entries()] == [it.what for it in story[-1].entries]
+    journal.close()
+
+
+def test_what_no_file_takes_is_left_out_and_does_not_come_again(path: Path) -> None:
+    """A row that breaks one file would break each that is begun anew."""
+    story = a_story()
+    told = next(happened for happened in story if happened.entries)
+    bad = replace(told, entries=(replace(told.entries[0], what=object()),))  # type: ignore[arg-type]
+    journal = Journal(path)
+    journal.write([bad])
+    assert (journal.lost, len([*path.parent.glob("*.unusable-*")])) == (1, 1)
+    journal.write(story)
+    assert journal.failure == ""
+    assert len(JournalReader(path).entries()) == len(_told_of(story))
+    journal.close()
+
+
+def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_thread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(path)
-    full = [True]
+    monkeypatch.setattr(writer, "TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(writer, "FLUSH_S", 0.0)
+    journal = Fillable(path)
+    journal.start()
+    for happened in a_story():
+        journal.take_in(happened)
+    until(lambda: bool(journal.failure), "it met with the full disk")
+    journal.full = False
+    until(lambda: not journal.failure, "it was written")
+    journal.stop(10.0)
+    assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
 
-    def insert(connection: sqlite3.Connection, batch: list[Happened]) -> None:
-        if full[0]:
-            raise sqlite3.OperationalError("database or disk is full")
-        really(connection, batch)
 
-    really = writer._insert
-    monkeypatch.setattr(writer, "_insert", insert)
-    story = a_story()
+def test_what_is_still_held_at_the_end_is_said_to_be_lost(path: Path) -> None:
+    journal = Fillable(path)
     with capture_logs() as logs:
-        journal.write(story[:1])
-        journal.write(story[1:2])
-        full[0] = False
-        journal.write(story[2:3])
-    assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
-    assert (journal.lost, journal.failure) == (2, "")
-    assert path.exists()
-    journal.close()
+        journal.start()
+        for happened in a_story():
+            journal.take_in(happened)
+        journal.stop(10.0)
+    assert [log["event"] for log in logs] == ["journal_not_written", "journal_lost"]
+    assert logs[-1]["publications"] == sum(happened.to_write for happened in a_story())
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -232,7 +308,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with capture_logs() as logs:
         journal = write(tmp_path / "file" / "journal.sqlite", a_story())
     assert [log["event"] for log in logs] == ["journal_not_written"]
-    assert journal.lost == len(a_story())
+    assert "File exists" in journal.failure or "Not a directory" in journal.failure
 
 
 def test_what_is_old_is_let_go(path: Path) -> None:

@@ -1,0 +1,136 @@
+"""The runs of a study, several at once: each is a process's work, and none knows of another."""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+import multiprocessing
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from threading import Thread
+from types import MappingProxyType
+from typing import Any
+
+from nodemanager import logs
+from nodemanager.config import Site
+from nodemanager.whatif.actors import ActorReplay
+from nodemanager.whatif.outcome import Outcome
+from nodemanager.whatif.study import Bounds, Progress, Runner
+from nodemanager.whatif.workload import Oddities, WorkloadError
+
+TELL_EVERY = 64  # jobs
+Told = SimpleQueue[tuple[str, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy: the site's own, or a baseline by its name. ``journal``: where the site's own is written to."""
+
+    name: str
+    site: Site
+    baseline: bool = False
+    actors: bool = False
+    journal: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run came to. ``bounds`` are a baseline's; ``oddities`` those of the site's own run."""
+
+    outcome: Outcome
+    bounds: Bounds | None = None
+    oddities: Oddities = field(default_factory=Oddities)
+
+
+def done(runner: Runner, run: Run) -> Done:
+    """Run it here and now."""
+    if run.baseline:
+        return Done(*runner.baseline(run.name, run.site))
+    oddities = Oddities()
+    if run.actors:
+        jobs = islice(runner.workload.read(oddities), runner.jobs_max)
+        replay = ActorReplay(run.site, runner.workload, jobs, lambda count: runner.progress(run.name, count))
+        return Done(replay.run(run.name), oddities=oddities)
+    with ExitStack() as open_things:
+        sink = open_things.enter_context(run.journal.open("w", encoding="utf-8")) if run.journal else None
+        outcome = runner.production(run.name, run.site, sink, oddities)
+    return Done(outcome, oddities=oddities)
+
+
+def all_done(runner: Runner, runs: Sequence[Run], processes: int) -> Generator[Done, None, None]:
+    """What each came to, in their order; so many at once. What one raises is raised where it would be told.
+
+    Raises :class:`WorkloadError` where a process was ended from without.
+    """
+    at_once = min(processes, len(runs))
+    if at_once <= 1:
+        yield from (done(runner, run) for run in runs)
+        return
+    context = multiprocessing.get_context("spawn")
+    told: Told = context.SimpleQueue()
+    with _passed_on(told, runner.progress):
+        pool = ProcessPoolExecutor(at_once, context, _begin, (replace(runner, progress=_nobody), told))
+        try:
+            for future in [pool.submit(_done, run) for run in runs]:
+                yield future.result()
+        except BrokenProcessPool as broken:
+            raise WorkloadError(
+                "a replay was ended from without, by the kernel perhaps, for want of memory: try --processes 1"
+            ) from broken
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _passed_on(told: Told, progress: Progress) -> Iterator[None]:
+    """Whoever is told of progress here is told of that in the other processes."""
+
+    def pass_on() -> None:
+        while (said := told.get()) is not None:
+            progress(*said)
+
+    thread = Thread(target=pass_on, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        told.put(None)
+        thread.join()
+        told.close()
+
+
+def _proxy_of(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(values)
+
+
+# Sites are made of these, and the standard library does not hand one to another process.
+copyreg.pickle(MappingProxyType, lambda proxy: (_proxy_of, (dict(proxy),)))
+
+
+# --- in the other process ---------------------------------------------------------------------------------
+
+_here: list[Runner] = []  # the one that this process was begun with
+
+
+def _begin(runner: Runner, told: Told) -> None:
+    logs.configure(logging.CRITICAL)
+
+    def tell(run: str, jobs: int) -> None:
+        if jobs % TELL_EVERY == 0:
+            told.put((run, jobs))
+
+    _here[:] = [replace(runner, progress=tell)]
+
+
+def _done(run: Run) -> Done:
+    return done(_here[0], run)
+
+
+def _nobody(run: str, jobs: int) -> None:
+    """Takes no interest."""
