@@ -8,6 +8,7 @@ from nodemanager.actors.manager import Published
 from nodemanager.facts import CloudCallFailed, FailureKind, QueueSeen
 from nodemanager.fleet.snapshot import Node
 from nodemanager.journal.chronicle import Follower, Happened
+from nodemanager.journal.rows import Rows
 from nodemanager.journal.waiting import WAITING_MAX, Waiting, passed
 from nodemanager.model import Holding, Job, JobId, JobState, NodeState
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
@@ -93,3 +94,11 @@ def test_nothing_is_taken_at_the_end_but_what_waits() -> None:
     waiting.end()
     assert len(waiting.take()) == 1
     assert waiting.take() == []
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_in_short_it_tells_the_journal_the_same(*, acts: bool) -> None:
+    first, *batch = a_story(acts=acts)
+    happened = followed(first, batch)
+    assert Rows.of([happened.in_short]) == Rows.of([happened])
+    assert (happened.in_short.published.snapshot.jobs, happened.in_short.facts) == ({}, ())
