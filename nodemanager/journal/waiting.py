@@ -1,7 +1,7 @@
 """What waits for the chronicle: the newest publication whole, of those before it what happened.
 
-Each publication holds all that was known at its moment, under load a megabyte or two that no other has. Kept until
-the chronicle wakes, thirty of them were a fifth of the service's memory.
+Each publication holds all that was known at its moment, under load a megabyte or two that no other has. Where all
+that waited was kept whole, it was a quarter of the service's memory.
 """
 
 from __future__ import annotations
