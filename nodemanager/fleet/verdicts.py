@@ -165,6 +165,13 @@ class NodeReasons(Mapping[LaunchId, Reason]):
     def __iter__(self) -> Iterator[LaunchId]:
         return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
 
+    def others_than(self, before: NodeReasons) -> Sequence[LaunchId]:
+        """Those whose reason may be another than it was before. Most are only at work, now as then."""
+        found = {*self.decided, *before.decided}
+        if self._nodes is not before._nodes:
+            found |= self._nodes.keys() - before._nodes.keys()
+        return sorted(id_ for id_ in found if id_ in self)
+
     def __len__(self) -> int:
         return len(self._nodes) + sum(id_ not in self._nodes for id_ in self.decided)
 

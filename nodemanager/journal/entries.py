@@ -23,6 +23,7 @@ from nodemanager.facts import (
     SteeringNotKept,
 )
 from nodemanager.fleet.plan import Action, type_of
+from nodemanager.fleet.verdicts import NodeReasons
 from nodemanager.model import Figure, Job, JobId, JobState, Launch, LaunchId, Reason
 from nodemanager.orders import (
     BootNode,
@@ -225,13 +226,11 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
 
 
 def _nodes_reasoned_about(last: Published | None, now: Published) -> Iterable[LaunchId]:
-    """The nodes whose reason may be another. Of thousands, most are only at work, now as then."""
-    if last is None or not last.plan.nodes:
-        return now.plan.nodes  # nothing was said of any
-    found = {*now.plan.decided, *(id_ for id_ in last.plan.decided if id_ in now.plan.nodes)}
-    if last.snapshot.nodes is not now.snapshot.nodes:
-        found |= now.snapshot.nodes.keys() - last.snapshot.nodes.keys()
-    return sorted(found)
+    """The nodes whose reason may be another."""
+    before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
+    if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
+        return nodes.others_than(before)
+    return nodes
 
 
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
