@@ -494,8 +494,8 @@ def show(numbers: Sequence[int], seconds: float, *, live: bool) -> None:
         anew = f"{found['anew_ms']:.0f} ms, {found['anew_ms'] / found['p50_ms']:.0f} times the p50"
         print(f"  all read and planned anew: {anew}; looks take {found['look_ms']:.1f} ms,", end=" ")
         print(f"anew {found['look_anew_ms']:.1f} ms, {found['look_anew_ms'] / found['look_ms']:.1f} times that")
-        print(f"  share of a core: {100 * found['share']:.2f} %, of which", end=" ")
-        print("; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"])))
+        parts = "; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"]))
+        print(f"  share of a core: {100 * found['share']:.2f} %{'' if live else f', of which {parts}'}")
         listening = f"; the server that listens: {100 * listening_share():.2f} %" if case.front else ""
         print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core{listening}")
         print(f"  messages a second: {', '.join(f'{name} {of:.2f}' for name, of in _greatest(found['per_s']))}")
