@@ -140,13 +140,20 @@ class Rules:
     def is_ours(self, node: CloudNode) -> bool:
         return node.identity is not None and node.identity.cluster_uuid == self.policy.cluster_uuid
 
-    def spent(self, now_s: float, counts: Callable[[Billed], bool] = lambda _: True, lag_s: float = 0.0) -> Decimal:
-        """What our nodes that count have cost so far, in truth; with a lag, as if each had gone so much later."""
+    def spent(
+        self,
+        now_s: float,
+        counts: Callable[[Billed], bool] = lambda _: True,
+        *,
+        come_s: float = 0.0,
+        gone_s: float = 0.0,
+    ) -> Decimal:
+        """What our nodes that count have cost so far, in truth; or as if each had come and gone so much later."""
         cost = Decimal(0)
         for line in self.provider.bill():
             if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
-                until_s = now_s if line.to_s is None else min(now_s, line.to_s + lag_s)
-                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s)
+                until_s = now_s if line.to_s is None else min(now_s, line.to_s + gone_s)
+                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s - come_s)
         return cost
 
     @staticmethod

@@ -291,8 +291,10 @@ class Scenario:
         month = spending.periods(self.world.wall_at())[1]
         recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.ALL), Decimal(0))
         now_s = self.world.now_s
-        least = self.rules.spent(now_s, lambda line: line.launch not in self.rules.unseen)
-        most = self.rules.spent(now_s, lag_s=SEEN_LATE_S)
+        # An answer tells what stood at a moment of the call, and counts from when that was asked.
+        asked_s = -self.policy.call_timeout_s
+        least = self.rules.spent(now_s, lambda line: line.launch not in self.rules.unseen, gone_s=asked_s)
+        most = self.rules.spent(now_s, come_s=asked_s, gone_s=SEEN_LATE_S)
         self.rules.require(
             least - ROUNDED <= recorded <= most + ROUNDED,
             f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
