@@ -49,6 +49,11 @@ class Line:
         batches = self.batches
         return {key: batches[key] for key in sorted(batches, key=lambda key: (-key.priority, batches[key][0]))}
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self.withheld) + sum(map(len, self.batches.values()))
+
 
 def line_of(jobs: Mapping[JobId, Job], known: Line) -> Line:
     """The line of these jobs: the one that is known, if it is theirs."""
