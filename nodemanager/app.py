@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
+YOUNG_MAX = 20_000  # objects that came since the last collection of garbage: Python's own 700 come in a tick
 STOP_S = 1.0  # what the actors get to end their calls before the process leaves without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
@@ -339,10 +340,12 @@ def spare_what_stays() -> None:
     """Keep what was imported and made so far out of every later collection of garbage: it stays to the end.
 
     There are far more of these objects than of a fleet's, and going through them made some ticks several times as
-    long as the others.
+    long as the others. What comes later goes by itself, but for the few that refer to each other: so those are
+    looked for seldom, as a queue of thousands of jobs is gone through each time.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_MAX)
 
 
 def _reload(service: Service) -> None:

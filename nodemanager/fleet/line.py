@@ -48,6 +48,11 @@ class Line:
         """The batches by priority, then by their first jobs."""
         return dict(sorted(self.batches.items(), key=lambda batch: (-batch[0].priority, batch[1][0])))
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self.withheld) + sum(map(len, self.batches.values()))
+
 
 def line_of(jobs: Mapping[JobId, Job], known: Line) -> Line:
     """The line of these jobs: the one that is known, if it is theirs."""

@@ -10,7 +10,7 @@ or the boot timeout where none was seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Published
@@ -52,6 +52,7 @@ class Advice:
 
     def __init__(self) -> None:
         self._last: Published | None = None
+        self._jobs: Mapping[JobId, Job] | None = None  # as they were last looked at; None: not yet
         self._away: frozenset[LaunchId] = frozenset()  # would have been sent away by now
         self._bought: Counter[TypeName] = Counter()  # would have been bought, and nobody stands there
         self._ordered: dict[JobId, tuple[float, TypeName]] = {}  # when, and what, for a job at first
@@ -60,19 +61,25 @@ class Advice:
         self._waits: dict[JobId, Wait] = {}
 
     def of(self, publications: Sequence[Published]) -> Advised | None:
+        """Of all but the newest, the nodes and what was said of them count; the jobs are read off the newest."""
+        newest = publications[-1]
+        away = self._away
         for it in publications:
             if it.acts and not it.policy.observed:
                 self._forget()
+                away = self._away
                 continue
             if self._last is not None:
                 self._charge(self._last, it)
-                self._see_jobs(self._last.snapshot, it)
+            if it is newest:
+                self._see_jobs(newest, away)
             self._heed(it)
+            away |= self._away
             self._last = it
-        return self._told(publications[-1].snapshot)
+        return self._told(newest.snapshot)
 
     def _forget(self) -> None:
-        self._last = None
+        self._last = self._jobs = None
         self._away = frozenset()
         self._bought = Counter()
         self._ordered = {}
@@ -106,32 +113,30 @@ class Advice:
 
     # --- how long jobs wait ---
 
-    def _see_jobs(self, before: Snapshot, now: Published) -> None:
+    def _see_jobs(self, now: Published, away: Collection[LaunchId]) -> None:
+        """``away``: the nodes that would have been away at any time since jobs were last looked at."""
         jobs = now.snapshot.jobs
-        if jobs is before.jobs:
+        before, self._jobs = self._jobs, jobs
+        if before is None or jobs is before:
             return
         for id_, job in jobs.items():
-            was = before.jobs.get(id_)
+            was = before.get(id_)
             if was is not job and job.state is JobState.RUN and (was is None or was.state is not JobState.RUN):
-                self._waits[id_] = self._wait_of(job, now)
+                self._waits[id_] = self._wait_of(job, now, away)
         waiting = (id_ for id_ in self._ordered if id_ in jobs and jobs[id_].state is not JobState.RUN)
         self._ordered = {id_: self._ordered[id_] for id_ in waiting}
 
-    def _wait_of(self, job: Job, now: Published) -> Wait:
+    def _wait_of(self, job: Job, now: Published, away: Collection[LaunchId]) -> Wait:
         snapshot = now.snapshot
         began_at = job.began_at if job.began_at is not None else snapshot.wall_at
         wait_s = max(0.0, began_at - job.submitted_at)
-        missed = self._away_on({held.rank for held in job.holds}, snapshot)
+        missed = _standing_on({held.rank for held in job.holds}, away, snapshot)
         if missed:
             return Wait(wait_s, wait_s + max(_boot_s(node.launch.type_name, now) for node in missed))
         if job.id not in self._ordered:
             return Wait(wait_s, wait_s)
         ordered_at, type_name = self._ordered[job.id]
         return Wait(wait_s, min(wait_s, max(0.0, ordered_at + _boot_s(type_name, now) - job.submitted_at)))
-
-    def _away_on(self, ranks: set[Rank], snapshot: Snapshot) -> list[Node]:
-        nodes = (snapshot.nodes[id_] for id_ in self._away if id_ in snapshot.nodes)
-        return [node for node in nodes if node.launch.rank in ranks]
 
     # --- what is said ---
 
@@ -158,6 +163,11 @@ def _is_observed(name: TypeName, published: Published) -> bool:
 
 def _boot_s(name: TypeName, published: Published) -> float:
     return measured.boot_s(published.snapshot, name) or published.policy.boot_timeout_s
+
+
+def _standing_on(ranks: Collection[Rank], launches: Collection[LaunchId], snapshot: Snapshot) -> list[Node]:
+    nodes = (snapshot.nodes[id_] for id_ in launches if id_ in snapshot.nodes)
+    return [node for node in nodes if node.launch.rank in ranks]
 
 
 def _at_work(node: Node) -> bool:

@@ -7,11 +7,10 @@ publications are left out, and counted.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodemanager.actors.manager import Published
 from nodemanager.facts import Fact
@@ -20,12 +19,17 @@ from nodemanager.journal.ended import EndedJob, EndedJobs
 from nodemanager.journal.entries import Entries, Entry
 from nodemanager.journal.lives import Life, Lives
 from nodemanager.journal.spend import Spend, Spent
+from nodemanager.journal.waiting import Waiting, passed
 
-WAITING_MAX = 500
-# It shares the interpreter with the brain, so it rests for so many times as long as it has worked.
-# Not for longer: what waits meanwhile keeps what was known at each of its moments, a megabyte or two under load.
-REST = 4.0
+# It shares the interpreter with the brain, so it rests for so many times as long as it has worked; but not so long
+# that people would miss what has happened.
+REST = 19.0
 REST_MAX_S = 1.0
+
+
+def rest_s(worked_s: float) -> float:
+    """For how long the chronicle leaves the interpreter to the brain."""
+    return min(REST_MAX_S, REST * worked_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,11 @@ class Happened:
         """Whether the journal has anything of it to keep."""
         return any((self.entries, self.lives, self.spent, self.advised, self.ended))
 
+    @property
+    def in_short(self) -> Happened:
+        """What happened, without all that was known: for who keeps it a while."""
+        return replace(self, published=passed(self.published), facts=(), phases_s=())
+
 
 class Follower:
     """Works out what happened."""
@@ -58,7 +67,7 @@ class Follower:
         self._ended = EndedJobs()
 
     def of(self, publications: Sequence[Published]) -> Happened:
-        """From one publication at the least, in their order."""
+        """From one publication at the least, in their order: the newest whole, those before it as ``passed``."""
         newest = publications[-1]
         facts = tuple(fact for it in publications for fact in it.facts)
         return Happened(
@@ -78,49 +87,32 @@ class Chronicle:
 
     def __init__(self, sinks: Sequence[Callable[[Happened], None]]) -> None:
         self._sinks = sinks
-        self._waiting: queue.Queue[Published | None] = queue.Queue(WAITING_MAX)
+        self._waiting = Waiting()
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
         self._ended = threading.Event()
-        self.left_out = 0
+
+    @property
+    def left_out(self) -> int:
+        """How many publications were not followed."""
+        return self._waiting.left_out
 
     def start(self) -> None:
         self._thread.start()
 
     def publish(self, published: Published) -> None:
-        try:
-            self._waiting.put_nowait(published)
-        except queue.Full:
-            self.left_out += 1
+        self._waiting.add(published)
 
     def stop(self, within_s: float) -> None:
         """End after what waits is taken in, but within a time."""
         self._ended.set()
-        try:
-            self._waiting.put(None, timeout=within_s)
-        except queue.Full:
-            return
+        self._waiting.end()
         self._thread.join(within_s)
 
     def _follow(self) -> None:
         follower = Follower()
-        ends = False
-        while not ends:
-            publications, ends = self._next()
-            if publications:
-                began_s = time.monotonic()
-                happened = follower.of(publications)
-                for sink in self._sinks:
-                    sink(happened)
-                self._ended.wait(min(REST_MAX_S, REST * (time.monotonic() - began_s)))
-
-    def _next(self) -> tuple[list[Published], bool]:
-        """All that waits, and whether that is the end."""
-        publications: list[Published] = []
-        following = self._waiting.get()
-        while following is not None:
-            publications.append(following)
-            try:
-                following = self._waiting.get_nowait()
-            except queue.Empty:
-                return publications, False
-        return publications, True
+        while publications := self._waiting.take():
+            began_s = time.monotonic()
+            happened = follower.of(publications)
+            for sink in self._sinks:
+                sink(happened)
+            self._ended.wait(rest_s(time.monotonic() - began_s))

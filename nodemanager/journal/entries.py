@@ -6,7 +6,7 @@ Pure. A reason that stays the same but for its figures makes no entry, nor does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -23,6 +23,7 @@ from nodemanager.facts import (
     SteeringNotKept,
 )
 from nodemanager.fleet.plan import Action, type_of
+from nodemanager.fleet.verdicts import NodeReasons
 from nodemanager.model import Figure, Job, JobId, JobState, Launch, LaunchId, Reason
 from nodemanager.orders import (
     BootNode,
@@ -208,7 +209,8 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
     if now.plan.stands_still is not None:
         return
     before = last.plan if last is not None else None
-    for id_, reason in now.plan.nodes.items():
+    for id_ in _nodes_reasoned_about(last, now):
+        reason = now.plan.nodes[id_]
         known = before.nodes.get(id_) if before is not None else None
         if known is reason or (known is not None and known.code == reason.code):
             continue
@@ -221,6 +223,14 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
         if said is None or said.code != reason.code:
             figures = edge.figures(reason)
             yield Entry(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
+
+
+def _nodes_reasoned_about(last: Published | None, now: Published) -> Iterable[LaunchId]:
+    """The nodes whose reason may be another."""
+    before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
+    if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
+        return nodes.others_than(before)
+    return nodes
 
 
 def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 from nodemanager.actors.manager import Published
+from nodemanager.fleet.line import line_of
+from nodemanager.fleet.roll import roll_of
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.entries import Entry
 
@@ -80,13 +82,13 @@ class Board:
         if now_s - self._sampled_s < self._sample_every_s:
             return
         self._sampled_s = now_s
-        states = Counter(str(node.state) for node in published.snapshot.nodes.values())
-        running = sum(1 for job in published.snapshot.jobs.values() if job.state in ("run", "cleanup"))
+        snapshot = published.snapshot
+        waiting = line_of(snapshot.jobs, snapshot.line).waiting
         sample = Sample(
-            at=published.snapshot.wall_at,
-            nodes=dict(states),
-            jobs_waiting=len(published.snapshot.jobs) - running,
-            jobs_running=running,
+            at=snapshot.wall_at,
+            nodes={str(state): count for state, count in roll_of(snapshot).states.items() if count},
+            jobs_waiting=waiting,
+            jobs_running=len(snapshot.jobs) - waiting,
             price_per_hour=float(published.plan.price_per_hour),
             spent=self.spent,
         )

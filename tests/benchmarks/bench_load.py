@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.bench_load                    # every case, each in processes of its own
     python -m tests.benchmarks.bench_load --seconds 120      # shorter
+    python -m tests.benchmarks.bench_load --cases 1 --live   # the service's own threads, its server asked over HTTP
 
 The production actors in a pump (virtual time), with the site of a cluster on EC2 and what ``run`` imports for one.
 The world (Flux, its scheduler, its users, the provider) is another process (``load_world``), so that memory and
@@ -16,9 +17,13 @@ is its processor time. How long Flux itself takes to answer is not in it, and wo
 
 ``front``: the chronicle, the metrics (scraped every 15 s), the board and the journal on disk, as they run beside
 the manager; the chronicle rests as it does in its thread, in virtual time. The journal's thread keeps this
-machine's time, so one commit holds as many virtual seconds as pass in a second. ``share``: processor seconds of the
-process in a second of virtual time. A tick is a message that says the time and makes a plan: its processor time
-from the message to the orders given. ``baseline`` is the same process before the first fact, all imported.
+machine's time, so one commit holds as many virtual seconds as pass in a second; what the server takes while nobody
+asks is told apart. ``--live`` has all of them in their threads, and virtual time at this machine's pace: there a
+tick is measured by the wall, with all that it waits for, and the time of other threads is in ``share`` only.
+
+``share``: processor seconds of the process in a second of virtual time. A tick is a message that says the time and
+makes a plan: its processor time from the message to the orders given. ``baseline`` is the same process before the
+first fact, all imported.
 
 ``anew``: what a manager would do for each tick that keeps nothing from one to the next: read the same queue and the
 same ranks as they stood at the end, and plan; measured in the same process, the median of three. And for the ranks,
@@ -36,9 +41,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,8 +64,6 @@ from nodemanager.fleet.plan import plan
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.flux.resources import Look
 from nodemanager.front import Front
-from nodemanager.journal.chronicle import REST, REST_MAX_S, Follower, Happened
-from nodemanager.journal.writer import Journal
 from nodemanager.messages import Mailbox
 from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
 from nodemanager.ports import CloudPort, FluxError, FluxPort
@@ -68,10 +71,10 @@ from nodemanager.simulation import flux_watch
 from nodemanager.simulation.jobs import JobEvent
 from nodemanager.simulation.pump import Inbox, Pump
 from nodemanager.simulation.world import World
-from nodemanager.web.board import Board
-from nodemanager.web.metrics import Metrics
+from tests.benchmarks.load_front import MEASURED_S, LiveFront, Meter, VirtualFront, listening_share, share_of
 from tests.benchmarks.load_world import Load, event_of, serve
 from tests.builders import a_policy
+from tests.live.instance import free_port
 
 TRAVEL_S: Mapping[type[CrashOnlyActor], tuple[float, float]] = {
     Manager: (0.0, 0.001),
@@ -83,8 +86,6 @@ WARM_UP_S = 60.0
 SAMPLE_EVERY_S = 60.0
 STEPS_AHEAD = 4
 ANEW = 3
-SCRAPE_EVERY_S = 15.0
-CLOCKWORK_S = 10.0
 SITE = """\
 [Site]
 cluster = bench
@@ -110,6 +111,8 @@ cores = 8
 memory = 32GiB
 price_per_hour = 0.40
 slots = cpu[1-{slots}]
+[Web]
+listen = 127.0.0.1:{port}
 """
 
 
@@ -234,26 +237,6 @@ class RemotePort:
 
 
 @dataclass
-class Meter:
-    """Processor time, by whose it is; of the manager, by its ticks too. In seconds."""
-
-    of: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    handled: Counter[str] = field(default_factory=Counter)
-    ticks_s: list[float] = field(default_factory=list)
-    planned: bool = False
-    began_s: float | None = None  # the message that is being handled
-
-    @property
-    def worked_s(self) -> float:
-        return time.thread_time() - self.began_s if self.began_s is not None else 0.0
-
-    def clear(self) -> None:
-        self.of.clear()
-        self.handled.clear()
-        self.ticks_s.clear()
-
-
-@dataclass
 class WorkingClock:
     """Virtual time, and what the message that is being handled has taken so far."""
 
@@ -286,7 +269,7 @@ class _Timed:
     def on_receive(self, message: Any) -> None:
         meter, name = self._meter, type(self._actor).__name__
         meter.planned = False
-        meter.began_s = time.thread_time()
+        meter.began_s = meter.clock_s()
         self._actor.on_receive(message)
         took_s = meter.worked_s
         meter.began_s = None
@@ -300,50 +283,19 @@ class _Timed:
         meter.handled[name] += 1
 
 
-class VirtualFront:
-    """What stands beside the manager, called at the moments at which its threads would be awake."""
-
-    def __init__(self, folder: Path, meter: Meter) -> None:
-        self.board = Board()
-        self.metrics = Metrics(self.board)
-        self.journal = Journal(folder / "journal.sqlite")
-        self.journal.start()
-        self._follower = Follower()
-        self._meter = meter
-        self._waiting: list[Published] = []
-        self._awake_s = self._scrape_s = 0.0
-
-    def publish(self, published: Published) -> None:
-        self.board.publish(published)
-        self._waiting.append(published)
-
-    def at(self, now_s: float) -> None:
-        began_s = time.thread_time()
-        if self._waiting and now_s >= self._awake_s:
-            waiting, self._waiting = self._waiting, []
-            happened: Happened = self._follower.of(waiting)
-            for sink in (self.board.take_in, self.metrics.take_in, self.journal.take_in):
-                sink(happened)
-            took_s = time.thread_time() - began_s
-            self._awake_s = now_s + min(REST_MAX_S, REST * took_s)
-            self._meter.handled["chronicle"] += 1
-        if now_s >= self._scrape_s:
-            self._scrape_s = now_s + SCRAPE_EVERY_S
-            self.metrics.page()
-        self._meter.of["chronicle"] += time.thread_time() - began_s
-
-
 # --- a run ------------------------------------------------------------------------------------------------
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
+def measure(case: Case, seconds: float, *, live: bool) -> dict[str, Any]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), wrapper_class=_Silent)
     folder = Path(tempfile.mkdtemp(prefix="bench-load-"))
-    text = SITE.format(nodes=case.nodes, least=0 if case.pending else case.nodes, slots=case.nodes + 500)
+    text = SITE.format(
+        nodes=case.nodes, least=0 if case.pending else case.nodes, slots=case.nodes + 500, port=free_port()
+    )
     (folder / "site.ini").write_text(text)
     (folder / "site.ini").chmod(0o600)
     site = load_site(folder / "site.ini", {})
-    run = _Run(case, site, folder)
+    run = _Run(case, site, folder, live=live)
     try:
         return run.result(seconds)
     finally:
@@ -358,7 +310,7 @@ class _Silent(structlog.BoundLoggerBase):
 
 
 class _Run:
-    def __init__(self, case: Case, site: Site, folder: Path) -> None:
+    def __init__(self, case: Case, site: Site, folder: Path, *, live: bool) -> None:
         self.case = case
         busy = case.nodes if case.changes_per_s else 0
         mean_s = 3.0 * busy / case.changes_per_s if busy else 0.0  # each job is three changes
@@ -377,8 +329,10 @@ class _Run:
         self._imported = (Front, cloud_factory(site, lambda _launch, _type: "", World(1).clock())())
         spare_what_stays()  # as the service does before its first fact
         self.baseline_mb = rss_mb()
-        self.meter = Meter()
-        self.front = VirtualFront(folder, self.meter) if case.front else None
+        self.meter = Meter(time.perf_counter if live else time.thread_time)
+        self.front: VirtualFront | LiveFront | None = None
+        if case.front:
+            self.front = LiveFront(site) if live else VirtualFront(folder, self.meter)
         self.world = World(2)
         self.world.advance_to(self.remote.ask("world.now_s"))
         self.published: Published | None = None
@@ -425,11 +379,13 @@ class _Run:
         while (gone_s := self.world.now_s - began_s) < seconds:
             self._go(began_s + min(seconds, gone_s + SAMPLE_EVERY_S))
             memory_mb.append(rss_mb())
+            self._tell(self.world.now_s - began_s, time.process_time() - began_at_s, memory_mb[-1])
         cpu_s = time.process_time() - began_at_s
         after = self.remote.ask("world.standing")
         ticks = sorted(self.meter.ticks_s)
         return {
             "baseline_mb": self.baseline_mb,
+            "late_s": self.front.late_s if isinstance(self.front, LiveFront) else 0.0,
             "memory_mb": memory_mb,
             "start": start,
             "share": cpu_s / seconds,
@@ -447,6 +403,13 @@ class _Run:
             | {"pump, pipe, journals": (cpu_s - sum(self.meter.of.values())) / seconds},
             "per_s": {name: count / seconds for name, count in self.meter.handled.items()},
         }
+
+    def _tell(self, gone_s: float, cpu_s: float, mb: float) -> None:
+        """How it goes, by the minute: the whole takes a while."""
+        ticks = sorted(self.meter.ticks_s)
+        p99_ms = 1e3 * ticks[int(len(ticks) * 0.99)]
+        said = f"{gone_s:4.0f} s: {mb:.0f} MB, tick p99 {p99_ms:.1f} ms, share {100 * cpu_s / gone_s:.1f} %"
+        print(said, file=sys.stderr, flush=True)
 
     def _plan_anew(self) -> None:
         assert self.published is not None
@@ -489,10 +452,8 @@ def clockwork_share() -> float:
     """What telling the time costs by threads where nothing happens: the ticker's, and the actor's that notes it."""
     manager = cast("Any", Manager).start(a_policy(), acts=False, publish=lambda _: None, fate=Fate())
     ticker = Ticker(SystemClock(), manager, threading.Event(), lively_s=0.0)
-    began_s, began_at_s = time.process_time(), time.monotonic()
     ticker.start()
-    time.sleep(CLOCKWORK_S)
-    share = (time.process_time() - began_s) / (time.monotonic() - began_at_s)
+    share = share_of(MEASURED_S)
     ticker.stop()
     ticker.join()
     manager.stop()
@@ -506,20 +467,23 @@ def rss_mb() -> float:
 # --- running it -------------------------------------------------------------------------------------------
 
 
-def in_a_process(number: int, seconds: float) -> dict[str, Any]:
+def in_a_process(number: int, seconds: float, *, live: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.benchmarks.bench_load", "--one", str(number), "--seconds", str(seconds)]
+    command += ["--live"] if live else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def show(numbers: Sequence[int], seconds: float) -> None:
+def show(numbers: Sequence[int], seconds: float, *, live: bool) -> None:
     for number in numbers:
         case = CASES[number]
-        found = in_a_process(number, seconds)
+        found = in_a_process(number, seconds, live=live)
         share = f"{100 * case.goal_share:g} % of a core" if case.goal_share is not None else "tick p99 100 ms"
         print(f"\n{case.name}: {case.nodes} nodes, front {'on' if case.front else 'off'}, {seconds:g} s")
         print(f"  goals: {case.goal_mb} MB, {share}")
+        if live:
+            print(f"  at this machine's pace, at the worst {found['late_s']:.1f} s late; ticks by the wall")
         print(f"  memory MB: baseline {found['baseline_mb']:.0f}; then", end=" ")
         print(", ".join(f"{mb:.0f}" for mb in found["memory_mb"]))
         print(
@@ -530,9 +494,10 @@ def show(numbers: Sequence[int], seconds: float) -> None:
         anew = f"{found['anew_ms']:.0f} ms, {found['anew_ms'] / found['p50_ms']:.0f} times the p50"
         print(f"  all read and planned anew: {anew}; looks take {found['look_ms']:.1f} ms,", end=" ")
         print(f"anew {found['look_anew_ms']:.1f} ms, {found['look_anew_ms'] / found['look_ms']:.1f} times that")
-        print(f"  share of a core: {100 * found['share']:.2f} %, of which", end=" ")
-        print("; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"])))
-        print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core")
+        parts = "; ".join(f"{name} {100 * of:.2f}" for name, of in _greatest(found["shares"]))
+        print(f"  share of a core: {100 * found['share']:.2f} %{'' if live else f', of which {parts}'}")
+        listening = f"; the server that listens: {100 * listening_share():.2f} %" if case.front else ""
+        print(f"  telling the time by threads: {100 * clockwork_share():.2f} % of a core{listening}")
         print(f"  messages a second: {', '.join(f'{name} {of:.2f}' for name, of in _greatest(found['per_s']))}")
         print(f"  changes a second: {found['changes_per_s']:.0f}, journal's events {found['journal_per_s']:.0f}")
         print(f"  at the end: {found['standing']}; its start: {found['start']}", flush=True)
@@ -546,12 +511,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the service under load")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="by number, from 0")
+    parser.add_argument("--live", action="store_true", help="at this machine's pace, with the front itself")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:
-        print(json.dumps(measure(CASES[given.one], given.seconds)))
+        print(json.dumps(measure(CASES[given.one], given.seconds, live=given.live)))
     else:
-        show(given.cases, given.seconds)
+        show(given.cases, given.seconds, live=given.live)
 
 
 if __name__ == "__main__":

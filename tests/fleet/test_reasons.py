@@ -637,6 +637,7 @@ def _check(case: Case) -> None:
     snapshot, made = case.snapshot, case.made
     running = (JobState.RUN, JobState.CLEANUP)
     assert made.jobs.keys() == {job.id for job in snapshot.jobs.values() if job.state not in running}
+    assert list(made.jobs.items()) == [(id_, made.jobs[id_]) for id_ in made.jobs]
     for id_, reason in made.jobs.items():
         JOBS[reason.code](case, snapshot.jobs[id_], reason.figures)
     boots = {action.launch.id: action for action in made.actions if isinstance(action, BootNode)}

@@ -117,3 +117,13 @@ def test_publications_taken_together_lose_no_decision_and_no_fact() -> None:
     happened = follower.of([a_moment(jobs=[a_job(1)]), a_moment(1, facts=[fact]), a_moment(2)])
     assert lines(happened, "decided", "failed") == ["decided BootNode demand", "failed list transient"]
     assert happened.facts == (fact,)
+
+
+def test_of_a_node_that_came_after_the_plan_no_reason_is_told_yet() -> None:
+    """Seed 5: a stray was taken back, so the snapshot had a node that the plan did not know."""
+    before, plan_made = a_moment(), a_moment(1)
+    taken_back = a_moment(1, nodes=[a_node("cloud1", NodeState.REQUESTED)])
+    now = replace(plan_made, snapshot=taken_back.snapshot)
+    _, happened, later = told(before, now, taken_back)
+    assert lines(happened, "node", "because") == ["node requested"]
+    assert len(lines(later, "because")) == 1
