@@ -6,9 +6,8 @@ comes is noticed.
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping, MutableMapping
-from typing import assert_never, cast
+from collections.abc import Mapping
+from typing import Any, assert_never
 
 from nodemanager.fleet.lifecycle import Event, move
 from nodemanager.fleet.plan import Plan
@@ -82,31 +81,33 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
 def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
-    nodes = ChainMap(changed, cast("MutableMapping[LaunchId, Node]", snapshot.nodes))  # writes go to the first
     strays = dict(snapshot.strays)
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
         match action:
             case BootNode(launch=launch):
-                nodes[launch.id] = _call(_leased(launch, snapshot), CallKind.RECORD, snapshot, policy)
+                changed[launch.id] = _call(_leased(launch, snapshot), CallKind.RECORD, snapshot, policy)
             case RecordLaunches(launches=launches):
                 for launch in launches:
-                    node = nodes.get(launch.id) or _found(launch, snapshot)
-                    nodes[launch.id] = _call(node, CallKind.RECORD, snapshot, policy)
+                    known = changed.get(launch.id) or snapshot.nodes.get(launch.id)
+                    changed[launch.id] = _call(known or _found(launch, snapshot), CallKind.RECORD, snapshot, policy)
             case CreateNode(launch=launch):
                 credit -= 1
-                node = replace(nodes[launch.id], create_sent_s=snapshot.now_s)
-                nodes[launch.id] = _call(node, CallKind.CREATE, snapshot, policy)
+                node = changed.get(launch.id) or snapshot.nodes[launch.id]
+                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, create_sent_s=snapshot.now_s)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case EndLease(launch=launch):
-                nodes[launch.id] = _call(nodes[launch.id], CallKind.END_LEASE, snapshot, policy)
+                node = changed.get(launch.id) or snapshot.nodes[launch.id]
+                changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
+                if action.launch is None:
+                    continue
+                node = changed.get(action.launch) or snapshot.nodes[action.launch]
                 if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
-                    snapshot = _boot_given_up(snapshot, nodes[action.launch], action.reason.code, policy)
-                if action.launch is not None:
-                    nodes[action.launch] = _ordered(nodes[action.launch], action, snapshot, policy)
+                    snapshot = _boot_given_up(snapshot, node, action.reason.code, policy)
+                changed[action.launch] = _ordered(node, action, snapshot, policy)
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case ChangeSlots() | RefuseSlots():
@@ -130,25 +131,27 @@ def _asked(source: Source, due_s: float) -> Source:
     return replace(source, answer_due_s=due_s)
 
 
-def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy) -> Node:
+def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, **otherwise: Any) -> Node:
     now_s = snapshot.now_s
-    return replace(node, call=Call(kind, now_s, now_s + policy.call_timeout_s))
+    return replace(node, call=Call(kind, now_s, now_s + policy.call_timeout_s), **otherwise)
 
 
 def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
     kind, event = UNDER_WAY[type(order)]
-    # A drain or a destroy may be ordered again; the move was made the first time.
-    if event is not None and not _there_already(node, event):
-        node = move(node, event, snapshot.now_s)
+    now_s = snapshot.now_s
+    changes: dict[str, Any] = {"call": Call(kind, now_s, now_s + policy.call_timeout_s)}
     if isinstance(order, DrainNode):
         again = node.retired_s is not None and node.retiring is not None
-        retired_s = node.retired_s if again else snapshot.now_s
-        node = replace(node, retiring=order.reason, retired_s=retired_s, drained_s=None, broker_told_s=None)
+        retired_s = node.retired_s if again else now_s
+        changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
-        node = replace(node, retiring=order.reason)  # it goes once its jobs have ended
+        changes["retiring"] = order.reason  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):
-        node = replace(node, drained_s=None)  # whatever becomes of it, the second look has to be taken anew
-    return _call(node, kind, snapshot, policy)
+        changes["drained_s"] = None  # whatever becomes of it, the second look has to be taken anew
+    # A drain or a destroy may be ordered again; the move was made the first time.
+    if event is not None and not _there_already(node, event):
+        return move(node, event, now_s, **changes)
+    return replace(node, **changes)
 
 
 def _there_already(node: Node, event: Event) -> bool:

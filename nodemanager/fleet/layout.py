@@ -22,7 +22,7 @@ from nodemanager.fleet.line import BatchKey, line_of, up_to
 from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.remade import worked_out
-from nodemanager.fleet.seating import Bin, Seating, Usher, pieces_of
+from nodemanager.fleet.seating import Bin, Seating, Usher, cores_of_piece, pieces_of
 from nodemanager.fleet.shelf import Dealt, Shelf, Work, whole_work
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.supply import Market, Offer
@@ -146,6 +146,7 @@ class _Maker:
     never: dict[Want, Reason] = field(default_factory=dict)
     told_apart: list[Constraint] = field(init=False)
     known_offers: list[Offer] | None = None
+    known_cores: int | None = None
     gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
@@ -163,8 +164,9 @@ class _Maker:
                 self.never[_want(key)] = why
         if self.never:
             self.batches = {key: ids for key, ids in self.batches.items() if _want(key) not in self.never}
-        shapes = (key.shape for key in self.batches)
-        constraints = dict.fromkeys(it.constraint for it in shapes if it.constraint is not ANYWHERE)
+        constraints = dict.fromkeys(
+            key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE
+        )
         self.told_apart = [it for it in constraints if supply.tells_slots_apart(it, self.policy)]
         self.places = max(self.policy.price_places, -int(self.market.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
@@ -173,11 +175,13 @@ class _Maker:
 
     def _never(self, shape: Shape) -> Reason | None:
         known = self.market.ever.never
-        if shape not in known:
+        try:
+            return known[shape]
+        except KeyError:
             if len(known) >= SHAPES_KEPT:
                 known.clear()
-            known[shape] = obstacles.never(shape, self.market)
-        return known[shape]
+            why = known[shape] = obstacles.never(shape, self.market)
+            return why
 
     @property
     def offers(self) -> list[Offer]:
@@ -187,6 +191,13 @@ class _Maker:
             coming = [] if self.budget.drains else supply.coming(self.snapshot, self.policy, self.told_apart)
             self.known_offers = [*coming, *on_sale]
         return self.known_offers
+
+    @property
+    def cores_on_offer(self) -> int:
+        """No more cores than these can be had of the nodes that come and of new ones, however they are filled."""
+        if self.known_cores is None:
+            self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
+        return self.known_cores
 
     def made(self) -> Layout:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
@@ -258,7 +269,10 @@ class _Maker:
 
     def _shelf_to(self, end: Place) -> Shelf | None:
         """The shelf that serves all jobs before a place; None if there is none."""
-        works = self._works(end)
+        short = self._cores_short(end)
+        if short and short > self.cores_on_offer:
+            return None  # as would come out, after all that is short has been sorted and laid
+        works = self._works(end) if short else []
         shelf: Shelf | None = self._empty_shelf(self.offers if works else [])
         for stage in self._stages(works):
             if shelf is not None:
@@ -332,12 +346,12 @@ class _Maker:
         for key, those in self.batches.items():
             if key.priority == priority:
                 begin = self.seating.seated.get(key, 0)
-                ids += those[begin : min(self._end(key, end), begin + most)]
+                ids += those[begin : min(self._end(key, those, end), begin + most)]
         return sorted(ids)[:most]
 
-    def _end(self, key: BatchKey, end: Place) -> int:
+    def _end(self, key: BatchKey, ids: Sequence[JobId], end: Place) -> int:
         """How many of a batch come before a place, and before the first of their kind that failed."""
-        return _served_before(end, key, self.batches[key], self.failed)
+        return _served_before(end, key, ids, self.failed)
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:
         for key, ids in self.batches.items():
@@ -405,6 +419,19 @@ class _Maker:
 
     # -- work
 
+    def _cores_short(self, end: Place) -> int:
+        """How many cores all that is short before a place in the queue takes at the least."""
+        cores = 0
+        for id_, (key, short) in self.seating.short.items():
+            if (-key.priority, id_) < end and not self._has_failed(key, id_):
+                cores += short * cores_of_piece(key.shape)
+        seated = self.seating.seated
+        for key, ids in self.batches.items():
+            jobs = self._end(key, ids, end) - (seated.get(key, 0) if seated else 0)
+            if jobs > 0:
+                cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
+        return cores
+
     def _works(self, end: Place) -> list[Work]:
         """What is short before a place in the queue, in the order of the batches."""
         runs: dict[Want, list[tuple[BatchKey, Sequence[JobId], int, int]]] = {}
@@ -415,7 +442,7 @@ class _Maker:
                 at = bisect_left(ids, id_)
                 parts.setdefault((_want(key), short), []).append((key, ids, at, at + 1))
         for key, ids in self.batches.items():
-            begin, stop = self.seating.seated.get(key, 0), self._end(key, end)
+            begin, stop = self.seating.seated.get(key, 0), self._end(key, ids, end)
             if begin < stop:
                 runs.setdefault(_want(key), []).append((key, ids, begin, stop))
         return [

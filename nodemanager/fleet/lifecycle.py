@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.snapshot import Node
@@ -74,10 +75,10 @@ def allows(node: Node, event: Event) -> bool:
     return (node.state, event) in NEXT
 
 
-def move(node: Node, event: Event, now_s: float) -> Node:
-    """The node after the event. Raises ``IllegalMoveError`` where the table has no row."""
+def move(node: Node, event: Event, now_s: float, **otherwise: Any) -> Node:
+    """The node after the event, with what else is otherwise. Raises ``IllegalMoveError`` where there is no row."""
     state = NEXT.get((node.state, event))
     if state is None:
         raise IllegalMoveError(node, event)
     story = (*node.story, f"{_TOLD[node.state, event]}{now_s:.3f}")[-STORY_MAX:]
-    return replace(node, state=state, since_s=now_s, story=story)
+    return replace(node, state=state, since_s=now_s, story=story, **otherwise)

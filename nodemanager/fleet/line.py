@@ -46,8 +46,7 @@ class Line:
     @worked_out
     def in_order(self) -> Mapping[BatchKey, Sequence[JobId]]:
         """The batches by priority, then by their first jobs."""
-        batches = self.batches
-        return {key: batches[key] for key in sorted(batches, key=lambda key: (-key.priority, batches[key][0]))}
+        return dict(sorted(self.batches.items(), key=lambda batch: (-batch[0].priority, batch[1][0])))
 
     @property
     def waiting(self) -> int:

@@ -154,11 +154,11 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
 
 def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline are no longer waited for."""
-    sources = snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud
-    waits = any(source.answer_due_s is not None for source in sources)
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
-    if waits:
-        snapshot = _no_longer_waited_for(snapshot)
+    for source in (snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud):
+        if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
+            snapshot = _no_longer_waited_for(snapshot)
+            break
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
         snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     # This is done with every fact and every plan: of thousands of nodes few are looked at.

@@ -25,25 +25,28 @@ class Pairing:
 
 def pair(nodes: Mapping[LaunchId, Node], listed: Iterable[CloudNode], cluster: str, cluster_uuid: str) -> Pairing:
     """Sort a provider's list out. The order of the list does not matter."""
-    ours: dict[LaunchId, list[CloudNode]] = {}
+    ours: dict[LaunchId, CloudNode] = {}
+    twins_of: dict[LaunchId, list[CloudNode]] = {}  # all that have one launch, where there are several
     intruders = []
     strangers = 0
     for cloud in listed:
         identity = cloud.identity
         if identity is not None and identity.cluster_uuid == cluster_uuid:
-            ours.setdefault(identity.launch, []).append(cloud)
+            first = ours.setdefault(identity.launch, cloud)
+            if first is not cloud:
+                twins_of.setdefault(identity.launch, [first]).append(cloud)
         elif identity is not None and identity.cluster == cluster:
             intruders.append(cloud)
         else:
             strangers += 1
     paired = {}
     strays: list[CloudNode] = []
-    for launch, twins in ours.items():
+    for launch, cloud in ours.items():
         node = nodes.get(launch)
-        if node is not None and len(twins) == 1:
-            paired[launch] = twins[0]
+        if node is not None and launch not in twins_of:
+            paired[launch] = cloud
             continue
-        rest = twins
+        rest = twins = twins_of.get(launch, [cloud])
         if node is not None:
             known = node.cloud
             paired[launch], *rest = sorted(_once(twins), key=lambda twin: _preference(twin, known))

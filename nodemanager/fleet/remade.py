@@ -47,7 +47,8 @@ else:
         fields, worked = _copied(of)
         if not fields:
             return dataclasses.replace(value, **changes)
-        state = value.__dict__ | changes
+        state = value.__dict__.copy()
+        state.update(changes)
         for name in worked:
             state.pop(name, None)  # that was of the other value
         if len(state) != fields:

@@ -26,7 +26,8 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     if not changed and not gone:
         return snapshot
     nodes = dict(snapshot.nodes)
-    before = [nodes[id_] for id_ in {**dict.fromkeys(changed), **dict.fromkeys(gone)} if id_ in nodes]
+    named = {**dict.fromkeys(changed), **dict.fromkeys(gone)} if gone else changed
+    before = [nodes[id_] for id_ in named if id_ in nodes]
     nodes.update(changed)
     for id_ in gone:
         nodes.pop(id_, None)
@@ -66,8 +67,6 @@ def _is_the_matter(node: Node) -> bool:
 def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> Roll:
     restless: dict[LaunchId, Node] = dict(roll.restless)
     calling: dict[LaunchId, Node] = dict(roll.calling)
-    states: dict[NodeState, int] = dict(roll.states)
-    types: dict[TypeName, int] = dict(roll.types)
     left: dict[LaunchId, Node] = {}
     for node in before:
         id_ = node.launch.id
@@ -87,6 +86,10 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
             came.append(node)
             moved += [was] if was is not None else []
     moved += left.values()
+    if not moved and not came:
+        return Roll(nodes, restless, calling, roll.states, roll.types, roll.of_slot, roll.of_rank)
+    states: dict[NodeState, int] = dict(roll.states)
+    types: dict[TypeName, int] = dict(roll.types)
     for those, more in ((moved, -1), (came, 1)):
         for node in those:
             states[node.state] = states.get(node.state, 0) + more

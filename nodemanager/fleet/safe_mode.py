@@ -53,16 +53,16 @@ def unready_since_s(snapshot: Snapshot, policy: Policy) -> float | None:
 def _unready(snapshot: Snapshot) -> tuple[int, int]:
     """How many nodes are lost or hang, of how many that were up."""
     roll = roll_of(snapshot)
-    hung = sum(
-        1
+    hung = [
+        node
         for node in roll.restless.values()
         if not node.sound
         and node.state is not NodeState.LOST
         and node.state in WERE_UP
         and node.rank is not None
         and node.rank.torpid
-    )
-    return roll.states.get(NodeState.LOST, 0) + hung, sum(roll.states.get(state, 0) for state in WERE_UP)
+    ]
+    return roll.states.get(NodeState.LOST, 0) + len(hung), sum(roll.states.get(state, 0) for state in WERE_UP)
 
 
 def _most(up: int, policy: Policy) -> int:

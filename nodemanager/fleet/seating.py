@@ -83,6 +83,11 @@ def slots_per_piece(shape: Shape) -> int:
     return 1 if shape.nodes is None else shape.slots
 
 
+def cores_of_piece(shape: Shape) -> int:
+    """How many cores a node must have for a piece. One that takes its node whole asks for those of one slot."""
+    return max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots_per_piece(shape))
+
+
 def on_different_nodes(shape: Shape) -> bool:
     """Slots that each take a node whole lie on as many nodes, too."""
     return shape.nodes is not None or shape.exclusive
@@ -164,7 +169,7 @@ class Usher:
 
 
 Order = tuple[int, int, int]
-Kind = tuple[Constraint, bool, bool, str | None]
+Kind = tuple[Constraint | None, bool, bool, str | None]
 
 
 @dataclass(slots=True)
@@ -224,7 +229,9 @@ class _Floor:
         return short
 
     def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[Order, int]]]:
-        kind = (shape.constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
+        # Most ask for nothing, which is told by its identity the fastest.
+        constraint = shape.constraint if shape.constraint is not ANYWHERE else None
+        kind = (constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
         if kind not in self.queues:
             queues: list[list[tuple[Order, int]]] = [[] for _ in THERE]
             for number, bin_ in enumerate(self.bins):

@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from typing import NamedTuple
 
 from nodemanager.fleet.line import BatchKey
 from nodemanager.fleet.packing import PIECES_EXACT, fill, pack
 from nodemanager.fleet.pieces import Item, Limits, Load, Lot, Packed, fit
 from nodemanager.fleet.remade import replace
-from nodemanager.fleet.seating import on_different_nodes, pieces_of, slots_per_piece
+from nodemanager.fleet.seating import cores_of_piece, on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.fleet.supply import Offer, Place
 from nodemanager.model import JobId, Shape
 
@@ -53,11 +54,11 @@ class Work:
 
     def item(self, memory_bytes: int) -> Item:
         """``memory_bytes``: what each piece is to have."""
-        shape, slots, jobs = self.shape, slots_per_piece(self.shape), self.jobs
+        shape, jobs = self.shape, self.jobs
         return Item(
             pieces=jobs * self.pieces_each,
-            cores=max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots),
-            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots),
+            cores=cores_of_piece(shape),
+            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
             memory_bytes=memory_bytes,
             per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
             whole=shape.exclusive,
@@ -106,7 +107,7 @@ class Shelf:
         ``share``: whether what is free on nodes with other work may be used.
         """
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
-        if sum(item.pieces * item.cores for item in items) > self._cores_left(share=share):
+        if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
             return None  # as would come out, after every way to pack it has been tried
         made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
         return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
@@ -132,7 +133,7 @@ class Shelf:
             pieces += bought * each
         return pieces
 
-    def _cores_left(self, *, share: bool) -> int:
+    def cores_left(self, *, share: bool) -> int:
         """No more cores than these can be had for what is yet to be laid."""
         cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
         nodes_left = self.nodes_left
@@ -174,7 +175,10 @@ class Shelf:
     ) -> bool:
         """Lay what there is to lay on some of the nodes; ``pieces`` become those that are left. Whether none is."""
         if pieces is not None:
-            items = [replace(item, pieces=count) for item, count in zip(items, pieces, strict=True)]
+            items = [
+                replace(item, pieces=count) if count != item.pieces else item
+                for item, count in zip(items, pieces, strict=True)
+            ]
         sources: list[Stack | int] = list(self.stacks) if stacks else []
         sources += [
             number
@@ -286,8 +290,7 @@ class Shelf:
         return replace(stack, pieces=(*stack.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(NamedTuple):
     """One node with what is on it: of each work the pieces from one number to another."""
 
     place: Place

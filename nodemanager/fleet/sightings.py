@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from nodemanager.facts import (
     CloudCallFailed,
@@ -38,6 +39,7 @@ from nodemanager.model import (
 )
 
 RETRY_S_MAX = 60.0
+FEW_VANISHED = 2  # so many at once are no reason to doubt a list
 
 
 def drain_text(launch: LaunchId) -> str:
@@ -97,10 +99,13 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    same_hosts = all(was is not None and is_ is not None and was.host == is_.host for was, is_ in changes)
+    same_size = _same_size(changes)
+    same_hosts = same_size or all(was and is_ and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
         snapshot = _where_they_stand(snapshot, ranks.values())
-    same_division = same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
+    same_division = same_size or (
+        same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
+    )
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = refusals.boots_ended(snapshot.nodes, looked, measured.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
@@ -121,7 +126,7 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         ranks=ranks,
         rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
         ground=trodden(known, ranks, changes, policy),
-        differs=snapshot.differs if _same_size(changes) else instance.difference(tuple(ranks.values()), policy),
+        differs=snapshot.differs if same_size else instance.difference(tuple(ranks.values()), policy),
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_s(snapshot),
     )
@@ -170,19 +175,19 @@ def _looked_at(
         id_ = roll.of_rank.get(rank.rank) if rank is not None else None
         if id_ is not None:
             touched[id_] = snapshot.nodes[id_]
-    return {
-        id_: _look(node, ranks[node.launch.rank], started_s, snapshot)
-        for id_, node in touched.items()
-        if node.launch.rank in ranks
-        and started_s >= node.rank_seen_s
-        and not _tells_nothing_new(node, ranks[node.launch.rank], policy)
-    }
+    looked: dict[LaunchId, Node] = {}
+    for id_, node in touched.items():
+        rank = ranks.get(node.launch.rank)
+        if rank is None or started_s < node.rank_seen_s:
+            continue
+        same = node.rank is rank or node.rank == rank
+        if not (same and _tells_nothing_new(node, rank, policy)):
+            looked[id_] = _look(node, rank, started_s, snapshot)
+    return looked
 
 
 def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
-    """Whether it stays as it is, because its rank does: as long as a look more or less decides nothing."""
-    if node.rank is not rank and node.rank != rank:
-        return False
+    """Whether it stays as it is, as its rank does: as long as a look more or less decides nothing."""
     match node.state:
         case NodeState.IDLE:
             seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
@@ -199,11 +204,12 @@ def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
 
 def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
     """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
-
-    def size(rank: FluxRank | None) -> object:
-        return (rank.host, rank.type_name, rank.cores, rank.gpus) if rank is not None else None
-
-    return all(size(before) == size(after) for before, after in changes)
+    for was, is_ in changes:
+        if was is None or is_ is None or was.host != is_.host or was.type_name != is_.type_name:
+            return False
+        if was.cores != is_.cores or was.gpus != is_.gpus:
+            return False
+    return True
 
 
 def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
@@ -221,7 +227,7 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
     if _is_idle_still(node, rank):
         return _counted_idle(node, rank, snapshot, started_s)
     was_busy, was = node.state is NodeState.BUSY, node.rank
-    node = _follow_rank(replace(node, rank=rank, rank_seen_s=started_s), rank, snapshot)
+    node = _follow_rank(node, rank, snapshot, rank=rank, rank_seen_s=started_s)
     if was_busy and node.state is NodeState.IDLE:
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
@@ -255,15 +261,19 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
     return node.misfit if node.misfit is not None else because("found_drained")
 
 
-def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
-    """Bring the node's state in line with its rank. What the table does not allow from here changes nothing."""
+def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:
+    """Bring the node's state in line with its rank. What the table does not allow from here changes nothing.
+
+    ``seen``: what is otherwise with it all the same.
+    """
     at_work = Event.JOB_BEGAN if rank.allocated else Event.JOBS_ENDED
     for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
         if allows(node, event):
-            node = move(node, event, snapshot.now_s)
             if event is Event.LEFT and not _first_look(snapshot):
-                node = replace(node, left_s=(*node.left_s, snapshot.now_s)[-FLAPS:])
-    return node
+                seen["left_s"] = (*node.left_s, snapshot.now_s)[-FLAPS:]
+            node = move(node, event, snapshot.now_s, **seen)
+            seen = {}
+    return replace(node, **seen) if seen else node
 
 
 def _first_look(snapshot: Snapshot) -> bool:
@@ -413,9 +423,11 @@ def _could_be_listed(node: Node) -> bool:
 
 def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
-    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
     vanished = sum(1 for node in lacking if node.provider_shows_it)
-    return vanished > max(2, shown // 2)
+    if vanished <= FEW_VANISHED:
+        return False
+    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
+    return vanished > shown // 2
 
 
 def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:

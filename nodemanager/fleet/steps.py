@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.fitness import gets_no_work, hung_s, overdue_housekeeping_s, survives_kills, unfit
@@ -81,8 +82,7 @@ class Outlook:
         return self.leads_s[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     reason: Reason
     action: NodeAction | None = None
 
@@ -149,18 +149,9 @@ def _lost(node: Node, outlook: Outlook) -> Step:
 
 def _idle(node: Node, outlook: Outlook) -> Step:
     policy = outlook.policy
-    if _carries_the_drain_of_another(node):
-        reason = because("drained_for_another")
-        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
-    given_up = retirement.overdue(node, policy, outlook.now_s)
-    if given_up is not None and not _held(node):
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, given_up)
-    if (why := unfit(node, policy, outlook.now_s)) is not None and not _held(node):
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, why)
+    # Most are sound and not drained, and then there is nothing to put right.
+    if (_held(node) or not node.sound) and (put_right := _idle_amiss(node, outlook)) is not None:
+        return put_right
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
@@ -189,6 +180,21 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     outlook.live -= 1
     outlook.usable -= 1
     return _drain(node, reason)
+
+
+def _idle_amiss(node: Node, outlook: Outlook) -> Step | None:
+    """What is done with one that is drained, or that something is the matter with; None where it counts as idle."""
+    if _carries_the_drain_of_another(node):
+        reason = because("drained_for_another")
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    if _held(node):
+        return None
+    why = retirement.overdue(node, outlook.policy, outlook.now_s) or unfit(node, outlook.policy, outlook.now_s)
+    if why is None:
+        return None
+    outlook.live -= 1
+    outlook.usable -= 1
+    return _drain(node, why)
 
 
 def _carries_the_drain_of_another(node: Node) -> bool:

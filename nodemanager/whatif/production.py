@@ -258,19 +258,20 @@ class Production:
         known = self._listed.get(machine.provider_id)
         if known is not None and known.state is machine.state:
             return known
-        identity = Identity(
-            self._policy.cluster, self._policy.cluster_uuid, machine.launch, machine.slot, machine.node_type.name
-        )
         node = CloudNode(
             machine.provider_id,
             machine.state,
-            identity,
+            known.identity if known is not None else self._identity(machine),
             created_at=self._stage.ground.start_at + machine.created_s,
             died_because=machine.died_because,
         )
         self._machines[machine.provider_id] = machine
         self._listed[machine.provider_id] = node
         return node
+
+    def _identity(self, machine: Machine) -> Identity:
+        cluster, type_name = self._policy.cluster, machine.node_type.name
+        return Identity(cluster, self._policy.cluster_uuid, machine.launch, machine.slot, type_name)
 
     # --- deciding ---
 

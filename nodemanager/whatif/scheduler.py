@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from nodemanager.fleet.constraints import holds
 from nodemanager.model import ANYWHERE, Constraint, JobId, QueuePolicy, Shape, SlotName
@@ -44,8 +45,7 @@ class Room:
         return self.jobs == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """What a job holds of one rank."""
 
     rank: int
@@ -201,31 +201,30 @@ class Scheduler:
             )
         return self._eligible[constraint]
 
-    def _by_preference(self, constraint: Constraint) -> Iterator[Room]:
-        """Worst fit: the most free cores first, then GPUs, then the lowest rank."""
-        eligible = self._matching(constraint)
-        everywhere = len(eligible) == len(self.rooms)
-        for key in sorted(self._free, reverse=True):
-            for rank in self._free[key]:
-                if everywhere or rank in eligible:
-                    yield self.rooms[rank]
-
     def _fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[Grant, ...] | None:
+        """Worst fit: the most free cores first, then GPUs, then the lowest rank. None where there is not enough.
+
+        Rooms with as much free are alike, but for whether they are whole, and whether they suit.
+        """
         want, _ = want_of(shape)
+        eligible = self._matching(shape.constraint)
+        everywhere = len(eligible) == len(self.rooms)
         grants: list[Grant] = []
-        for room in self._by_preference(shape.constraint):
-            if room.rank in without:
-                continue
-            fits = room_for(shape, room.cores_free, room.gpus_free, whole=room.whole)
+        for cores, gpus in sorted(self._free, reverse=True):
+            fits = room_for(shape, cores, gpus, whole=True)
             if fits == 0:
-                if room.cores_free < shape.cores_per_slot:
+                if cores < shape.cores_per_slot:
                     break  # nor do those that have less
                 continue
-            fits = min(fits, want)
-            grants.append(_grant(room, shape, fits))
-            want -= fits
-            if want == 0:
-                return tuple(sorted(grants, key=lambda grant: grant.rank))
+            for rank in self._free[cores, gpus]:
+                if rank in without or not (everywhere or rank in eligible):
+                    continue
+                if shape.exclusive and not self.rooms[rank].whole:
+                    continue
+                grants.append(_grant(rank, cores, gpus, shape, min(fits, want)))
+                want -= min(fits, want)
+                if want == 0:
+                    return tuple(sorted(grants))
         return None
 
     # --- those behind ---
@@ -294,8 +293,9 @@ def room_for(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
     return slots if shape.nodes is None else int(slots >= shape.slots)
 
 
-def _grant(room: Room, shape: Shape, fits: int) -> Grant:
+def _grant(rank: int, cores: int, gpus: int, shape: Shape, fits: int) -> Grant:
+    """``cores``, ``gpus``: what is free there."""
     if shape.exclusive:
-        return Grant(room.rank, room.cores_free, room.gpus_free)
+        return Grant(rank, cores, gpus)
     slots = fits if shape.nodes is None else shape.slots
-    return Grant(room.rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)
+    return Grant(rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)

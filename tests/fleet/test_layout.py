@@ -384,7 +384,7 @@ def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World
     short = plan(world.snapshot, world.policy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
-        patch.setattr(Shelf, "_cores_left", lambda _shelf, *, share: UNBOUNDED + share)
+        patch.setattr(Shelf, "cores_left", lambda _shelf, *, share: UNBOUNDED + share)
         long = plan(world.snapshot, world.policy)
     assert short.actions == long.actions
     assert dict(short.jobs) == dict(long.jobs)
