@@ -8,9 +8,11 @@ nodes, and they do it in the order of the queue: the longest front part of it th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from heapq import merge
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -369,17 +371,14 @@ class _Maker:
         self._fail(stuck, shelf)
         if may_reseat and self._sits(stuck):
             return None
-        for want, work in self._behind(stuck[1]):
-            served, shelf = self._most_of(work, shelf)
-            if served == work.jobs:
+        for works in self._behind(stuck[1]):
+            place, shelf = self._most_of(works, shelf)
+            if place is None:
                 continue
-            job = work.job(served)
-            key = next(run[0] for run in work.runs if job in run[1][run[2] : run[3]])
-            if want not in self.failed:
-                failed = key, (-key.priority, int(job))
-                self._fail(failed, shelf)
-                if may_reseat and self._sits(failed):
-                    return None
+            failed = self._key_at(-place[0], JobId(place[1])), place
+            self._fail(failed, shelf)
+            if may_reseat and self._sits(failed):
+                return None
         return shelf
 
     def _fail(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> None:
@@ -392,30 +391,39 @@ class _Maker:
     def _has_failed(self, key: BatchKey, job: JobId) -> bool:
         return (-key.priority, job) >= self.failed.get(_want(key), END)
 
-    def _behind(self, after: Place) -> list[tuple[Want, Work]]:
-        """What is not served yet behind a place, in the order of the first job of each kind."""
+    def _behind(self, after: Place) -> list[list[Work]]:
+        """What is not served yet behind a place, kind by kind, in the order of the first job of each."""
         done = {
             (work.shape, work.span_s, work.pieces_each, key, begin): stop
             for work in self._works(after)
             for key, _, begin, stop in work.runs
         }
-        behind: list[tuple[Want, Work]] = []
+        behind: dict[Want, list[Work]] = {}
         for work in self._works(END):
             kind = (work.shape, work.span_s, work.pieces_each)
             runs = [(key, ids, done.get((*kind, key, begin), begin), stop) for key, ids, begin, stop in work.runs]
             rest = Work(*kind, tuple(run for run in runs if run[2] < run[3]))
             if rest.jobs:
-                behind.append(((work.shape, work.span_s), rest))
-        return sorted(behind, key=lambda it: min((-run[0].priority, run[1][run[2]]) for run in it[1].runs))
+                behind.setdefault((work.shape, work.span_s), []).append(rest)
+        return sorted(behind.values(), key=lambda works: next(_places(works)))
 
-    def _most_of(self, work: Work, shelf: Shelf) -> tuple[int, Shelf]:
-        low, high = 0, work.jobs
-        best = shelf
+    @staticmethod
+    def _most_of(works: Sequence[Work], shelf: Shelf) -> tuple[Place | None, Shelf]:
+        """As many of a kind, in the order of the queue, as what is left serves; and where the next of them stands.
+
+        They may be of several batches and users. None: it serves them all.
+        """
+        least = min(work.pieces_each * cores_of_piece(work.shape) for work in works)
+        jobs = sum(work.jobs for work in works)
+        high = min(jobs, shelf.cores_left(share=True) // least)
+        places = list(islice(_places(works), high + 1))
+        low, best = 0, shelf
         while low < high:
-            middle = high if low == 0 and high == work.jobs else (low + high + 1) // 2
-            tried = shelf.with_([_first_of(work, middle)], share=True)
+            middle = high if low == 0 and high == jobs else (low + high + 1) // 2
+            front = _up_to(works, places[middle]) if middle < jobs else works
+            tried = shelf.with_(front, share=True)
             low, high, best = (middle, high, tried) if tried is not None else (low, middle - 1, best)
-        return low, best
+        return (places[low] if low < jobs else None), best
 
     # -- work
 
@@ -568,10 +576,21 @@ def _before(key: BatchKey, ids: Sequence[JobId], place: Place) -> int:
     return up_to(key, ids, (place[0], place[1] - 1))
 
 
-def _first_of(work: Work, jobs: int) -> Work:
-    runs = []
-    for key, ids, begin, end in work.runs:
-        if jobs > 0:
-            runs.append((key, ids, begin, min(end, begin + jobs)))
-            jobs -= min(end - begin, jobs)
-    return Work(work.shape, work.span_s, work.pieces_each, tuple(runs))
+def _places(works: Sequence[Work]) -> Iterator[Place]:
+    """Where their jobs stand in the queue, one after the other."""
+    return merge(*(_places_in(*run) for work in works for run in work.runs))
+
+
+def _places_in(key: BatchKey, ids: Sequence[JobId], begin: int, stop: int) -> Iterator[Place]:
+    return ((-key.priority, int(ids[index])) for index in range(begin, stop))
+
+
+def _up_to(works: Sequence[Work], place: Place) -> list[Work]:
+    """What of them stands before a place."""
+    front = []
+    for work in works:
+        runs = ((key, ids, begin, min(stop, _before(key, ids, place))) for key, ids, begin, stop in work.runs)
+        there = tuple(run for run in runs if run[2] < run[3])
+        if there:
+            front.append(Work(work.shape, work.span_s, work.pieces_each, there))
+    return front

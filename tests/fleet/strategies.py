@@ -28,6 +28,7 @@ from nodemanager.model import (
     Not,
     OnHosts,
     OnRanks,
+    QueuePolicy,
     Shape,
     because,
 )
@@ -89,6 +90,7 @@ POLICIES = st.builds(
     nodes_max=st.integers(0, 5),
     nodes_min=st.integers(0, 2),
     price_per_hour_max=st.sampled_from(["0", "0.30", "0.90", "1.40", "2.50", "100"]).map(Decimal),
+    queue_policy=st.sampled_from([QueuePolicy.FIFO, QueuePolicy.FIFO, QueuePolicy.BACKFILL]),
     calls_in_flight_max=st.integers(1, 3),
     creates_burst=st.integers(1, 3),
     idle_timeout_s=st.sampled_from([60.0, 300.0, 7200.0]),
@@ -110,6 +112,7 @@ def _a_job_of(shapes: st.SearchStrategy[Shape]) -> st.SearchStrategy[Job]:
         priority=st.sampled_from([16, 16, 16, 31, 0]),
         urgency=st.sampled_from([16, 16, 16, 0]),
         queue=st.sampled_from(["", "", "debug"]),
+        userid=st.sampled_from([1000, 1000, 1001]),
     )
 
 

@@ -198,6 +198,37 @@ def test_the_seat_of_a_gang_that_cannot_be_had_whole_goes_to_the_next_job() -> N
     assert slots(world, 2) == ["cloud2", "cloud3"]
 
 
+@pytest.mark.parametrize("users", [(1, 2, 1, 2), (1, 2, 3, 2), (2, 1, 1, 1), (1, 1, 1, 1)])
+def test_behind_a_stuck_job_those_of_a_kind_are_served_in_the_order_of_the_queue(users: tuple[int, ...]) -> None:
+    """Whoever submitted them: beside the busy one two nodes may stand, so the first two of the four get them."""
+    world = a_world(nodes_max=3, queue_policy=QueuePolicy.BACKFILL).busy_node("cloud1").job(whole_nodes(3))
+    for user in users:
+        world.job(whole_nodes(1), userid=user)
+    assert [len(slots(world, job)) for job in (2, 3, 4, 5)] == [1, 1, 0, 0]
+    assert [world.why_job(job).code for job in (2, 3, 4, 5)] == [*["node_ordered"] * 2, *["nodes_max"] * 2]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([whole_nodes(1), whole_nodes(2), tasks(3)]), st.integers(1, 3)), max_size=12
+    ),
+    st.integers(1, 5),
+)
+def test_behind_a_stuck_job_nobody_is_passed_over_by_his_like(wanted: list[tuple[Shape, int]], left: int) -> None:
+    world = a_world(a_type("cloud", slots=8), nodes_max=left + 1, queue_policy=QueuePolicy.BACKFILL)
+    world.busy_node("cloud1").job(whole_nodes(left + 1))
+    for shape, user in wanted:
+        world.job(shape, userid=user)
+    made = world.plan()
+    assert len(dict(made.jobs)) == len(wanted) + 1
+    given_to = [slots(world, job) for job in range(2, len(wanted) + 2)]
+    for kind in {shape for shape, _ in wanted}:
+        served = [bool(found) for (shape, _), found in zip(wanted, given_to, strict=True) if shape == kind]
+        assert served == sorted(served, reverse=True)
+    assert {slot for found in given_to for slot in found} == set(boots(made))
+
+
 def test_the_price_cap_is_exact_to_the_last_digit() -> None:
     dime = a_type("dime", price="0.1")
     assert why_not(whole_nodes(3), world=a_world(dime, price_per_hour_max=Decimal("0.3"))).code == "node_ordered"

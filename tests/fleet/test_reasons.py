@@ -664,7 +664,8 @@ def _check_types(case: Case) -> None:
             case "nothing_is_short":
                 served = ("fits_on_a_node_that_is_up", "node_kept_for_it", "node_coming", "node_free_soon")
                 waiting = [case.made.jobs[job.id].code for job in case.queue()]
-                assert all(code in (*served, "no_type_fits", "too_few_slots") for code in waiting)
+                never = ("no_type_fits", "too_few_slots", "beyond_limits")
+                assert all(code in (*served, *never) for code in waiting)
             case "job_held_up":
                 held_up = case.made.jobs[JobId(int(str(reason.figures["job"])))]
                 assert held_up.code == reason.figures["why"]
