@@ -9,7 +9,7 @@ import structlog
 
 from nodemanager.actors.manager import Published
 from nodemanager.config import Site
-from nodemanager.journal.chronicle import Chronicle, Happened
+from nodemanager.journal.chronicle import Chronicle
 from nodemanager.journal.reader import JournalReader
 from nodemanager.journal.schema import FILE
 from nodemanager.journal.writer import Journal
@@ -35,7 +35,7 @@ class Front:
         self._site = site
         self._metrics = Metrics(self.board)
         self._journal = Journal(site.state_dir / FILE)
-        self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._write])
+        self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
         self._status_made_s = float("-inf")
@@ -44,9 +44,6 @@ class Front:
     def publish(self, published: Published) -> None:
         self.board.publish(published)
         self._chronicle.publish(published)
-
-    def _write(self, happened: Happened) -> None:
-        self._journal.take_in(happened.in_short)  # it waits there for the others of its commit
 
     def status(self) -> Document:
         """For whoever asks by Flux itself. Made once a second at most: any user may ask as often as he likes."""

@@ -93,18 +93,18 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                     changed[launch.id] = _call(known or _found(launch, snapshot), CallKind.RECORD, snapshot, policy)
             case CreateNode(launch=launch):
                 credit -= 1
-                node = changed.get(launch.id) or snapshot.nodes[launch.id]
+                node = _latest(launch.id, changed, snapshot)
                 changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, create_sent_s=snapshot.now_s)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case EndLease(launch=launch):
-                node = changed.get(launch.id) or snapshot.nodes[launch.id]
+                node = _latest(launch.id, changed, snapshot)
                 changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
                 if action.launch is None:
                     continue
-                node = changed.get(action.launch) or snapshot.nodes[action.launch]
+                node = _latest(action.launch, changed, snapshot)
                 if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
                     snapshot = _boot_given_up(snapshot, node, action.reason.code, policy)
                 changed[action.launch] = _ordered(node, action, snapshot, policy)
@@ -122,6 +122,11 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
     )
 
 
+def _latest(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:
+    """The node after the orders before this one."""
+    return changed.get(id_) or snapshot.nodes[id_]
+
+
 def _boot_given_up(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
     """Once for a node: its drain may be ordered again."""
     return boot_failed(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
@@ -132,14 +137,17 @@ def _asked(source: Source, due_s: float) -> Source:
 
 
 def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, **otherwise: Any) -> Node:
-    now_s = snapshot.now_s
-    return replace(node, call=Call(kind, now_s, now_s + policy.call_timeout_s), **otherwise)
+    return replace(node, call=_sent(kind, snapshot, policy), **otherwise)
+
+
+def _sent(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
+    return Call(kind, snapshot.now_s, snapshot.now_s + policy.call_timeout_s)
 
 
 def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
     kind, event = UNDER_WAY[type(order)]
     now_s = snapshot.now_s
-    changes: dict[str, Any] = {"call": Call(kind, now_s, now_s + policy.call_timeout_s)}
+    changes: dict[str, Any] = {"call": _sent(kind, snapshot, policy)}
     if isinstance(order, DrainNode):
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else now_s

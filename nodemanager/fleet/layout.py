@@ -433,9 +433,8 @@ class _Maker:
         for id_, (key, short) in self.seating.short.items():
             if (-key.priority, id_) < end and not self._has_failed(key, id_):
                 cores += short * cores_of_piece(key.shape)
-        seated = self.seating.seated
         for key, ids in self.batches.items():
-            jobs = self._end(key, ids, end) - (seated.get(key, 0) if seated else 0)
+            jobs = self._end(key, ids, end) - self.seating.seated.get(key, 0)
             if jobs > 0:
                 cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
         return cores

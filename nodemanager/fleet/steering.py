@@ -107,9 +107,8 @@ def kept(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
 
 def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
     """What an operator's word means for the node now; None where the rest of the rules decides."""
-    rank = node.rank
-    if not (steering.holds or steering.retirements or node.retiring or (rank and rank.drain_reason is not None)):
-        return None  # so it is with most: nobody set anything
+    if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
+        return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
         return None  # there is nothing yet to keep work from; or it is too late
     if (hold := steering.holds.get(node.id)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,15 @@ class JournalReader:
             *values,
             limit,
         )
-        whole = [row for row in reversed(rows) if not _fault_of(row)]
+        whole: list[dict[str, Any]] = []
+        for row in reversed(rows):
+            with suppress(_SpoiltError):
+                whole.append(_with_figures(row))
         if len(whole) < len(rows):
             structlog.get_logger().warning(
                 "journal_entries_spoilt", path=str(self._path), entries=len(rows) - len(whole)
             )
-        return [_with_figures(row) for row in whole]
+        return whole
 
     def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
         """The last thing that was said of a subject before a moment; None where nothing was."""
@@ -92,9 +95,12 @@ class JournalReader:
             subject,
             at,
         )
-        if rows and (fault := _fault_of(rows[0])):  # an older one would be a wrong answer
-            raise JournalUnreadable(f"{self._path}: what was last said of {subject} before {at}: {fault}")
-        return _with_figures(rows[0]) if rows else None
+        try:
+            return _with_figures(rows[0]) if rows else None
+        except _SpoiltError as fault:  # an older one would be a wrong answer
+            raise JournalUnreadable(
+                f"{self._path}: what was last said of {subject} before {at}: {fault}"
+            ) from fault
 
     def launch_of(self, slot: str, at: float) -> str | None:
         """Which launch had a slot at a moment."""
@@ -236,19 +242,17 @@ def _text(found: bytes) -> str:
     return found.decode(errors="replace")
 
 
-def _fault_of(entry: Mapping[str, Any]) -> str:
-    """Why it cannot be what was written; "" where it can."""
-    if not isinstance(entry["at"], float) or not all(isinstance(it, str) for it in [*entry.values()][1:]):
-        return "it is spoilt"
-    try:
-        json.loads(entry["figures"])
-    except ValueError as fault:
-        return f"its figures are spoilt: {fault}"
-    return ""
+class _SpoiltError(Exception):
+    """An entry cannot be what was written; the text says why."""
 
 
 def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {**entry, "figures": json.loads(entry["figures"])}
+    if not isinstance(entry["at"], float) or not all(isinstance(it, str) for it in [*entry.values()][1:]):
+        raise _SpoiltError("it is spoilt")
+    try:
+        return {**entry, "figures": json.loads(entry["figures"])}
+    except ValueError as fault:
+        raise _SpoiltError(f"its figures are spoilt: {fault}") from fault
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float | None:

@@ -60,7 +60,7 @@ class Journal:
         if not happened.to_write:
             return
         try:
-            self._waiting.put_nowait(happened)
+            self._waiting.put_nowait(happened.in_short)  # it waits for the others of its commit
         except queue.Full:
             self.lost += 1
 

@@ -100,7 +100,9 @@ def _whole(text: str) -> int:
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
     """Every run that was asked for, the site's own first."""
-    main = Run(_name(str(site.path)), site, actors=chosen.actors, journal=_path(chosen.journal))
+    main = Run(
+        _name(str(site.path)), site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None
+    )
     compared = [Run(_name(path), load_site(path)) for path in chosen.compare]
     sweep = variants(site, read_sweep(chosen.sweep)) if chosen.sweep else ()
     swept = [Run(name, variant) for name, variant in sweep]
@@ -116,11 +118,13 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
             shown.done(first.outcome)
             _, cloud = conditions_of(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
-            for run, ended in zip((*compared, *swept, *baselines), runs, strict=True):
-                shown.done(ended.outcome)
-                group = study.baselines if run.baseline else study.compared if run in compared else study.swept
-                group[run.name] = ended.outcome
-                study.bounds = ended.bounds if run.name == "fixed" and run.baseline else study.bounds
+            groups = (study.compared, compared), (study.swept, swept), (study.baselines, baselines)
+            for outcomes, those in groups:
+                for run, ended in zip(those, runs, strict=False):  # in this order they were asked for
+                    shown.done(ended.outcome)
+                    outcomes[run.name] = ended.outcome
+                    if run.baseline and run.name == "fixed":
+                        study.bounds = ended.bounds
     study.differences.update({run.name: differences(site, run.site) for run in compared})
     return study
 
@@ -140,10 +144,6 @@ def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
         path = journal_of(chosen.subject, site)
         return learn_from(path) if path is not None else None
     return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def _name(path: str) -> str:

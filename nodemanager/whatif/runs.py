@@ -21,10 +21,9 @@ from nodemanager import logs
 from nodemanager.config import Site
 from nodemanager.whatif.actors import ActorReplay
 from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.study import Bounds, Progress, Runner
+from nodemanager.whatif.study import TELL_EVERY, Bounds, Progress, Runner
 from nodemanager.whatif.workload import Oddities, WorkloadError
 
-TELL_EVERY = 64  # jobs
 Told = SimpleQueue[tuple[str, int] | None]
 
 

@@ -22,6 +22,7 @@ from nodemanager.whatif.stage import Ground, Manager, Stage
 from nodemanager.whatif.workload import Oddities, Processors, TraceJob, Workload
 
 Progress = Callable[[str, int], None]  # the run, and how many jobs have come
+TELL_EVERY = 64  # jobs: what is shown, and passed on from another process
 
 
 @dataclass(frozen=True, slots=True)

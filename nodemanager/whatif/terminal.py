@@ -12,9 +12,7 @@ from rich.table import Table
 
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.sentences import headline, sentences, short_span
-from nodemanager.whatif.study import Study
-
-EVERY = 64  # jobs between two moves of the bar
+from nodemanager.whatif.study import TELL_EVERY, Study
 
 
 class Bar:
@@ -28,7 +26,7 @@ class Bar:
     def __call__(self, run: str, jobs: int) -> None:
         if run not in self._tasks:
             self._tasks[run] = self._progress.add_task(run, total=self._jobs_about)
-        if jobs % EVERY == 0 or jobs == self._jobs_about:
+        if jobs % TELL_EVERY == 0 or jobs == self._jobs_about:
             self._progress.update(self._tasks[run], completed=jobs)
 
     def done(self, outcome: Outcome) -> None:

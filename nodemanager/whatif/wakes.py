@@ -44,12 +44,9 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
         reason = decided.get(id_)
         if reason is None or node.call is not None:
             continue  # it is at work; or the answer to its call says how it goes on
-        code = reason.code
-        if code == "idle_not_long" and (node.idle_since_s or 0.0) + policy.idle_timeout_s >= wake_s:
-            continue  # not sooner than one before it, as most that have become idle together
-        held = held or code in HELD_CALLS
-        if code not in BY_EVENTS and (at_s := _of_node(node, reason, snapshot, policy, leads_s, wake_s)) < wake_s:
-            wake_s = at_s
+        held = held or reason.code in HELD_CALLS
+        if reason.code not in BY_EVENTS:
+            wake_s = min(wake_s, _of_node(node, reason, snapshot, policy, leads_s, wake_s))
     if made.jobs:
         wake_s = min([wake_s, *(at_s for at_s in _tried_again_s(snapshot) if at_s > snapshot.now_s)])
     return wake_s, held

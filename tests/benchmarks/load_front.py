@@ -74,9 +74,8 @@ class VirtualFront:
         began_s = time.thread_time()
         if self._waiting and now_s >= self._awake_s:
             happened: Happened = self._follower.of(self._waiting.take())
-            for sink in (self.board.take_in, self.metrics.take_in):
+            for sink in (self.board.take_in, self.metrics.take_in, self.journal.take_in):
                 sink(happened)
-            self.journal.take_in(happened.in_short)
             self._awake_s = now_s + rest_s(time.thread_time() - began_s)
             self._meter.handled["chronicle"] += 1
         if now_s >= self._scrape_s:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from nodemanager.facts import CloudCallFailed, FailureKind
 from nodemanager.journal import schema, writer
@@ -229,15 +230,21 @@ class Fillable(Journal):
         return super()._opened()
 
 
-def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(path: Path) -> None:
-    story = a_story()
-    write(path.with_name("whole.sqlite"), story)
+def written_once_there_is_room(path: Path, story: list[Happened]) -> tuple[Fillable, list[EventDict]]:
+    """The journal, and what it logged: the disk is full while the story is told."""
     journal = Fillable(path)
     with capture_logs() as logs:
         for happened in story:
             journal.write([happened])
         journal.full = False
         journal.write([])
+    return journal, list(logs)
+
+
+def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(path: Path) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    journal, logs = written_once_there_is_room(path, story)
     assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
     assert (journal.lost, journal.failure) == (0, "")
     kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
@@ -251,12 +258,7 @@ def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(p
 def test_what_is_too_much_to_hold_is_left_out_the_oldest_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = a_story()
     monkeypatch.setattr(writer, "HELD_MAX", Rows.of(story[-1:]).count)
-    journal = Fillable(path)
-    with capture_logs() as logs:
-        for happened in story:
-            journal.write([happened])
-        journal.full = False
-        journal.write([])
+    journal, logs = written_once_there_is_room(path, story)
     assert logs[-1]["lost"] == journal.lost == len(story) - 1
     assert [it["what"] for it in JournalReader(path).entries()] == [it.what for it in story[-1].entries]
     journal.close()
