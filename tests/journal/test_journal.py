@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from nodemanager.facts import CloudCallFailed, FailureKind
 from nodemanager.journal import schema, writer
@@ -230,7 +230,9 @@ class Fillable(Journal):
         return super()._opened()
 
 
-def written_once_there_is_room(path: Path, story: list[Happened]) -> tuple[Fillable, list[EventDict]]:
+def written_once_there_is_room(
+    path: Path, story: list[Happened]
+) -> tuple[Fillable, list[MutableMapping[str, Any]]]:
     """The journal, and what it logged: the disk is full while the story is told."""
     journal = Fillable(path)
     with capture_logs() as logs:
