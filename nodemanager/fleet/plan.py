@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, spending, supply
+from nodemanager.fleet.giving_way import give_way
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -272,8 +273,7 @@ def _steps(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
-        room_for=layout.stuck[0] if layout.stuck is not None else None,
-        room_short=layout.room_short - leaving,
+        gives_way=give_way(snapshot, policy, layout, found.needed),
         live=sum(roll.types.values()) - leaving,
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
         ready=idle_or_coming(snapshot, policy, found.needed),
