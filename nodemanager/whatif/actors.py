@@ -159,7 +159,6 @@ class ActorReplay:
                 if job.started_s is None:
                     self.ledger.unserved(job.name, "refused by Flux: larger than the site")
                 else:
-                    self.ledger.freed(job)
                     self._occupy(job, -1)
                     self.ledger.ended(job, now_s)
             case _:

@@ -6,10 +6,11 @@ from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import inf
 
 from nodemanager.fleet.billing import SECONDS_PER_HOUR
 from nodemanager.model import TypeName
-from nodemanager.whatif.bound import Cover
+from nodemanager.whatif.bound import Demand
 from nodemanager.whatif.cloud import Machine, life_of
 from nodemanager.whatif.scheduler import QueuedJob
 from nodemanager.whatif.series import Series
@@ -67,8 +68,7 @@ class Ledger:
     waiting: Series = field(default_factory=Series)
     nodes: Series = field(default_factory=Series)
     busy: Series = field(default_factory=Series)
-    cores_busy: int = 0
-    cover: Cover | None = None
+    demand: Demand | None = None  # what the lower bounds are reckoned from
     _capped_from_s: float | None = None
     _lately_gone: dict[TypeName, deque[float]] = field(default_factory=dict)
 
@@ -79,7 +79,8 @@ class Ledger:
         self.jobs += 1
 
     def started(self, job: QueuedJob) -> None:
-        self.cores_busy += sum(grant.cores for grant in job.grants)
+        if self.demand is not None:
+            self.demand.began(job.id, job.shape, job.started_s or 0.0)
         if job.restarts:
             return
         self.jobs_started += 1
@@ -91,9 +92,13 @@ class Ledger:
         self.jobs_ended += 1
         self.last_job_s = now_s
         self.work_core_s += job.run_s * sum(grant.cores for grant in job.grants)
+        if self.demand is not None:
+            self.demand.ended(job.id, job.shape, job.run_s, now_s)
 
-    def freed(self, job: QueuedJob) -> None:
-        self.cores_busy -= sum(grant.cores for grant in job.grants)
+    def lost(self, job: QueuedJob) -> None:
+        """What it ran until now was for nothing: a node of its went away."""
+        if self.demand is not None:
+            self.demand.lost(job.id, job.shape)
 
     def unserved(self, name: str, why: str) -> None:
         self.unserved_by[why] += 1
@@ -138,8 +143,8 @@ class Ledger:
         self.waiting.note(now_s, waiting)
         self.nodes.note(now_s, nodes)
         self.busy.note(now_s, busy)
-        if self.cover is not None:
-            self.cover.note(now_s, self.cores_busy)
+        if self.demand is not None:
+            self.demand.settle(now_s)
         if capped and self._capped_from_s is None:
             self.cap_hits += 1
             self._capped_from_s = now_s
@@ -149,6 +154,8 @@ class Ledger:
 
     def close(self, now_s: float) -> None:
         self.note(now_s, 0, 0, 0, capped=False)
+        if self.demand is not None:
+            self.demand.settle(inf)
         self.ended_s = now_s
 
     @property

@@ -236,7 +236,6 @@ class Stage:
 
     def _free(self, job: QueuedJob) -> None:
         self.scheduler.finish(job)
-        self.ledger.freed(job)
         self._last_stir_s = self.now_s
         ran_s = self.now_s - (job.started_s or 0.0)
         for grant in job.grants:
@@ -329,6 +328,7 @@ class Stage:
         self._refresh(machine.rank)
         for job in self._jobs_on(machine.rank):
             self._free(job)
+            self.ledger.lost(job)
             job.grants, job.started_s = (), None
             if job.restarts >= RESTARTS_MAX:
                 job.restarts += 1  # its end, which is due still, is that of a former life

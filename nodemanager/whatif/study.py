@@ -11,7 +11,7 @@ from typing import TextIO
 from nodemanager.app import policy_of
 from nodemanager.config import Site
 from nodemanager.whatif.baselines import BASELINES
-from nodemanager.whatif.bound import Cover, work_cost
+from nodemanager.whatif.bound import Cover, Demand
 from nodemanager.whatif.conditions import Figure, conditions_of
 from nodemanager.whatif.journal import Journal
 from nodemanager.whatif.learned import Learned
@@ -63,25 +63,27 @@ class Runner:
     ) -> Outcome:
         """The site's own policy, by the production code."""
         journal = Journal(sink)
-        ledger = Ledger()
         manager = Production(policy_of(site), journal)
-        return self._run(name, site, manager, ledger, journal, oddities or Oddities())
+        return self._run(name, self._ground(site), manager, Ledger(), journal, oddities or Oddities())
 
     def baseline(self, name: str, site: Site) -> tuple[Outcome, Bounds]:
         """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
-        ledger = Ledger(cover=Cover(site.node_types))
+        ground = self._ground(site)
+        loses = any(habit.lost_per_hour for habit in ground.conditions.habits.values())
+        demand = Demand(Cover(site.node_types), loses_lives=loses)
         manager = BASELINES[name](fixed_ranks(site, self.workload))
-        outcome = self._run(name, site, manager, ledger, Journal(), Oddities())
-        cover = ledger.cover
-        assert cover is not None  # noqa: S101 - given above
-        return outcome, Bounds(float(cover.cost()), float(work_cost(site.node_types, ledger.work_core_s)))
+        outcome = self._run(name, ground, manager, Ledger(demand=demand), Journal(), Oddities())
+        return outcome, Bounds(float(demand.cover.cost()), float(demand.work_cost()))
+
+    def _ground(self, site: Site) -> Ground:
+        return ground_of(site, self.workload, self.learned)
 
     def _run(
-        self, name: str, site: Site, manager: Manager, ledger: Ledger, journal: Journal, oddities: Oddities
+        self, name: str, ground: Ground, manager: Manager, ledger: Ledger, journal: Journal, oddities: Oddities
     ) -> Outcome:
         began_s = time.perf_counter()
-        journal.begun(name, site.simulation.seed, self.workload.start_at)
-        stage = Stage(ground_of(site, self.workload, self.learned), ledger, journal)
+        journal.begun(name, ground.seed, ground.start_at)
+        stage = Stage(ground, ledger, journal)
         stage.play(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
         took_s = time.perf_counter() - began_s
         return outcome_of(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
