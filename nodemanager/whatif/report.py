@@ -8,7 +8,7 @@ from html import escape
 from nodemanager.whatif import charts
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.sentences import comparison, headline, sentences, short_span, span
-from nodemanager.whatif.study import Study, cost_at_wait
+from nodemanager.whatif.study import Bounds, Study, cost_at_wait
 
 STYLE = """
 :root { --paper: #fbfaf8; --card: #ffffff; --ink: #1d1f23; --soft: #5c6068; --grid: #e4e2dd; --main: #1f6fd0;
@@ -53,7 +53,7 @@ table.words th, table.words td { text-align: left; white-space: normal }
 """.strip()
 
 KINDS = (("main", "this site"), ("swept", "the sweep"), ("compared", "compared"), ("baseline", "what others do"))
-BOUND_NAMES = ("no fleet with no extra wait costs less", "no fleet costs less")
+BOUND_NAMES = ("no fleet costs less with every job starting as on fixed", "no fleet costs less")
 
 
 DRAWN_MAX = 3  # runs whose nodes and queue are drawn over time
@@ -139,7 +139,7 @@ def _pareto(study: Study) -> str:
     ]
     bounds: Sequence[tuple[str, float]] = ()
     if study.bounds is not None:
-        costs = (study.bounds.no_extra_wait, study.bounds.work)
+        costs = (study.bounds.same_starts, study.bounds.work)
         named = list(zip(BOUND_NAMES, costs, strict=True))
         bounds = named if costs[0] > costs[1] else named[1:]
     return charts.cost_against_wait(groups, bounds)
@@ -223,12 +223,7 @@ def _note(study: Study) -> str:
     """What the ratios mean, the bounds, and costs at equal mean wait where a sweep tells."""
     said = ["Slowdown: wait and run together as a multiple of the run, counted as 10 s at least; the mean. "]
     if study.bounds is not None:
-        over = study.main.cost / study.bounds.no_extra_wait if study.bounds.no_extra_wait else 1.0
-        said.append(
-            f"No fleet that makes no job wait longer than the fixed cluster costs less than "
-            f"{study.bounds.no_extra_wait:,.2f}: this site is at {over:.3f} of it. At any wait the jobs' own "
-            f"core-hours cost {study.bounds.work:,.2f}. "
-        )
+        said.append(_bounds(study.bounds, study.main.cost))
     points, shorter = [study.main, *study.swept.values()], list[str]()
     for name, baseline in study.baselines.items():
         cost = cost_at_wait(points, baseline.wait_mean_s)
@@ -239,6 +234,14 @@ def _note(study: Study) -> str:
     if shorter:
         said.append(f"Jobs wait less under {', '.join(shorter)}. ")
     return escape("".join(said))
+
+
+def _bounds(bounds: Bounds, cost: float) -> str:
+    over = f": this site is at {cost / bounds.work:.3f} of it" if bounds.work else ""
+    return (
+        f"No fleet costs less than {bounds.work:,.2f}, however long jobs wait{over}; none costs less than "
+        f"{bounds.same_starts:,.2f} with every job starting when it did on the fixed cluster. "
+    )
 
 
 def _html_table(

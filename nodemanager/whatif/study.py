@@ -27,10 +27,10 @@ TELL_EVERY = 64  # jobs: what is shown, and passed on from another process
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no fleet can undercut (:mod:`bound`), in the site's currency."""
+    """What no fleet can undercut that serves as many jobs (:mod:`bound`), in the site's currency."""
 
-    no_extra_wait: float
-    work: float
+    same_starts: float  # with every job starting when it did on the fixed cluster
+    work: float  # at any wait
 
 
 @dataclass(slots=True)

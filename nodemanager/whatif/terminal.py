@@ -49,8 +49,8 @@ def summary(study: Study, console: Console) -> None:
     console.print(_runs(study))
     if study.bounds is not None:
         console.print(
-            f"no fleet costs less than {study.bounds.no_extra_wait:,.2f} at the fixed cluster's waits, nor than "
-            f"{study.bounds.work:,.2f} at any"
+            f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
+            "every job starting when it did on the fixed cluster"
         )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():

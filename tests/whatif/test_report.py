@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from io import StringIO
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from nodemanager.config import load_site
 from nodemanager.whatif.axes import LETTER, LINE, Labels, steps, wait_marks, written_money
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
 from nodemanager.whatif.sentences import comparison, headline, sentences
-from nodemanager.whatif.study import Runner, Study, fixed_ranks
+from nodemanager.whatif.study import Bounds, Runner, Study, fixed_ranks
+from nodemanager.whatif.terminal import summary
 from nodemanager.whatif.workload import Processors
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
@@ -69,6 +72,23 @@ def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path
     assert "<b>" not in page
     assert "&lt;1m&gt;" in page
     assert re.search(r"<td>thin</td><td>on-demand</td>", page)
+
+
+def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
+    """Fleets that start some jobs sooner than the fixed cluster may cost less than the higher of the two."""
+    mine = replace(_outcome(tmp_path), cost=12.0)
+    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=Bounds(same_starts=11.0, work=10.0))
+    study.baselines["fixed"] = replace(mine, policy="fixed", cost=20.0)
+    page, console = written_report(study), Console(record=True, width=200, file=StringIO())
+    summary(study, console)
+    for said, higher in (
+        (page, "with every job starting as on fixed<"),
+        (console.export_text(), "nor than 11.00 "),
+    ):
+        assert "with every job starting when it did on the fixed cluster" in said
+        assert higher in said
+        assert "longer than the fixed cluster" not in said
+    assert "No fleet costs less than 10.00, however long jobs wait: this site is at 1.200 of it" in page
 
 
 def test_marks_are_round_and_carry_their_units() -> None:
