@@ -14,7 +14,13 @@ from nodemanager.whatif.study import pareto
 
 WIDTH = 860.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
-PARTS = (("busy", "with jobs"), ("idle", "idle"), ("boot", "coming and going"), ("unused", "paid beyond its end"))
+PARTS = (
+    ("busy", "with jobs"),
+    ("lost", "with jobs that began anew"),
+    ("idle", "idle"),
+    ("boot", "coming and going"),
+    ("unused", "paid beyond its end"),
+)
 NAME_MAX = 26  # letters
 
 
@@ -169,6 +175,12 @@ def _area(curve: Curve, x: Scale, y: Scale, kind: str) -> str:
 # --- where the money goes ---------------------------------------------------------------------------------
 
 
+def parts_there(outcomes: Sequence[Outcome]) -> Sequence[tuple[str, str]]:
+    """Those that the bars show: where no node is lost, no job begins anew."""
+    lost = any(outcome.restarts for outcome in outcomes)
+    return [part for part in PARTS if lost or part[0] != "lost"]
+
+
 def where_money_goes(outcomes: Sequence[Outcome]) -> str:
     """A bar a run: what was paid with jobs on the node, and what was not."""
     row, most = 30.0, max([outcome.cost for outcome in outcomes] + [1e-9])
@@ -190,7 +202,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
 def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
     parts = [text(left - 10, y + 14, shortened(outcome.policy), "label", "end")]
     paid = 0.0
-    for kind, name in PARTS:
+    for kind, name in parts_there([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))
         said = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
         wide = max(0.0, x(paid + cost) - x(paid) - 1.5)
@@ -199,6 +211,6 @@ def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list
             f"<title>{said}</title></rect>"
         )
         paid += cost
-    wasted = 1.0 - outcome.cost_busy / outcome.cost if outcome.cost else 0.0
+    wasted = 1.0 - (outcome.cost_busy + outcome.cost_lost) / outcome.cost if outcome.cost else 0.0
     parts.append(text(x(outcome.cost) + 8, y + 14, f"{wasted:.1%} without a job", "tick"))
     return parts

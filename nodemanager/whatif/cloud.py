@@ -45,6 +45,7 @@ class Machine:
     busy_s: float = 0.0
     busy_from_s: float | None = None
     core_s: float = 0.0
+    lost_core_s: float = 0.0  # of them, of runs that had to begin anew
 
     @property
     def online(self) -> bool:
@@ -53,11 +54,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of a node's time: the five add up to what was paid."""
+    """What became of a node's time: but for ``lost_s``, all add up to what was paid."""
 
     paid_s: float
     boot_s: float  # from its creation to its joining
     busy_s: float  # with at least one job
+    lost_s: float  # of that, by cores: with runs that had to begin anew
     idle_s: float  # up, without a job
     stop_s: float  # from its leaving to its end
     unused_s: float  # what was left of the last window, or of the minimum, at its end
@@ -75,6 +77,7 @@ def life_of(machine: Machine, until_s: float) -> Life:
         paid_s=billing.paid_s(machine.node_type.billing, lived_s),
         boot_s=joined_s - machine.created_s,
         busy_s=busy_s,
+        lost_s=busy_s * machine.lost_core_s / machine.core_s if machine.core_s else 0.0,
         idle_s=max(0.0, left_s - joined_s - busy_s),
         stop_s=ended_s - max(left_s, joined_s),
         unused_s=billing.paid_s(machine.node_type.billing, lived_s) - lived_s,

@@ -35,6 +35,7 @@ class TypeBill:
     unused_s: float = 0.0
     core_s: float = 0.0  # of jobs
     core_paid_s: float = 0.0
+    cost_lost: Decimal = Decimal(0)  # with jobs that had to begin anew
     cost_idle: Decimal = Decimal(0)
     cost_boot: Decimal = Decimal(0)  # coming and going
     cost_unused: Decimal = Decimal(0)
@@ -45,9 +46,9 @@ class Ledger:
     """The books of one run."""
 
     jobs: int = 0
-    jobs_started: int = 0
     jobs_ended: int = 0
     restarts: int = 0
+    lost_core_s: float = 0.0  # of runs that had to begin anew
     busy_nodes: int = 0
     boots: int = 0
     boot_failures: int = 0
@@ -81,22 +82,21 @@ class Ledger:
     def started(self, job: QueuedJob) -> None:
         if self.demand is not None:
             self.demand.began(job.id, job.shape, job.started_s or 0.0)
-        if job.restarts:
-            return
-        self.jobs_started += 1
+
+    def ended(self, job: QueuedJob, now_s: float) -> None:
+        """What it waited is all that it did not run to its end: a run that was lost too."""
+        self.jobs_ended += 1
         wait_s = (job.started_s or 0.0) - job.submitted_s
         self.waits_s.append(wait_s)
         self.slowdowns.append(max(1.0, (wait_s + job.run_s) / max(job.run_s, SLOWDOWN_FLOOR_S)))
-
-    def ended(self, job: QueuedJob, now_s: float) -> None:
-        self.jobs_ended += 1
         self.last_job_s = now_s
         self.work_core_s += job.run_s * sum(grant.cores for grant in job.grants)
         if self.demand is not None:
             self.demand.ended(job.id, job.shape, job.run_s, now_s)
 
-    def lost(self, job: QueuedJob) -> None:
-        """What it ran until now was for nothing: a node of its went away."""
+    def lost(self, job: QueuedJob, now_s: float) -> None:
+        """What it ran until now was for nothing: one of its nodes went away."""
+        self.lost_core_s += (now_s - (job.started_s or 0.0)) * sum(grant.cores for grant in job.grants)
         if self.demand is not None:
             self.demand.lost(job.id, job.shape)
 
@@ -131,6 +131,7 @@ class Ledger:
         bill.core_s += machine.core_s
         bill.core_paid_s += life.paid_s * node_type.cores
         per_s = node_type.price_per_hour / SECONDS_PER_HOUR
+        bill.cost_lost += per_s * Decimal(life.lost_s)
         bill.cost_idle += per_s * Decimal(life.idle_s)
         bill.cost_boot += per_s * Decimal(life.boot_s + life.stop_s)
         bill.cost_unused += per_s * Decimal(life.unused_s)

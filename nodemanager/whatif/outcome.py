@@ -18,11 +18,17 @@ class TypeOutcome:
     market: str
     nodes: int
     cost: float
+    cost_lost: float  # with jobs that had to begin anew, by their cores
     cost_idle: float
     cost_boot: float  # of nodes coming and going
     cost_unused: float  # of windows paid beyond the end
     hours: float
     hours_paid: float
+
+    @property
+    def cost_busy(self) -> float:
+        """With jobs that ended well."""
+        return max(0.0, self.cost - self.cost_lost - self.cost_idle - self.cost_boot - self.cost_unused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,10 @@ class Outcome:
     jobs_unserved: Mapping[str, int]  # by reason
     unserved_examples: tuple[tuple[str, str], ...]
     restarts: int
+    lost_core_hours: float  # of runs that had to begin anew
     cost: float
     types: Mapping[str, TypeOutcome]
-    wait_mean_s: float
+    wait_mean_s: float  # a wait: from submission to the end, less the run itself
     wait_median_s: float
     wait_p95_s: float
     wait_p99_s: float
@@ -69,6 +76,10 @@ class Outcome:
     busy: Curve = Curve(0.0, ())
 
     @property
+    def cost_lost(self) -> float:
+        return sum(it.cost_lost for it in self.types.values())
+
+    @property
     def cost_idle(self) -> float:
         return sum(it.cost_idle for it in self.types.values())
 
@@ -82,7 +93,7 @@ class Outcome:
 
     @property
     def cost_busy(self) -> float:
-        return self.cost - self.cost_idle - self.cost_boot - self.cost_unused
+        return self.cost - self.cost_lost - self.cost_idle - self.cost_boot - self.cost_unused
 
 
 def outcome_of(policy: str, ledger: Ledger, *, events: int, plans: int, took_s: float) -> Outcome:
@@ -98,12 +109,14 @@ def outcome_of(policy: str, ledger: Ledger, *, events: int, plans: int, took_s: 
         jobs_unserved=dict(ledger.unserved_by),
         unserved_examples=tuple(ledger.unserved_names),
         restarts=ledger.restarts,
+        lost_core_hours=ledger.lost_core_s / 3600,
         cost=float(ledger.cost),
         types={
             name: TypeOutcome(
                 market=bill.market,
                 nodes=bill.nodes,
                 cost=float(bill.cost),
+                cost_lost=float(bill.cost_lost),
                 cost_idle=float(bill.cost_idle),
                 cost_boot=float(bill.cost_boot),
                 cost_unused=float(bill.cost_unused),

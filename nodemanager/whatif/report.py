@@ -13,10 +13,10 @@ from nodemanager.whatif.study import Bounds, Study, cost_at_wait
 STYLE = """
 :root { --paper: #fbfaf8; --card: #ffffff; --ink: #1d1f23; --soft: #5c6068; --grid: #e4e2dd; --main: #1f6fd0;
   --swept: #6ba3e8; --compared: #0f8a6d; --baseline: #b4541a; --busy: #1f6fd0; --idle: #e0a019; --boot: #8a63c9;
-  --unused: #c8506b; --there: #b9d2f1; --waiting: #b4541a; }
+  --unused: #c8506b; --lost: #7d828b; --there: #b9d2f1; --waiting: #b4541a; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15171b; --card: #1d2026; --ink: #e9e8e4; --soft: #a3a7af;
   --grid: #333841; --main: #5c9df0; --swept: #3f6ea8; --compared: #3fb795; --baseline: #e08a4e; --busy: #5c9df0;
-  --idle: #e3b04b; --boot: #a98ae0; --unused: #e0788f; --there: #2b425f; --waiting: #e08a4e; } }
+  --idle: #e3b04b; --boot: #a98ae0; --unused: #e0788f; --lost: #8f959f; --there: #2b425f; --waiting: #e08a4e; } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px }
@@ -35,6 +35,7 @@ text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill:
 .area.there { fill: var(--there) } .area.busy { fill: var(--busy) } .area.waiting { fill: var(--waiting) }
 .part.busy, .key.busy { fill: var(--busy); background: var(--busy) }
 .part.idle, .key.idle { fill: var(--idle); background: var(--idle) }
+.part.lost, .key.lost { fill: var(--lost); background: var(--lost) }
 .part.boot, .key.boot { fill: var(--boot); background: var(--boot) }
 .part.unused, .key.unused { fill: var(--unused); background: var(--unused) }
 .key.main { background: var(--main) } .key.swept { background: var(--swept) }
@@ -70,13 +71,14 @@ def written_report(study: Study) -> str:
         f'<p class="soft">{escape(_about(study))}</p>',
         *([_section("Cost against wait", _pareto(study), _keys(_groups_there(study)))] if len(runs) > 1 else []),
         _section("Cost and wait", _html_table(COST_HEADS, _rows(study, _cost_row), main=0), _note(study)),
-        _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.PARTS)),
+        _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.parts_there(runs))),
         _section(f"What {study.main.policy} pays, by node type", _types(study.main), TYPES_NOTE),
         *(
             _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run, extent), _TIME_KEYS)
             for run in drawn
         ),
         _section("Nodes", _html_table(NODE_HEADS, _rows(study, _node_row), main=0)),
+        *_begun_anew(study, runs),
         *_differences(study),
         *_cloud(study),
         *_unserved(study),
@@ -151,8 +153,12 @@ COST_HEADS = ("policy", "cost", "this site costs, of it", "mean wait", "median",
               "jobs served", "not served")  # fmt: skip
 NODE_HEADS = ("policy", "share used", "node-hours", "boots", "that failed", "taken back", "creates refused",
               "made anew within 10 min", "at a limit", "for", "most at once")  # fmt: skip
-TYPE_HEADS = ("type", "market", "nodes", "node-hours", "paid", "cost", "with jobs", "idle", "coming and going",
-              "paid beyond its end")  # fmt: skip
+TYPE_HEADS = ("type", "market", "nodes", "node-hours", "paid", "cost")
+ANEW_HEADS = ("policy", "jobs begun anew", "core-hours lost", "their cost", "of all")
+ANEW_NOTE = (
+    "A job whose node is lost or taken back begins anew: what it had run until then is lost, and counts as wait. "
+    "On a node that others shared, it costs its share of the cores."
+)
 TYPES_NOTE = (
     "Node-hours: from creation to end; paid: with what was left of each window, or of the minimum, at its end."
 )
@@ -195,7 +201,24 @@ def _node_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
     )
 
 
+def _begun_anew(study: Study, runs: Sequence[Outcome]) -> list[str]:
+    if not any(run.restarts for run in runs):
+        return []
+    return [_section("Runs lost", _html_table(ANEW_HEADS, _rows(study, _anew_row), main=0), ANEW_NOTE)]
+
+
+def _anew_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.policy,
+        f"{outcome.restarts:,} times",
+        f"{outcome.lost_core_hours:,.1f}",
+        f"{outcome.cost_lost:,.2f}",
+        f"{outcome.cost_lost / outcome.cost:.1%}" if outcome.cost else "-",
+    )
+
+
 def _types(outcome: Outcome) -> str:
+    parts = charts.parts_there([outcome])
     rows = [
         (
             name,
@@ -206,17 +229,12 @@ def _types(outcome: Outcome) -> str:
             f"{it.cost:,.2f}",
             *(
                 f"{part / it.cost:.1%}" if it.cost else "-"
-                for part in (
-                    max(0.0, it.cost - it.cost_idle - it.cost_boot - it.cost_unused),
-                    it.cost_idle,
-                    it.cost_boot,
-                    it.cost_unused,
-                )
+                for part in (getattr(it, f"cost_{kind}") for kind, _ in parts)
             ),
         )
         for name, it in sorted(outcome.types.items(), key=lambda named: -named[1].cost)
     ]
-    return _html_table(TYPE_HEADS, rows)
+    return _html_table((*TYPE_HEADS, *(name for _, name in parts)), rows)
 
 
 def _note(study: Study) -> str:

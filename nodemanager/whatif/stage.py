@@ -234,7 +234,8 @@ class Stage:
             self.news.jobs.pop(job.id, None)
             self.news.ended.append(job.id)
 
-    def _free(self, job: QueuedJob) -> None:
+    def _free(self, job: QueuedJob, *, lost: bool = False) -> None:
+        """``lost``: it has not ended, and what it ran is for nothing."""
         self.scheduler.finish(job)
         self._last_stir_s = self.now_s
         ran_s = self.now_s - (job.started_s or 0.0)
@@ -244,6 +245,7 @@ class Stage:
             self.news.ranks.add(grant.rank)
             if machine is not None:
                 machine.core_s += grant.cores * ran_s
+                machine.lost_core_s += grant.cores * ran_s if lost else 0.0
                 if self.scheduler.rooms[grant.rank].whole and machine.busy_from_s is not None:
                     machine.busy_s += self.now_s - machine.busy_from_s
                     machine.busy_from_s = None
@@ -327,8 +329,8 @@ class Stage:
         machine.left_s = self.now_s
         self._refresh(machine.rank)
         for job in self._jobs_on(machine.rank):
-            self._free(job)
-            self.ledger.lost(job)
+            self._free(job, lost=True)
+            self.ledger.lost(job, self.now_s)
             job.grants, job.started_s = (), None
             if job.restarts >= RESTARTS_MAX:
                 job.restarts += 1  # its end, which is due still, is that of a former life

@@ -52,6 +52,12 @@ def summary(study: Study, console: Console) -> None:
             f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
             "every job starting when it did on the fixed cluster"
         )
+    for run in (study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()):
+        if run.restarts:
+            console.print(
+                f"{run.policy}: jobs began anew {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
+                f"lost, at {run.cost_lost:,.2f}"
+            )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():
             console.print(f"{name}: {key} = {there}, not {here}")

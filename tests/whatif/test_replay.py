@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from nodemanager.model import Shape
 from nodemanager.whatif.journal import open_journal
 from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.study import Runner
+from nodemanager.whatif.report import written_report
+from nodemanager.whatif.study import Runner, Study
 from nodemanager.whatif.synthetic import open_synthetic
+from nodemanager.whatif.terminal import summary
+from nodemanager.whatif.variants import with_key
 from nodemanager.whatif.workload import TraceJob, Workload
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
@@ -66,7 +71,7 @@ def test_the_cost_is_what_the_journal_adds_up_to(jobs: list[TraceJob], billing: 
         )
     assert float(_cost_by_journal(journal)) == pytest.approx(outcome.cost, abs=1e-9)
     assert outcome.jobs == len(jobs) == outcome.jobs_served + sum(outcome.jobs_unserved.values())
-    parts = outcome.cost_busy + outcome.cost_idle + outcome.cost_boot + outcome.cost_unused
+    parts = outcome.cost_busy + outcome.cost_lost + outcome.cost_idle + outcome.cost_boot + outcome.cost_unused
     assert parts == pytest.approx(outcome.cost)
     assert outcome.cost_busy >= -1e-9
 
@@ -175,3 +180,40 @@ def test_a_job_that_comes_long_after_all_others_is_served(tmp_path: Path) -> Non
     jobs = [TraceJob(str(at), at, 60.0, 60.0, Shape(1, 1), 0) for at in (0.0, 90_000.0)]
     outcome, _ = _run(tmp_path, a_workload(jobs))
     assert outcome.jobs_served == 2
+
+
+def test_what_reclaims_cost_a_job_is_its_wait_and_a_part_of_the_cost(tmp_path: Path) -> None:
+    """One job on one core of a node of two: of what a lost run cost, the whole node was for nothing else."""
+    outcome, journal = _run(
+        tmp_path,
+        a_workload([a_job(0.0, run_s=7200.0)]),
+        simulation="spot_reclaims_per_hour = 1",
+        market="spot",
+    )
+    lines = [json.loads(line) for line in journal.splitlines()]
+    starts = [line["at"] for line in lines if line["what"] == "start"]
+    taken_back = [line["at"] for line in lines if line["what"] == "gone" and line["why"] == "reclaimed"]
+    (ended_s,) = (line["at"] for line in lines if line["what"] == "end")
+    lost_s = sum(min(at_s for at_s in taken_back if at_s > start_s) - start_s for start_s in starts[:-1])
+    assert outcome.restarts == len(starts) - 1 > 0
+    assert outcome.lost_core_hours == pytest.approx(lost_s / 3600)
+    assert outcome.cost_lost == pytest.approx(0.30 * lost_s / 3600)
+    assert outcome.cost_busy == pytest.approx(0.30 * 2.0)
+    assert outcome.wait_mean_s == pytest.approx(ended_s - 7200.0)
+    assert outcome.slowdown_mean == pytest.approx(ended_s / 7200.0)
+
+
+def test_jobs_that_began_anew_are_shown_with_what_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lossy = a_site(tmp_path, simulation="spot_reclaims_per_hour = 1", market="spot")
+    shown = []
+    for site in (lossy, with_key(lossy, "spot_reclaims_per_hour", "0")):
+        outcome = Runner(a_workload([a_job(0.0, run_s=7200.0)]), unseen).production("small", site)
+        study = Study(site, a_workload([]), outcome)
+        summary(study, Console(width=200))
+        shown.append((capsys.readouterr().out, written_report(study)))
+    for said in shown[0]:
+        assert re.search(r"began anew|begun anew", said)
+    assert "core-hours lost" in shown[0][1]
+    assert not any(re.search(r"began anew|begun anew|core-hours lost", said) for said in shown[1])
