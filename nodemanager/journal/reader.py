@@ -120,10 +120,10 @@ class JournalReader:
         with self._connected() as connection:
             yield from connection.execute("SELECT * FROM jobs ORDER BY submitted_at, job")
 
-    def jobs_span(self) -> tuple[int, float]:
-        """How many jobs have ended, and when the first of them was submitted; 0 where there is none."""
-        (row,) = self._rows("SELECT COUNT(*) AS count, MIN(submitted_at) AS first_at FROM jobs")
-        return int(row["count"]), float(row["first_at"] or 0.0)
+    def jobs_count(self) -> int:
+        """How many jobs have ended."""
+        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
+        return int(row["count"])
 
     # --- nodes' lives ---
 

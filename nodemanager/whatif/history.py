@@ -56,8 +56,9 @@ def open_instance(uri: str) -> Workload:
 
 def _history(name: str, said: Any) -> Workload:
     listed = said["jobs"] if isinstance(said, dict) else said
-    jobs = sorted(listed, key=lambda job: float(job.get("t_submit", 0.0)))
-    start_at = float(jobs[0].get("t_submit", 0.0)) if jobs else 0.0
+    jobs = sorted(listed, key=_submitted_at)
+    # It begins with the first job that is replayed, not with one that was cancelled long before.
+    start_at = next((job.submit_s for job in _read(jobs, 0.0, Oddities())), 0.0)
     return Workload(
         name=name,
         read=partial(_read, jobs, start_at),
@@ -66,29 +67,43 @@ def _history(name: str, said: Any) -> Workload:
     )
 
 
+def _submitted_at(job: Mapping[str, Any]) -> float:
+    """Where it stands among the others; one that does not say it is left out, wherever it stands."""
+    try:
+        return float(job.get("t_submit", 0.0))
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
     for job in jobs:
-        place = f"job {job.get('id', '?')}"
-        ended_at = job.get("t_cleanup", job.get("t_inactive"))
-        if "t_run" not in job or not ended_at:
-            oddities.note(NEVER_RAN, place)
-            continue
-        try:
-            tasks, cores = int(job["ntasks"]), int(job["ncores"])
-            submit_s = max(0.0, float(job["t_submit"]) - start_at)
-            run_s = max(0.0, float(ended_at) - float(job["t_run"]))
-            limit_s = float(job.get("duration", 0.0))
-            userid = int(job.get("userid", 0))
-        except (KeyError, TypeError, ValueError):
-            oddities.note(UNREADABLE, place)
-            continue
-        if tasks < 1 or cores < 1:
-            oddities.note(UNREADABLE, place)
-            continue
-        if not limit_s:
-            oddities.note(NO_LIMIT, place)
-        elif run_s > limit_s:
-            oddities.note(OVERRUN, place)
-            limit_s = run_s
-        shape = Shape(slots=tasks, cores_per_slot=max(1, cores // tasks))
-        yield TraceJob(place.removeprefix("job "), submit_s, run_s, limit_s, shape, userid)
+        traced = _job(job, start_at, oddities)
+        if traced is not None:
+            yield traced
+
+
+def _job(job: Mapping[str, Any], start_at: float, oddities: Oddities) -> TraceJob | None:
+    place = f"job {job.get('id', '?')}"
+    ended_at = job.get("t_cleanup", job.get("t_inactive"))
+    if "t_run" not in job or not ended_at:
+        oddities.note(NEVER_RAN, place)
+        return None
+    try:
+        tasks, cores = int(job["ntasks"]), int(job["ncores"])
+        submit_s = max(0.0, float(job["t_submit"]) - start_at)
+        run_s = max(0.0, float(ended_at) - float(job["t_run"]))
+        limit_s = float(job.get("duration", 0.0))
+        userid = int(job.get("userid", 0))
+    except (KeyError, TypeError, ValueError):
+        oddities.note(UNREADABLE, place)
+        return None
+    if tasks < 1 or cores < 1:
+        oddities.note(UNREADABLE, place)
+        return None
+    if not limit_s:
+        oddities.note(NO_LIMIT, place)
+    elif run_s > limit_s:
+        oddities.note(OVERRUN, place)
+        limit_s = run_s
+    shape = Shape(slots=tasks, cores_per_slot=max(1, cores // tasks))
+    return TraceJob(place.removeprefix("job "), submit_s, run_s, limit_s, shape, userid)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +20,11 @@ def open_recorded(path: Path) -> Workload:
     """The jobs of a journal; the service may go on writing it. Raises :class:`WorkloadError`."""
     reader = JournalReader(path)
     try:
-        count, start_at = reader.jobs_span()
-    except JournalUnreadable as error:
+        count = reader.jobs_count()
+        # It begins with the first job that is replayed, not with one that was cancelled long before.
+        with closing(_read(reader, 0.0, Oddities())) as jobs:
+            start_at = next((job.submit_s for job in jobs), 0.0)
+    except (JournalUnreadable, WorkloadError) as error:
         raise WorkloadError(
             f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
             "service has run under this one"
@@ -28,7 +32,7 @@ def open_recorded(path: Path) -> Workload:
     return Workload(path.name, partial(_read, reader, start_at), start_at, jobs_about=count)
 
 
-def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
+def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Generator[TraceJob, None, None]:
     try:
         for row in reader.jobs():
             job = _job(row, start_at, oddities)
@@ -54,4 +58,5 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
     elif run_s > limit_s:
         oddities.note(OVERRUN, place)
         limit_s = run_s
-    return TraceJob(row["job"], row["submitted_at"] - start_at, run_s, limit_s, shape, row["userid"])
+    submit_s = max(0.0, row["submitted_at"] - start_at)  # it may end only now, and have come before all others
+    return TraceJob(row["job"], submit_s, run_s, limit_s, shape, row["userid"])

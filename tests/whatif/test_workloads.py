@@ -1,14 +1,19 @@
 import json
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from nodemanager.journal.shapes import written_shape
 from nodemanager.model import Shape
 from nodemanager.whatif.history import NEVER_RAN, UNREADABLE, open_history
 from nodemanager.whatif.source import open_workload
+from nodemanager.whatif.swf import NO_LIMIT
 from nodemanager.whatif.synthetic import open_synthetic
 from nodemanager.whatif.workload import Oddities, Processors, WorkloadError
+from tests.whatif.journals import BEGUN_AT, a_journal
 from tests.whatif.sites import a_site
 
 # As flux-core 0.88 prints them, the newest first; what is not read here is left out.
@@ -42,6 +47,33 @@ def test_a_history_is_read_oldest_first(tmp_path: Path) -> None:
     assert jobs[1].shape == Shape(slots=3, cores_per_slot=2)
     assert oddities.examples[NEVER_RAN] == ["job 4"]
     assert oddities.examples[UNREADABLE] == ["job 3"]
+
+
+def test_a_history_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
+    """What was cancelled a month before, or says not when it came, is no part of the time that is paid for."""
+    path = tmp_path / "jobs.json"
+    cancelled = {"id": 5, "t_submit": 10.0, "t_inactive": 11.0, "ntasks": 1, "ncores": -1, "duration": 0.0}
+    unsaid = {"id": 6, "t_run": 1500.0, "t_cleanup": 1501.0, "ntasks": 1, "ncores": 1, "duration": 0.0}
+    path.write_text(json.dumps({"jobs": [*FLUX_JOBS["jobs"], cancelled, unsaid]}))
+    workload, oddities = open_history(path), Oddities()
+    assert [job.submit_s for job in workload.read(oddities)] == [0.0, 100.0]
+    assert workload.start_at == 1000.5
+    assert oddities.examples == {NEVER_RAN: ["job 5", "job 4"], UNREADABLE: ["job 6", "job 3"], NO_LIMIT: ["job 1"]}
+
+
+def test_a_journal_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
+    path = a_journal(tmp_path / "journal.sqlite", [])
+    shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
+    times = ((BEGUN_AT - 30 * 86_400.0, None, shape), (BEGUN_AT - 60.0, BEGUN_AT, "?"), (BEGUN_AT, BEGUN_AT, shape))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, 120.0, 1, '', ?)",
+            [(str(number), at, began_at, BEGUN_AT + 60.0, it) for number, (at, began_at, it) in enumerate(times)],
+        )
+    workload, oddities = open_workload(str(path), a_site(tmp_path), Processors.CORES), Oddities()
+    assert [(job.name, job.submit_s) for job in workload.read(oddities)] == [("2", 0.0)]
+    assert workload.start_at == BEGUN_AT
+    assert oddities.examples == {NEVER_RAN: ["job 0"], UNREADABLE: ["job 1"]}
 
 
 def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
