@@ -2,7 +2,8 @@
 
 Each job has ``t_submit``, ``ntasks`` and ``ncores``, one that ran ``t_run`` and ``t_cleanup`` (or ``runtime``);
 ``duration`` 0 is unlimited. What else was asked for (nodes whole, constraints, GPUs) is not in there: a job is
-read as its tasks, with the cores of each, wherever they fit.
+read as its tasks, with the cores of each, wherever they fit. Where the tasks had not all as many (a job that took a
+node whole), it is read as its cores: none is left out of what it cost, and it fits wherever it did.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadEr
 
 NEVER_RAN = "left out: it has not ended, or never ran"
 UNREADABLE = "left out: no number of tasks or cores, or no time"
+UNEVEN = "cores that its tasks do not share evenly: taken one by one, as many, wherever they are"
 
 # Of what job-list.list offers (flux-core, job-list/list.c), what a job is read from.
 ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores", "duration", "userid")
@@ -105,5 +107,8 @@ def _job(job: Mapping[str, Any], start_at: float, oddities: Oddities) -> TraceJo
     elif run_s > limit_s:
         oddities.note(OVERRUN, place)
         limit_s = run_s
-    shape = Shape(slots=tasks, cores_per_slot=max(1, cores // tasks))
+    shape = Shape(slots=tasks, cores_per_slot=cores // tasks)
+    if cores % tasks:
+        oddities.note(UNEVEN, place)
+        shape = Shape(slots=cores, cores_per_slot=1)
     return TraceJob(place.removeprefix("job "), submit_s, run_s, limit_s, shape, userid)

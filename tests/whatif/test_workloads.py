@@ -8,7 +8,7 @@ import pytest
 
 from nodemanager.journal.shapes import written_shape
 from nodemanager.model import Shape
-from nodemanager.whatif.history import NEVER_RAN, UNREADABLE, open_history
+from nodemanager.whatif.history import NEVER_RAN, UNEVEN, UNREADABLE, open_history
 from nodemanager.whatif.source import open_workload
 from nodemanager.whatif.swf import NO_LIMIT
 from nodemanager.whatif.synthetic import open_synthetic
@@ -59,6 +59,18 @@ def test_a_history_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
     assert [job.submit_s for job in workload.read(oddities)] == [0.0, 100.0]
     assert workload.start_at == 1000.5
     assert oddities.examples == {NEVER_RAN: ["job 5", "job 4"], UNREADABLE: ["job 6", "job 3"], NO_LIMIT: ["job 1"]}
+
+
+@pytest.mark.parametrize(("tasks", "cores"), [(3, 8), (5, 2)])
+def test_cores_that_tasks_do_not_share_evenly_are_all_counted(tmp_path: Path, tasks: int, cores: int) -> None:
+    """As of three tasks on a node of eight cores that they had whole."""
+    path = tmp_path / "jobs.json"
+    job = {"id": 1, "t_submit": 1.0, "t_run": 2.0, "t_cleanup": 3.0, "ntasks": tasks, "ncores": cores}
+    path.write_text(json.dumps({"jobs": [{**job, "duration": 60.0}]}))
+    oddities = Oddities()
+    (read,) = open_history(path).read(oddities)
+    assert read.shape == Shape(slots=cores, cores_per_slot=1)
+    assert oddities.examples == {UNEVEN: ["job 1"]}
 
 
 def test_a_journal_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
