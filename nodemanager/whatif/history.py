@@ -57,6 +57,8 @@ def open_instance(uri: str) -> Workload:
 
 
 def _history(name: str, said: Any) -> Workload:
+    if isinstance(said, dict) and "jobs" not in said and "id" in said:
+        said = [said]  # as Flux prints a single job that was asked for by its id
     listed = said["jobs"] if isinstance(said, dict) else said
     jobs = sorted(listed, key=_submitted_at)
     # It begins with the first job that is replayed, not with one that was cancelled long before.

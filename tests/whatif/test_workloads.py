@@ -88,6 +88,13 @@ def test_a_journal_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
     assert oddities.examples == {NEVER_RAN: ["job 0"], UNREADABLE: ["job 1"]}
 
 
+def test_a_single_job_is_a_history_too(tmp_path: Path) -> None:
+    """Asked for one job by its id, ``flux jobs --json`` prints the job alone."""
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(FLUX_JOBS["jobs"][2]))
+    assert [job.name for job in open_history(path).read(Oddities())] == ["2"]
+
+
 def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "jobs.json"
     path.write_text('{"nodes": []}')
