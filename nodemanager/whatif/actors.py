@@ -228,7 +228,8 @@ class ActorReplay:
             if provider_id not in standing:
                 self._gone(provider_id)
             else:
-                self.ledger.gone(self.machines[provider_id], self.world.now_s)
+                machine = self.machines[provider_id]
+                self.ledger.gone(machine, max(self._last_news_s, machine.created_s))
         for job in self.active.values():
             self.ledger.unserved(job.name, "waits")
         self.ledger.close(self.world.now_s)

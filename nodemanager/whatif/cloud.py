@@ -69,8 +69,8 @@ class Life:
 def life_of(machine: Machine, until_s: float) -> Life:
     """A node's time and cost; one that still stands counts up to ``until_s``."""
     ended_s = machine.ended_s if machine.ended_s is not None else until_s
-    joined_s = machine.joined_s if machine.joined_s is not None else ended_s
-    left_s = machine.left_s if machine.left_s is not None else ended_s
+    joined_s = min(machine.joined_s, ended_s) if machine.joined_s is not None else ended_s
+    left_s = min(machine.left_s, ended_s) if machine.left_s is not None else ended_s
     busy_s = machine.busy_s + (ended_s - machine.busy_from_s if machine.busy_from_s is not None else 0.0)
     lived_s = ended_s - machine.created_s
     return Life(

@@ -116,11 +116,12 @@ class Stage:
         self._journal = journal
         self._chance = Chance(ground.conditions, ground.seed)
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._far_off = 0  # of what is due, that a node is taken back: nothing that is going on
         self._sequence = 0
         self._created = 0
         self._jobs = 0
         self._stirred = False
-        self._last_stir_s = 0.0
+        self._last_stir_s = 0.0  # when a job last came, began, ended or lost its node
         self._done_s: float | None = None
         self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
         self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
@@ -163,10 +164,14 @@ class Stage:
         scheduler = self.scheduler
         if scheduler.line or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
-            return stuck or not self._due
+            return stuck or not self._goes_on()
         if self._done_s is None:
             self._done_s = self.now_s
-        return not self.machines or not self._due or self.now_s - self._done_s > LINGER_S
+        return not self.machines or not self._goes_on() or self.now_s - self._done_s > LINGER_S
+
+    def _goes_on(self) -> bool:
+        """Whether something is due of itself, other than that the cloud takes a node back some day."""
+        return len(self._due) > self._far_off
 
     def _settle(self) -> None:
         """Let the scheduler start what it can, and note where things stand."""
@@ -314,9 +319,11 @@ class Stage:
         self._refresh(machine.rank)
         lives_s = self._chance.lost_after_s(machine.node_type)
         if lives_s < float("inf"):
+            self._far_off += 1
             self.at(self.now_s + lives_s, self._reclaim, machine)
 
     def _reclaim(self, machine: Machine) -> None:
+        self._far_off -= 1
         if machine.state is CloudState.RUNNING:
             self.ledger.reclaims += 1
             machine.died_because = "reclaimed"
@@ -378,9 +385,11 @@ class Stage:
     # --- the end ---
 
     def _close(self, manager: Manager) -> None:
+        # What stands now would stand for ever: it is paid for until there was nothing more for any policy to do.
         for machine in tuple(self.machines.values()):
-            self.ledger.gone(machine, self.now_s)
-            self._journal.gone(self.now_s, machine)
+            until_s = max(self._last_stir_s, machine.created_s)
+            self.ledger.gone(machine, until_s)
+            self._journal.gone(until_s, machine)
         whys = manager.why_waiting(self.scheduler.line) if self.scheduler.line else {}
         for job in self.scheduler.line:
             why = whys.get(job.id, "waits")

@@ -182,6 +182,30 @@ def test_a_job_that_comes_long_after_all_others_is_served(tmp_path: Path) -> Non
     assert outcome.jobs_served == 2
 
 
+@pytest.mark.parametrize("lost", ["0", "0.05", "2"])
+def test_nodes_that_always_stand_are_paid_for_until_the_last_job_ends(tmp_path: Path, lost: str) -> None:
+    """Whether or not the cloud would have taken them back some day."""
+    site = a_site(tmp_path, market="spot", simulation=f"spot_reclaims_per_hour = {lost}")
+    sink = io.StringIO()
+    workload = a_workload([a_job(0.0), a_job(5000.0)])
+    outcome = Runner(workload, unseen).production("small", with_key(site, "nodes_min", "2"), sink)
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    last_s = max(line["at"] for line in lines if line["what"] == "end")
+    assert outcome.jobs_served == 2
+    assert outcome.cost <= 0.30 * 2 * last_s / 3600 + 0.01
+    assert outcome.ended_s < last_s + 3600
+    assert float(_cost_by_journal(sink.getvalue())) == pytest.approx(outcome.cost, abs=1e-9)
+
+
+def test_a_cluster_that_waits_for_a_stuck_job_is_paid_for_as_long_as_jobs_came(tmp_path: Path) -> None:
+    """How long the replay takes to give up on it is nothing that any policy spent."""
+    jobs = [a_job(0.0, run_s=3000.0), a_job(10.0, slots=8, name="stuck")]
+    site = a_site(tmp_path, nodes_max=2)
+    fixed, _ = Runner(a_workload(jobs), unseen).baseline("fixed", site)
+    assert fixed.jobs_served == 1
+    assert fixed.cost == pytest.approx(0.30 * 2 * 3100 / 3600, abs=0.02)
+
+
 def test_what_reclaims_cost_a_job_is_its_wait_and_a_part_of_the_cost(tmp_path: Path) -> None:
     """One job on one core of a node of two: of what a lost run cost, the whole node was for nothing else."""
     outcome, journal = _run(
