@@ -46,7 +46,8 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
             continue  # it is at work; or the answer to its call says how it goes on
         held = held or reason.code in HELD_CALLS
         if reason.code not in BY_EVENTS:
-            wake_s = min(wake_s, _of_node(node, reason, snapshot, policy, leads_s, wake_s))
+            at_s = _of_node(node, reason, snapshot, policy, leads_s, wake_s)
+            wake_s = min(wake_s, max(at_s, snapshot.now_s + PLAN_EVERY_S))
     if made.jobs:
         wake_s = min([wake_s, *(at_s for at_s in _tried_again_s(snapshot) if at_s > snapshot.now_s)])
     return wake_s, held
@@ -81,7 +82,7 @@ def _of_node(
         case "create_paced":
             return now_s + 1.0 / policy.creates_per_s
         case "booting":
-            return node.requested_s + policy.boot_timeout_s
+            return max(node.requested_s + policy.boot_timeout_s, node.since_s + policy.rejoin_timeout_s)
         case "may_rejoin":
             return node.since_s + policy.rejoin_timeout_s
         case "broker_stopping":

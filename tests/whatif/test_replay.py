@@ -206,6 +206,14 @@ def test_a_cluster_that_waits_for_a_stuck_job_is_paid_for_as_long_as_jobs_came(t
     assert fixed.cost == pytest.approx(0.30 * 2 * 3100 / 3600, abs=0.02)
 
 
+def test_boots_that_outlast_their_time_are_not_planned_for_without_end(tmp_path: Path) -> None:
+    """A node that should have joined is given its time to rejoin too: until then a plan says nothing new."""
+    site = a_site(tmp_path, simulation="boot_delay = 5m\n[Timing]\nboot_timeout = 1m\nrejoin_timeout = 10m")
+    outcome = Runner(a_workload([a_job(0.0)]), unseen).production("small", site)
+    assert outcome.jobs_served == 1
+    assert outcome.plans < 2 * outcome.events
+
+
 def test_what_reclaims_cost_a_job_is_its_wait_and_a_part_of_the_cost(tmp_path: Path) -> None:
     """One job on one core of a node of two: of what a lost run cost, the whole node was for nothing else."""
     outcome, journal = _run(
