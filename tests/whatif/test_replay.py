@@ -209,8 +209,8 @@ def test_a_cluster_that_waits_for_a_stuck_job_is_paid_for_as_long_as_jobs_came(t
 def test_boots_that_outlast_their_time_are_not_planned_for_without_end(tmp_path: Path) -> None:
     """A node that should have joined is given its time to rejoin too: until then a plan says nothing new."""
     site = a_site(tmp_path, simulation="boot_delay = 5m\n[Timing]\nboot_timeout = 1m\nrejoin_timeout = 10m")
-    outcome = Runner(a_workload([a_job(0.0)]), unseen).production("small", site)
-    assert outcome.jobs_served == 1
+    outcome = Runner(a_workload([a_job(0.0), a_job(100.0)]), unseen).production("small", site)
+    assert outcome.jobs_served == 2
     assert outcome.plans < 2 * outcome.events
 
 
