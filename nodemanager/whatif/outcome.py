@@ -75,6 +75,10 @@ class Outcome:
     nodes: Curve = Curve(0.0, ())
     busy: Curve = Curve(0.0, ())
 
+    def serves_as_many(self, other: Outcome) -> bool:
+        """Whether costs and waits say which is better: what is not served costs nothing."""
+        return self.jobs_served == other.jobs_served > 0
+
     @property
     def cost_lost(self) -> float:
         return sum(it.cost_lost for it in self.types.values())

@@ -170,11 +170,11 @@ def _rows(study: Study, row: Callable[[Study, Outcome], tuple[str, ...]]) -> lis
 
 
 def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
-    ratio = study.main.cost / outcome.cost if outcome.cost else 1.0
+    alike = outcome is not study.main and outcome.cost > 0 and outcome.serves_as_many(study.main)
     return (
         outcome.policy,
         f"{outcome.cost:,.2f}",
-        "" if outcome is study.main else f"{ratio:.3f}",
+        f"{study.main.cost / outcome.cost:.3f}" if alike else "",
         short_span(outcome.wait_mean_s),
         short_span(outcome.wait_median_s),
         short_span(outcome.wait_p95_s),
@@ -241,10 +241,15 @@ def _note(study: Study) -> str:
     """What the ratios mean, the bounds, and costs at equal mean wait where a sweep tells."""
     said = ["Slowdown: wait and run together as a multiple of the run, counted as 10 s at least; the mean. "]
     if study.bounds is not None:
-        said.append(_bounds(study.bounds, study.main.cost))
+        said.append(_bounds(study.bounds, study.main, study.baselines.get("fixed")))
     points, shorter = [study.main, *study.swept.values()], list[str]()
+    fewer = [run.policy for run in points if run.jobs_served < _most_served(study)]
+    if fewer:
+        said.append(f"Left out of what is compared, as fewer jobs are served: {', '.join(fewer)}. ")
     for name, baseline in study.baselines.items():
-        cost = cost_at_wait(points, baseline.wait_mean_s)
+        if not any(point.serves_as_many(baseline) for point in points):
+            continue
+        cost = cost_at_wait(points, baseline)
         if cost is not None and baseline.cost:
             said.append(f"At the mean wait of {name} this site costs {cost / baseline.cost:.3f} of it. ")
         else:
@@ -254,10 +259,17 @@ def _note(study: Study) -> str:
     return escape("".join(said))
 
 
-def _bounds(bounds: Bounds, cost: float) -> str:
-    over = f": this site is at {cost / bounds.work:.3f} of it" if bounds.work else ""
+def _most_served(study: Study) -> int:
+    every = (study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values())
+    return max(run.jobs_served for run in every)
+
+
+def _bounds(bounds: Bounds, main: Outcome, fixed: Outcome | None) -> str:
+    alike = bounds.work and (fixed is None or main.serves_as_many(fixed))
+    over = f": this site is at {main.cost / bounds.work:.3f} of it" if alike else ""
+    served = f" that serves the {fixed.jobs_served:,} jobs of the fixed cluster" if fixed and not alike else ""
     return (
-        f"No fleet costs less than {bounds.work:,.2f}, however long jobs wait{over}; none costs less than "
+        f"No fleet{served} costs less than {bounds.work:,.2f}, however long jobs wait{over}; none costs less than "
         f"{bounds.same_starts:,.2f} with every job starting when it did on the fixed cluster. "
     )
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.study import Study
 
+NOTABLE = 0.05  # of the longer of two waits
+NOTABLE_S = 10.0
+
 
 def comparison(main: Outcome, other: Outcome) -> str:
-    """In a few words, what the site's policy is beside another: "12 % cheaper, p95 wait 3 minutes longer"."""
-    parts = [_cost(main, other), _wait(main, other)]
+    """In a few words, what the site's policy is beside another: "12 % cheaper, p95 wait 3 minutes longer".
+
+    Where they serve not as many jobs, neither is cheaper or quicker than the other: it does something else.
+    """
     more = main.jobs_served - other.jobs_served
-    if more:  # what it costs says little then
-        parts.insert(
-            0, f"serves {abs(more):,} job{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'fewer'}"
-        )
-    return ", ".join(parts)
+    if more:
+        fewer = f"{abs(more):,} job{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'fewer'}"
+        return f"serves {fewer}, for {main.cost:,.2f} and not {other.cost:,.2f}"
+    if not main.jobs_served:
+        return f"neither serves a job, for {main.cost:,.2f} and {other.cost:,.2f}"
+    return f"{_cost(main, other)}, {_wait(main, other)}"
 
 
 def _cost(main: Outcome, other: Outcome) -> str:
@@ -27,10 +33,21 @@ def _cost(main: Outcome, other: Outcome) -> str:
 
 
 def _wait(main: Outcome, other: Outcome) -> str:
-    longer_s = main.wait_p95_s - other.wait_p95_s
-    if abs(longer_s) < 1.0:
-        return "p95 wait the same"
-    return f"p95 wait {span(abs(longer_s))} {'longer' if longer_s > 0 else 'shorter'}"
+    """The p95, and the mean where that is notably another and the p95 is not."""
+    said = f"p95 wait {_longer(main.wait_p95_s - other.wait_p95_s)}"
+    if _notable(main.wait_mean_s, other.wait_mean_s) and not _notable(main.wait_p95_s, other.wait_p95_s):
+        said += f", mean wait {_longer(main.wait_mean_s - other.wait_mean_s)}"
+    return said
+
+
+def _longer(by_s: float) -> str:
+    if abs(by_s) < 1.0:
+        return "the same"
+    return f"{span(abs(by_s))} {'longer' if by_s > 0 else 'shorter'}"
+
+
+def _notable(one_s: float, other_s: float) -> bool:
+    return abs(one_s - other_s) >= max(NOTABLE_S, NOTABLE * max(one_s, other_s))
 
 
 UNITS = (("day", "d", 86_400.0), ("hour", "h", 3600.0), ("minute", "min", 60.0))
@@ -62,7 +79,7 @@ def headline(study: Study) -> str:
     if said:
         return said[0]
     main = study.main
-    return f"{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {span(main.wait_p95_s)}."
+    return f"{_left(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {span(main.wait_p95_s)}."
 
 
 def sentences(study: Study) -> list[str]:
@@ -72,9 +89,15 @@ def sentences(study: Study) -> list[str]:
         f"{main.policy} beside {name}: {comparison(main, other)}."
         for name, other in {**study.compared, **study.baselines}.items()
     ]
-    if study.swept:
-        swept = study.swept.values()
-        served = max(it.jobs_served for it in swept)
-        best = min((it for it in swept if it.jobs_served == served), key=lambda it: (it.cost, it.wait_mean_s))
+    served = max((it.jobs_served for it in study.swept.values()), default=0)
+    if served:
+        alike = [it for it in study.swept.values() if it.jobs_served == served]
+        best = min(alike, key=lambda it: (it.cost, it.wait_mean_s))
         said.append(f"{best.policy}, the cheapest of the sweep, beside {main.policy}: {comparison(best, main)}.")
-    return said
+    return [f"{_left(main)}{said[0]}", *said[1:]] if said else said
+
+
+def _left(main: Outcome) -> str:
+    """What a site does not serve comes before all that it saves."""
+    left = sum(main.jobs_unserved.values())
+    return f"{main.policy} leaves {left:,} of {main.jobs:,} jobs unserved. " if left else ""

@@ -127,12 +127,14 @@ def fixed_ranks(site: Site, workload: Workload) -> list[int]:
     return ranks
 
 
-def cost_at_wait(points: list[Outcome], wait_s: float) -> float | None:
-    """What a policy costs at a mean wait, between its points on the Pareto front; None where none waits so little.
+def cost_at_wait(points: list[Outcome], other: Outcome) -> float | None:
+    """What a policy costs at the mean wait of another one, between its points on the Pareto front.
 
-    At a wait that exceeds all of them the cheapest point counts: nobody has to use the patience that is there.
+    Only points that serve as many jobs count. None where none of them waits so little. At a wait that exceeds all
+    of them the cheapest counts: nobody has to use the patience that is there.
     """
-    front = pareto(points)
+    wait_s = other.wait_mean_s
+    front = pareto([it for it in points if it.serves_as_many(other)])
     if not front or front[0].wait_mean_s > wait_s:
         return None
     for before, after in pairwise(front):
@@ -143,9 +145,13 @@ def cost_at_wait(points: list[Outcome], wait_s: float) -> float | None:
 
 
 def pareto(points: list[Outcome]) -> list[Outcome]:
-    """Those that no other one beats in both cost and mean wait, the shortest wait first."""
+    """Of those that serve the most jobs, those that no other one beats in both cost and mean wait.
+
+    The shortest wait comes first; there are none where no job is served.
+    """
     front: list[Outcome] = []
+    most = max([1, *(it.jobs_served for it in points)])
     for point in sorted(points, key=lambda it: (it.wait_mean_s, it.cost)):
-        if not front or point.cost < front[-1].cost:
+        if point.jobs_served == most and (not front or point.cost < front[-1].cost):
             front.append(point)
     return front

@@ -100,7 +100,9 @@ def _row(outcome: Outcome, main: Outcome) -> tuple[str, ...]:
     return (
         outcome.policy,
         f"{outcome.cost:,.2f}",
-        f"{outcome.cost / main.cost:.3f}" if main.cost else "",
+        f"{outcome.cost / main.cost:.3f}"
+        if main.cost and (outcome is main or outcome.serves_as_many(main))
+        else "",
         short_span(outcome.wait_mean_s),
         short_span(outcome.wait_p95_s),
         f"{outcome.utilisation:.0%}",

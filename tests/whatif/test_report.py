@@ -18,7 +18,7 @@ from nodemanager.whatif.axes import LETTER, LINE, Labels, steps, wait_marks, wri
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
 from nodemanager.whatif.sentences import comparison, headline, sentences
-from nodemanager.whatif.study import Bounds, Runner, Study, fixed_ranks
+from nodemanager.whatif.study import Bounds, Runner, Study, cost_at_wait, fixed_ranks, pareto
 from nodemanager.whatif.terminal import summary
 from nodemanager.whatif.workload import Processors
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
@@ -43,8 +43,61 @@ def test_a_policy_is_compared_by_its_cost_and_its_wait(tmp_path: Path) -> None:
 
 def test_a_policy_that_leaves_jobs_unserved_is_said_to_before_what_it_costs(tmp_path: Path) -> None:
     mine = _outcome(tmp_path)
-    other = replace(mine, jobs_served=2, cost=mine.cost / 2)
-    assert comparison(mine, other) == "serves 1 job more, 100 % dearer, p95 wait the same"
+    other = replace(mine, cost=1.0, jobs_served=2)
+    assert comparison(replace(mine, cost=2.0), other) == "serves 1 job more, for 2.00 and not 1.00"
+    assert comparison(other, replace(mine, cost=2.0)) == "serves 1 job fewer, for 1.00 and not 2.00"
+    none = replace(mine, cost=0.0, jobs_served=0)
+    assert comparison(none, replace(none, cost=2.0)) == "neither serves a job, for 0.00 and 2.00"
+
+
+def test_a_mean_wait_is_told_where_it_differs_and_the_p95_does_not(tmp_path: Path) -> None:
+    mine = replace(_outcome(tmp_path), wait_mean_s=300.0, wait_p95_s=3600.0)
+    quicker = replace(mine, wait_mean_s=120.0)
+    assert comparison(mine, quicker) == "costs the same, p95 wait the same, mean wait 3 minutes longer"
+    assert comparison(mine, replace(quicker, wait_p95_s=3500.0)).endswith(
+        "100 seconds longer, mean wait 3 minutes longer"
+    )
+    assert comparison(mine, replace(quicker, wait_p95_s=1800.0)).endswith("p95 wait 30 minutes longer")
+    assert comparison(mine, replace(mine, wait_mean_s=290.0)) == "costs the same, p95 wait the same"
+
+
+def test_what_the_site_leaves_unserved_is_told_first(tmp_path: Path) -> None:
+    mine = replace(_outcome(tmp_path), jobs_served=1, jobs_unserved={"beyond_limits": 2}, cost=1.0)
+    study = Study(a_site(tmp_path), a_workload([]), mine)
+    assert headline(study).startswith("mine leaves 2 of 3 jobs unserved. 1.00 for 1 jobs")
+    study.baselines["fixed"] = replace(mine, policy="fixed", jobs_served=3, jobs_unserved={}, cost=2.0)
+    assert headline(study) == (
+        "mine leaves 2 of 3 jobs unserved. mine beside fixed: serves 2 jobs fewer, for 1.00 and not 2.00."
+    )
+
+
+def test_only_runs_that_serve_as_many_jobs_are_on_the_front_and_in_ratios(tmp_path: Path) -> None:
+    mine = replace(_outcome(tmp_path), cost=10.0, wait_mean_s=100.0)
+    idler = replace(mine, policy="idler", cost=1.0, wait_mean_s=0.0, jobs_served=1)
+    none = replace(idler, cost=0.0, jobs_served=0)
+    assert pareto([mine, idler, none]) == [mine]
+    assert pareto([none]) == []
+    other = replace(mine, policy="other", cost=20.0)
+    assert cost_at_wait([mine, idler], other) == 10.0
+    assert cost_at_wait([idler, none], other) is None
+    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=Bounds(9.0, 8.0))
+    study.baselines.update({"fixed": other, "idler": idler})
+    page = written_report(study)
+    assert "<td>0.500</td>" in page
+    assert "<td>10.000</td>" not in page
+    assert "At the mean wait of idler" not in page
+    assert "this site is at 1.250 of it" in page
+    page = written_report(replace(study, main=none))
+    assert "No fleet that serves the 3 jobs of the fixed cluster costs less than 8.00" in page
+    assert "of it. " not in page
+
+
+def test_a_sweep_of_which_no_step_serves_a_job_offers_nothing(tmp_path: Path) -> None:
+    mine = _outcome(tmp_path)
+    study = Study(a_site(tmp_path), a_workload([]), mine)
+    study.swept["x=1"] = replace(mine, policy="x=1", jobs_served=0, cost=0.0)
+    assert sentences(study) == []
+    assert "<svg" in written_report(study)
 
 
 def test_the_sentence_on_top_is_of_the_first_to_compare_with_and_the_others_follow(tmp_path: Path) -> None:
