@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sqlite3
 import stat
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.facts import CloudCallFailed, FailureKind
-from nodemanager.journal import schema, writer
+from nodemanager.journal import rows, schema, writer
 from nodemanager.journal.chronicle import Chronicle, Happened
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
@@ -294,6 +296,48 @@ def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_th
     until(lambda: not journal.failure, "it was written")
     journal.stop(10.0)
     assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Sets how many bytes a file may have at the most: what a disk that is nearly full comes to, for SQLite."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_with_room_for_what_is_written_and_none_for_letting_go_of_the_old_has_it_written_once(
+    path: Path, file_size_limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        schema.migrate(connection)
+        old = [(WALL_AT - 40 * 86_400, "because", str(i), "waits", "", " " * 300, "") for i in range(10_000)]
+        connection.executemany(rows.ENTRIES, old)
+        connection.commit()
+    journal = Journal(path)
+    monkeypatch.setattr(writer, "PRUNE_AGAIN_S", 0.0)
+    file_size_limit(500_000)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    assert [log["event"] for log in logs] == ["journal_not_pruned"], "once, and nothing was held"
+    assert (journal.lost, journal.failure) == (0, "")
+    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
+    assert kept.entries(since_at=WALL_AT) == wanted.entries()
+    assert kept.report(WALL_AT, WALL_AT + 1e4) == wanted.report(WALL_AT, WALL_AT + 1e4)
+    file_size_limit(100_000_000)
+    journal.write(story[-1:])
+    assert len(kept.entries(limit=20_000)) == len(wanted.entries()) + len(story[-1].entries), "and the old is gone"
+    journal.close()
 
 
 def test_what_is_still_held_at_the_end_is_said_to_be_lost(path: Path) -> None:
