@@ -23,7 +23,7 @@ import structlog
 
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.rows import Rows
-from nodemanager.journal.schema import TooNew, migrate
+from nodemanager.journal.schema import SET_ASIDE, TooNew, migrate
 from nodemanager.journal.spend import HOUR_S
 
 FLUSH_S = 1.0
@@ -200,7 +200,7 @@ class Journal:
             self._connection = self._file = None
 
     def _move_aside(self, error: Exception) -> None:
-        aside = self.path.with_name(f"{self.path.name}.unusable-{int(time.time())}")
+        aside = self.path.with_name(f"{self.path.name}{SET_ASIDE}{int(time.time())}")
         try:
             for ending in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
