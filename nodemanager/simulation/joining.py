@@ -396,8 +396,8 @@ class JoinScenario(Scenario):
         self.provider.on_boot = self.joins.booted
         self.provider.on_end = self.joins.ended
 
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _close_files(self) -> None:
+        super()._close_files()
         self.joins.close()
 
     def join_port(self) -> JoinPort | None:
