@@ -78,7 +78,7 @@ class Outlook:
 
     def stop_lead_s(self, name: TypeName) -> float:
         if name not in self.leads_s:
-            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy.stop_lead_s)
+            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy)
         return self.leads_s[name]
 
 

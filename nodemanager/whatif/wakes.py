@@ -38,7 +38,7 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     """The next such moment, and whether a call waits for another one's end."""
     wake_s = inf
     held = False
-    leads_s = {name: measured.stop_lead_s(snapshot, name, policy.stop_lead_s) for name in policy.types}
+    leads_s = {name: measured.stop_lead_s(snapshot, name, policy) for name in policy.types}
     decided = made.decided
     for id_, node in roll_of(snapshot).restless.items():
         reason = decided.get(id_)
