@@ -163,6 +163,11 @@ SENTENCES: Mapping[str, str] = {
     "nodes_min": "kept: nodes_min",
     "spare": "one of {spares} spares",
     "lease_to_record": "its lease goes on record first",
+    "lease_not_wanted": "nothing wants it any more, and its create was not sent: its slot is given back",
+    "lease_above_limits": (
+        "{nodes} nodes ({nodes_max} may be) cost {price_per_hour} an hour ({price_per_hour_max} may be), and its"
+        " create was not sent: its slot is given back"
+    ),
     "creating": "being made",
     "create_paced": "its create waits for its turn ({creates_per_s} a second)",
     "calls_in_flight_max": "its call waits for its turn ({calls_in_flight_max} at once)",

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.fleet import division, hardware, spending, supply
+from nodemanager.fleet import division, hardware, leases, spending, supply
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -145,9 +145,10 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
-    steps, reasons = _steps(snapshot, policy, layout, found)
-    boots = _boots(snapshot, policy, layout, found) if quiet else ()
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
+    unsent = leases.weigh(snapshot, policy, price, found, settling)
+    steps, reasons = _steps(snapshot, policy, layout, found, unsent)
+    boots = _boots(snapshot, policy, layout, found) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot), *boots),
@@ -264,19 +265,25 @@ def settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 
 def _steps(
-    snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
+    snapshot: Snapshot,
+    policy: Policy,
+    layout: Layout,
+    found: Verdicts,
+    unsent: Mapping[LaunchId, leases.Weighed],
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
     roll = roll_of(snapshot)
     leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
+    ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
         room_for=layout.stuck[0] if layout.stuck is not None else None,
         room_short=layout.room_short - leaving,
-        live=sum(roll.types.values()) - leaving,
+        unsent=unsent,
+        live=sum(roll.types.values()) - leaving - len(ended) - len(leases.ending(snapshot)),
         usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
-        ready=idle_or_coming(snapshot, policy, found.needed),
+        ready=idle_or_coming(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),

@@ -20,9 +20,9 @@ from nodemanager.fleet.remade import replace
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
-from nodemanager.orders import CordonNode, DrainNode, UndrainNode
+from nodemanager.orders import CordonNode, DrainNode, EndLease, UndrainNode
 
-SteeredAction = CordonNode | DrainNode | UndrainNode
+SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
 
 KEEP_AGAIN_S = 1.0
 
@@ -110,7 +110,8 @@ def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] 
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
-        return None  # there is nothing yet to keep work from; or it is too late
+        # There is nothing yet to keep work from; or it is too late.
+        return _not_made(node, steering.retirements) if node.state is NodeState.REQUESTED else None
     if (hold := steering.holds.get(node.id)) is not None:
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
@@ -139,6 +140,15 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     if node.state is NodeState.DRAINING:
         return None
     return reason, DrainNode(node.id, node.launch.rank, reason)
+
+
+def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+    """What is to go before it was made is not made at all."""
+    mark = retirements.get(node.id)
+    if mark is None or not node.recorded or node.create_sent_s is not None:
+        return None
+    reason = because("retired_by_operator", **_figures(mark))
+    return reason, EndLease(node.launch, reason)
 
 
 def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.fitness import gets_no_work, hung_s, overdue_housekeeping_s, survives_kills, unfit
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.leases import Weighed
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
 from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
-from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.model import JobId, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     CordonNode,
     CreateNode,
@@ -58,6 +59,7 @@ class Outlook:
     needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are laid out
     room_for: JobId | None  # the first job that cannot be given its nodes
     room_short: int  # idle nodes that must go to let it in
+    unsent: Mapping[LaunchId, Weighed]  # leases that no create is sent for now
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type that has spares, those that no job needs: the spares are among them
@@ -109,6 +111,8 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("lease_to_record"), RecordLaunches((node.launch,)))
     if node.create_sent_s is not None:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
+    if (weighed := outlook.unsent.get(node.id)) is not None:
+        return Step(weighed.reason, EndLease(node.launch, weighed.reason) if weighed.ends else None)
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
     if outlook.overspent is not None:

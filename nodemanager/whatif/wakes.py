@@ -27,7 +27,7 @@ BY_EVENTS = frozenset(
         "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained", "window_closes",
         "makes_room", "above_nodes_max",
         "spare", "join_failed", "ticket_replayed", "never_joined", "broker_lost", "failed_at_provider",
-        "unknown_type",
+        "unknown_type", "lease_not_wanted", "lease_above_limits", "only_observed",
     }
 )  # fmt: skip
 # An order was given: its answer says how it goes on.
@@ -84,6 +84,8 @@ def _of_node(
             return node.requested_s + policy.boot_timeout_s
         case "may_rejoin":
             return node.since_s + policy.rejoin_timeout_s
+        case "settling":
+            return max(_seconds(reason.figures["settles_at_s"]), now_s + PLAN_EVERY_S)
         case "broker_stopping":
             return (node.broker_told_s or now_s) + policy.broker_stop_s
         case code if code.startswith("blocked_"):

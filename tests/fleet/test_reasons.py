@@ -414,6 +414,30 @@ def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert figures["until_s"] > case.now_s
 
 
+def _lease_not_wanted(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert case.made.settled
+    assert case.orders_for(node) == [EndLease]
+
+
+def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert figures["nodes_max"] == case.policy.nodes_max
+    assert case.policy.nodes_max < figures["nodes"] <= case.on_the_bill() or (
+        case.policy.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
+    )
+    assert case.orders_for(node) == [EndLease]
+
+
+def _lease_settling(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert not case.made.settled
+    assert not case.orders_for(node)
+
+
 def _booting(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.BOOTING
     assert figures["waited_s"] == case.now_s - node.requested_s
@@ -589,6 +613,9 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "calls_in_flight_max": _calls_in_flight_max,
     "create_paced": _create_paced,
     "creating": _creating,
+    "lease_not_wanted": _lease_not_wanted,
+    "lease_above_limits": _lease_above_limits,
+    "settling": _lease_settling,
     "blocked_create_capacity": _blocked_node,
     "booting": _booting,
     "failed_at_provider": _failed_at_provider,
