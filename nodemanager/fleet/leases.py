@@ -6,17 +6,19 @@ cancelled or start elsewhere, and limits are lowered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from decimal import Decimal
 from typing import NamedTuple
 
 from nodemanager.fleet import supply
+from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.refusals import none_to_be_had
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.spares import beyond_nodes_min, idle_or_coming
 from nodemanager.fleet.verdicts import Verdicts
-from nodemanager.model import CallKind, JobId, LaunchId, NodeState, Reason, because
+from nodemanager.model import CallKind, JobId, LaunchId, NodeState, Reason, TypeName, because
 
 
 class Weighed(NamedTuple):
@@ -27,7 +29,12 @@ class Weighed(NamedTuple):
 
 
 def weigh(
-    snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, found: Verdicts, settling: Reason | None
+    snapshot: Snapshot,
+    policy: Policy,
+    price_per_hour: Decimal,
+    layout: Layout,
+    found: Verdicts,
+    settling: Reason | None,
 ) -> Mapping[LaunchId, Weighed]:
     """The leases that no create is to be sent for now.
 
@@ -40,7 +47,15 @@ def weigh(
     weighed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     rest = [node for node in unsent if node.id not in weighed]
     weighed |= _above_limits(rest, snapshot, policy, price_per_hour, found, weighed)
-    idle = [node for node in rest if node.id not in weighed and _nobody_wants(node, snapshot, found)]
+    tried = _tried(snapshot, policy, layout)
+    idle = [
+        node
+        for node in rest
+        if node.id not in weighed
+        and node.launch.slot not in found.needed
+        and node.launch.type_name not in tried
+        and not snapshot.steered(node)
+    ]
     if settling is not None:
         return weighed | {node.id: Weighed(settling, ends=False) for node in idle}
     return weighed | _unwanted(idle, snapshot, policy, found, weighed)
@@ -68,8 +83,15 @@ def _only_observed(node: Node) -> Weighed:
     return Weighed(because("only_observed", node_type=node.launch.type_name))
 
 
-def _nobody_wants(node: Node, snapshot: Snapshot, found: Verdicts) -> bool:
-    return node.launch.slot not in found.needed and not snapshot.steered(node)
+def _tried(snapshot: Snapshot, policy: Policy, layout: Layout) -> Container[TypeName]:
+    """The types of which all that may be had is leased, and more is wanted.
+
+    One that is bought to learn whether there is more (``refusals``) serves no job where several are short. Were it
+    given back, there would be one to be had again.
+    """
+    if all(layout.served_of(key) == len(ids) for key, ids in layout.batches.items()):
+        return ()
+    return none_to_be_had(snapshot, policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------

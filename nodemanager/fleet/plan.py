@@ -146,7 +146,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
-    unsent = leases.weigh(snapshot, policy, price, found, settling)
+    unsent = leases.weigh(snapshot, policy, price, layout, found, settling)
     steps, reasons = _steps(snapshot, policy, layout, found, unsent)
     boots = _boots(snapshot, policy, layout, found) if quiet else ()
     return Plan(

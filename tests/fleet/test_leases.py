@@ -19,21 +19,21 @@ from nodemanager.facts import (
     QueueSeen,
     RetirementAsked,
 )
+from nodemanager.fleet.snapshot import Quota, Scope, Streak
 from nodemanager.model import HasProperty, JobId, Launch, Mark, NodeState, Not, TypeName
 from nodemanager.orders import BootNode, CreateNode, EndLease
 from tests.builders import (
     CLOUD,
     GPU,
+    NOW_S,
     WALL_AT,
     World,
     a_cloud_node,
     a_job,
     a_policy,
-    a_type,
     a_world,
     boots,
     orders,
-    tasks,
     whole_nodes,
 )
 
@@ -152,6 +152,23 @@ def test_a_provider_that_refuses_everything_keeps_no_lease_that_nobody_wants() -
     assert world.why("cloud2") == "blocked_create_credentials"  # wanted yet: it waits
     answered(all_cancelled(world).wait(1))
     assert not world.snapshot.nodes
+
+
+def test_one_that_is_bought_to_see_whether_boots_work_again_is_made_though_more_are_wanted() -> None:
+    failed = Streak(failures=3, retry_s=NOW_S - 1, pause_s=900.0, why="never_joined")
+    world = a_world(CLOUD, **SLOW).but(streaks={(TypeName("cloud"), ""): failed}).job(whole_nodes(2))
+    assert boots(world.plan()) == ["cloud1"]
+    world = recorded(world)
+    assert world.why_job(1).code == "breaker_trying"
+    assert [order.split()[0] for order in orders(at_pace(world).plan())] == ["create"]
+    assert ended(all_cancelled(world).wait(1)) == ["end-lease cloud1"]
+
+
+def test_one_that_is_bought_to_see_whether_there_is_more_is_made_though_more_are_wanted() -> None:
+    quota = Quota(cap=0, probe_s=NOW_S - 1, pause_s=900.0, detail="limit exceeded")
+    world = a_world(CLOUD, **SLOW).but(quotas={Scope(TypeName("cloud")): quota}).job(whole_nodes(2))
+    assert boots(world.plan()) == ["cloud1"]
+    assert [order.split()[0] for order in orders(at_pace(recorded(world)).plan())] == ["create"]
 
 
 def test_one_that_an_operator_holds_is_not_given_back() -> None:
