@@ -151,7 +151,7 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     boots = _boots(snapshot, policy, layout, found) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot), *boots),
+        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY

@@ -43,7 +43,7 @@ NodeAction = (
 
 BUSY = because("busy")
 # Of a type that is only observed these are left as they are. What was begun with a node is ended.
-STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
+STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 # How long a scheduler gets to take in a drain. That of a rank 0 that stops hears of none, and each is answered.
@@ -100,9 +100,15 @@ def step(node: Node, outlook: Outlook) -> Step:
         reason, action = steered
         waits = action is None and reason.code == "retired_by_operator"
         return _held_up(node, reason, outlook) if waits else Step(reason, action)
-    if node.launch.type_name in outlook.policy.observed and node.state in STANDING:
+    if node.launch.type_name in outlook.policy.observed and _stands(node):
         return Step(because("only_observed", node_type=node.launch.type_name))
     return STEPS[node.state](node, outlook)
+
+
+def _stands(node: Node) -> bool:
+    """Whether nothing was begun with it: a drain of ours says so, also of one that is at work yet."""
+    drained_by_us = node.rank is not None and node.rank.drain_reason == drain_text(node.id)
+    return node.state in STANDING and not drained_by_us
 
 
 def _requested(node: Node, outlook: Outlook) -> Step:

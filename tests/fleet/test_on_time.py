@@ -218,7 +218,7 @@ def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
     world.see(RetirementAsked(world.id("cloud1"), Mark("ada", WALL_AT))).decide()
     cordoned = drained(busy(world.rank_now("cloud1")), drain_text(world.id("cloud1")))
     world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, cordoned))
-    world.wait(1799).see(QueueProbed(world.snapshot.now_s)).see_cloud(world["cloud1"].cloud)
+    world.wait(1799).see(QueueProbed(world.snapshot.now_s)).see_cloud(a_cloud_node(world["cloud1"].launch))
     world.see_ranks(drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1"))))
     assert "drain cloud1-1" in orders(world.decide())
     assert (world["cloud1"].retired_s, world["cloud1"].stop_held_up) == (NOW_S + 1800, False)
