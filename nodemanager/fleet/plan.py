@@ -25,9 +25,9 @@ from nodemanager.fleet.remade import replace, worked_out
 from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
-from nodemanager.fleet.snapshot import Snapshot, Source, Stray
-from nodemanager.fleet.spares import idle_or_coming, spare_purchases
-from nodemanager.fleet.steering import steered_nodes, steered_of
+from nodemanager.fleet.snapshot import Node, Snapshot, Source, Stray
+from nodemanager.fleet.spares import idle_or_coming, spare_purchases, usable
+from nodemanager.fleet.steering import steered_nodes
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
@@ -282,7 +282,7 @@ def _steps(
         room_short=layout.room_short - leaving,
         unsent=unsent,
         live=sum(roll.types.values()) - leaving - len(ended) - len(leases.ending(snapshot)),
-        usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
+        usable=usable(snapshot, policy),
         ready=idle_or_coming(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
@@ -293,12 +293,18 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.launch.id)):
+    for node in sorted(to_decide.values(), key=lambda node: _turn(node, policy)):
         taken = step(node, outlook)
         reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
     return actions, reasons
+
+
+def _turn(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """Of those that may go, as they are idle, the dearest does first: fewer are kept, and the cheap ones."""
+    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
+    return TURN[node.state], -node_type.price_per_hour if node_type is not None else Decimal(0), node.launch.id
 
 
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:

@@ -50,11 +50,20 @@ def spare_purchases(
     return bought
 
 
+def usable(snapshot: Snapshot, policy: Policy) -> int:
+    """How many nodes are up and take jobs. Where no least number is to be kept they are not told apart."""
+    if policy.nodes_min <= 0:
+        return sum(roll_of(snapshot).states.get(state, 0) for state in supply.USABLE)
+    return sum(
+        node.state in supply.USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values()
+    )
+
+
 def beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
     """How many nodes that take jobs, or will, there are beyond the least number; those ended are not counted."""
     counted = (*supply.USABLE, *supply.COMING)
     nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
-    return sum(1 for node in nodes if takes_jobs(node, snapshot, policy)) - policy.nodes_min
+    return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.nodes_min
 
 
 def idle_or_coming(

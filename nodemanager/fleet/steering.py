@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -75,11 +75,6 @@ def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     """The nodes that an operator keeps work from."""
     steering = snapshot.steering
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
-
-
-def steered_of(snapshot: Snapshot, states: Container[NodeState]) -> int:
-    """How many of them are in one of the states."""
-    return sum(1 for node in steered_nodes(snapshot).values() if node.state in states)
 
 
 # --- what is on record ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.spares import takes_jobs
 from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, LaunchId, NodeState, Reason, SlotName, TypeName, because
@@ -165,30 +166,32 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
-    surplus = outlook.usable - policy.nodes_min
+    counts = takes_jobs(node, outlook.snapshot, policy)
+    surplus = outlook.usable - policy.nodes_min if counts else 1  # one that takes none keeps up no number
     if outlook.overspent is not None and not _held(node):  # at once: nothing more is to begin there
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, outlook.overspent)
+        return _sent_away(node, outlook.overspent, outlook)
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
+        return _sent_away(node, because("above_nodes_max", nodes=outlook.live, nodes_max=policy.nodes_max), outlook)
     if outlook.room_for is not None and outlook.room_short > 0 and surplus > 0 and _confirmed(node, policy):
         outlook.room_short -= 1
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, because("makes_room", job=str(outlook.room_for)))
+        return _sent_away(node, because("makes_room", job=str(outlook.room_for)), outlook)
     name = node.launch.type_name
     node_type = policy.types.get(name)
-    spare = node_type is not None and node_type.spares > 0 and outlook.ready.get(name, 0) <= node_type.spares
+    spares = node_type.spares if node_type is not None and counts else 0
+    spare = spares > 0 and outlook.ready.get(name, 0) <= spares
     lead_s = outlook.stop_lead_s(name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
     if not goes:
         return Step(reason)
-    outlook.ready[name] = outlook.ready.get(name, 0) - 1
+    if counts:
+        outlook.ready[name] = outlook.ready.get(name, 0) - 1
+    return _sent_away(node, reason, outlook)
+
+
+def _sent_away(node: Node, reason: Reason, outlook: Outlook) -> Step:
+    """Drained, and not counted any more in what the steps after this one go by."""
     outlook.live -= 1
-    outlook.usable -= 1
+    outlook.usable -= takes_jobs(node, outlook.snapshot, outlook.policy)
     return _drain(node, reason)
 
 
@@ -200,11 +203,7 @@ def _idle_amiss(node: Node, outlook: Outlook) -> Step | None:
     if _held(node):
         return None
     why = retirement.overdue(node, outlook.policy, outlook.now_s) or unfit(node, outlook.policy, outlook.now_s)
-    if why is None:
-        return None
-    outlook.live -= 1
-    outlook.usable -= 1
-    return _drain(node, why)
+    return _sent_away(node, why, outlook) if why is not None else None
 
 
 def _carries_the_drain_of_another(node: Node) -> bool:

@@ -506,10 +506,20 @@ def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
     assert not case.orders_for(node)
 
 
+def _takes_jobs(node: Node) -> bool:
+    """Whether it surely does, or will: nothing at all is said against it."""
+    rank = node.rank
+    if rank is None:
+        return node.sound
+    kept_out = rank.excluded or rank.drain_reason is not None or not (rank.schedulable or node.state in UP_SOON)
+    return node.sound and not kept_out
+
+
 def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
     """As many as have to be kept are all that would be left."""
     assert figures["nodes_min"] == case.policy.nodes_min
-    up = sum(1 for each in case.snapshot.nodes.values() if each.state in (NodeState.IDLE, NodeState.BUSY))
+    states = (NodeState.IDLE, NodeState.BUSY)
+    up = sum(1 for each in case.snapshot.nodes.values() if each.state in states and _takes_jobs(each))
     kept = sum(isinstance(action, UndrainNode) for action in case.made.actions)
     drained = [action.launch for action in case.made.actions if isinstance(action, DrainNode)]
     leaving = sum(1 for id_ in drained if case.snapshot.nodes[id_].state is NodeState.IDLE)
@@ -649,7 +659,9 @@ def _check_boot(case: Case, boot: BootNode) -> None:
     assert _is_free(case, rank)
     if boot.reason.code == "nodes_min":
         assert not boot.serves
-        up = sum(1 for node in case.snapshot.nodes.values() if node.state not in (*LEAVING, NodeState.GONE))
+        staying = [it for it in case.snapshot.nodes.values() if it.state not in (*LEAVING, NodeState.GONE)]
+        ending = [it for it in staying if it.call is not None and it.call.kind is CallKind.END_LEASE]
+        up = sum(_takes_jobs(node) for node in staying if node not in ending)
         bought = sum(isinstance(action, BootNode) for action in case.made.actions)
         assert up + bought <= case.policy.nodes_min
     else:
