@@ -182,6 +182,10 @@ SENTENCES: Mapping[str, str] = {
     "idle_unconfirmed": "idle in {looks} of {needs} looks",
     "idle_not_long": "idle for {idle_s} (goes after {idle_timeout_s})",
     "paid_time_left": "idle for {idle_s}, paid for {window_left_s} more (goes when {stop_lead_s} are left)",
+    "next_window_begins": (
+        "idle for {idle_s}, paid for only {window_left_s} more, and no stop took less than {quickest_stop_s}:"
+        " the next window is paid anyway (goes in {goes_in_s})"
+    ),
     "held_by_drain": "drained by somebody else: {drain_reason}",
     "held_by_operator": "held by {by} since {since_at}",
     "may_rejoin": "its broker is away for {away_s} and may come back",

@@ -63,6 +63,11 @@ def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> floa
     return min(lead_s, max(assumed_s, _longest_lead_s(type_name, policy)))
 
 
+def quickest_stop_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
+    """The least that a stop of the type has taken; None if none was seen yet."""
+    return min(snapshot.stops_s.get(type_name, ()), default=None)
+
+
 def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
     """Without a bound where what is paid at once is no longer than an idle node stays anyway."""
     node_type = policy.types.get(type_name)

@@ -180,7 +180,8 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     spares = node_type.spares if node_type is not None and counts else 0
     spare = spares > 0 and outlook.ready.get(name, 0) <= spares
     lead_s = outlook.stop_lead_s(name)
-    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
+    quickest_s = measured.quickest_stop_s(outlook.snapshot, name)
+    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s, quickest_s)
     if not goes:
         return Step(reason)
     if counts:

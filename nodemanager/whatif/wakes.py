@@ -70,9 +70,8 @@ def _of_node(
     """When something changes for the node; some moment not before ``wake_s`` where that is not sooner."""
     now_s = snapshot.now_s
     match reason.code:
-        case "paid_time_left":
-            left_s, lead_s = reason.figures["window_left_s"], reason.figures["stop_lead_s"]
-            return now_s + max(PLAN_EVERY_S, _seconds(left_s) - _seconds(lead_s))
+        case "paid_time_left" | "next_window_begins":
+            return now_s + max(PLAN_EVERY_S, _goes_in_s(reason))
         case "idle_not_long" | "idle_unconfirmed":
             return max(_may_go_s(node, policy, now_s, leads_s, wake_s), now_s + PLAN_EVERY_S)
         case "retry_later":
@@ -92,6 +91,13 @@ def _of_node(
             return inf  # the block's own end is looked at
         case _:
             return now_s + POLL_S
+
+
+def _goes_in_s(reason: Reason) -> float:
+    figures = reason.figures
+    if reason.code == "next_window_begins":
+        return _seconds(figures["goes_in_s"])
+    return _seconds(figures["window_left_s"]) - _seconds(figures["stop_lead_s"])
 
 
 def _seconds(figure: Figure) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -242,6 +243,47 @@ def test_a_node_goes_at_the_last_safe_moment_of_its_window(stops_s: tuple[float,
 
     assert at_the_end(last_safe_s + 1) == "paid_time_left"
     assert at_the_end(last_safe_s) == "window_closes"
+
+
+def too_late(left_s: float, stops_s: tuple[float, ...] = (40.0, 50.0, 45.0), **settings: Any) -> World:
+    world = a_world(**settings).idle_node("cloud1", hour_ends_in_s=left_s)
+    return world.but(stops_s={CLOUD_TYPE: stops_s})
+
+
+def test_a_node_that_would_not_be_gone_in_time_is_kept_for_the_window_that_is_paid_anyway() -> None:
+    world = too_late(3)
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "next_window_begins")
+    figures = world.plan().nodes[world.id("cloud1")].figures
+    assert (figures["quickest_stop_s"], figures["goes_in_s"]) == (40.0, 3 + 3600 - 50.0)
+    world.wait(3 + 3600 - 51).all_is_fresh()
+    assert world.see(QueueProbed(world.snapshot.now_s)).why("cloud1") == "paid_time_left"
+    assert orders(world.wait(1).all_is_fresh().plan()) == ["drain cloud1-1"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "stops_s", "goes"),
+    [
+        (29, (40.0, 50.0, 45.0), False),
+        (30, (40.0, 50.0, 45.0), True),  # by the list after it: it may have taken a probe less
+        (40, (40.0,) * 9, True),  # the last safe moment is never too late
+        (3, (), True),  # nothing was measured
+        (1, (8.0, 9.0, 7.0), True),  # quicker than the looks are apart
+        (1795, (7200.0,) * 3, True),  # none ever fits: it goes as soon as it may
+    ],
+)
+def test_it_goes_while_the_quickest_stop_still_fits(left_s: float, stops_s: tuple[float, ...], goes: bool) -> None:
+    assert too_late(left_s, stops_s).why("cloud1") == ("window_closes" if goes else "next_window_begins")
+
+
+def test_where_windows_are_short_it_is_never_too_late() -> None:
+    world = a_world(a_type(window_s=60.0), idle_timeout_s=300.0)
+    world.idle_node("cloud1", hour_ends_in_s=3).but(stops_s={CLOUD_TYPE: (40.0,) * 3})
+    assert orders(world.plan()) == ["drain cloud1-1"]
+
+
+def test_a_limit_and_a_budget_do_not_wait_for_the_next_window() -> None:
+    assert too_late(3, nodes_max=0).why("cloud1") == "above_nodes_max"
+    assert too_late(3, budgets={("", "day"): Decimal("0.1")}).why("cloud1") == "budget_spent"
 
 
 def test_a_lead_is_not_cut_where_an_idle_node_stays_for_longer_than_is_paid_at_once() -> None:
