@@ -35,7 +35,7 @@ def give_way(
         return None
     nodes, price = lacks
     for node in roll_of(snapshot).restless.values():
-        if node.state in LEAVING:
+        if node.state in LEAVING and node.launch.id not in snapshot.steering.holds:
             nodes, price = nodes - 1, price - _price(node, policy)
     going = []
     for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):
