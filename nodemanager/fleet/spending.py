@@ -10,6 +10,7 @@ the sum with it is on record, which names it until then: so each is counted once
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -40,6 +41,7 @@ CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
 
 ALL = ""  # the account of the whole site
 KEEP_AGAIN_S = 1.0  # after it could not be put on record
+PERIODS_KEPT = 4  # the latest days and months that have begun, and the next that have not, by the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,26 @@ def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sn
                     _add(gone, period, account, _share_within(job, period, before, policy))
     if not gone:
         return after
-    running = {(period.name, period.begins_at) for period in periods(after.wall_at)}
-    spend = {key: amount for key, amount in after.spend.items() if key[:2] in running}
+    spend = dict(after.spend)
     for key, amount in gone.items():
         spend[key] = spend.get(key, Decimal(0)) + amount
+    if len(spend) > len(after.spend):
+        spend = _recent(spend, after.wall_at)
     return replace(after, spend=spend)
+
+
+def _recent(spend: Mapping[tuple[str, int, str], Decimal], wall_at: float) -> dict[tuple[str, int, str], Decimal]:
+    """Without what is long over: the few periods are kept in which something was spent last.
+
+    They are counted, not dated: a clock that is far ahead for a moment, or far behind, takes nothing from the period
+    that it comes back to.
+    """
+    kept: set[tuple[str, int]] = set()
+    for name in ("day", "month"):
+        begins = sorted({begins_at for of, begins_at, _ in spend if of == name})
+        here = bisect_right(begins, wall_at)
+        kept.update((name, begins_at) for begins_at in begins[max(0, here - PERIODS_KEPT) : here + PERIODS_KEPT])
+    return {key: amount for key, amount in spend.items() if key[:2] in kept}
 
 
 def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: str, amount: Decimal) -> None:

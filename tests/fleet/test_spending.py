@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nodemanager.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.spending import periods
+from nodemanager.fleet.spending import PERIODS_KEPT, left, periods
 from nodemanager.model import Billing, CloudState, Holding, Job, JobState, Mark, NodeState, QueuePolicy, Rank, Spend
 from nodemanager.orders import KeepSpend
 from tests.builders import (
@@ -277,6 +277,29 @@ def test_without_a_budget_nothing_is_kept() -> None:
     assert orders(fleet.plan()) == ["end-lease cloud1-1"]
 
 
+@pytest.mark.parametrize("jumps_s", [40 * 86_400, -40 * 86_400])
+def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: float) -> None:
+    """A node ends meanwhile, and counts in the day that the clock showed; what was there stays, on record too."""
+    day, month = periods(WALL_AT)
+    before = {("day", day.begins_at, ""): Decimal(9), ("month", month.begins_at, ""): Decimal(49)}
+    fleet = world({DAY: "10", ("", "month"): "50"}).stopping_node("cloud1").but(spend=before)
+    fleet.wait(1, wall_jumps_s=jumps_s)
+    (kept,) = keeps(goes(fleet, "cloud1").decide())
+    assert before.items() <= kept.amounts.items()
+    fleet.wait(1, wall_jumps_s=-jumps_s)
+    assert left(fleet.snapshot, fleet.policy) == {"day": 1, "month": 1}
+
+
+def test_what_is_long_over_is_forgotten() -> None:
+    """A year of days in which a node ended leaves a few of them, and of the months."""
+    fleet = world({DAY: "100"})
+    for _ in range(365):
+        fleet.stopping_node("cloud1", billed_from_s=fleet.snapshot.now_s - 600)
+        goes(fleet.but(counted=frozenset()).wait(86_399), "cloud1")
+    assert len(fleet.snapshot.spend) == 2 * PERIODS_KEPT
+    assert {("day", periods(fleet.snapshot.wall_at)[0].begins_at, "")} <= fleet.snapshot.spend.keys()
+
+
 # --- the last of what is left -----------------------------------------------------------------------------
 
 
@@ -292,12 +315,12 @@ def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
     six_hours = replace(CLOUD, billing=Billing(60.0, 6 * 3600.0))
     day, _ = periods(WALL_AT)
 
-    def left(amount: str) -> list[str]:
+    def bought(amount: str) -> list[str]:
         fleet = a_world(six_hours, budgets={DAY: Decimal(100)}).job(tasks(1), duration_s=300.0)
         return boots(fleet.but(spend={("day", day.begins_at, ""): 100 - Decimal(amount)}).plan())
 
-    assert left("11") == ["cloud1"]
-    assert left("2.39") == []
+    assert bought("11") == ["cloud1"]
+    assert bought("2.39") == []
 
 
 def test_the_period_that_is_worst_off_decides() -> None:
