@@ -31,7 +31,18 @@ from nodemanager.fleet.steering import steered_nodes, steered_of
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
-from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.model import (
+    CallKind,
+    JobId,
+    Launch,
+    LaunchId,
+    NodeState,
+    Reason,
+    SlotName,
+    Tariff,
+    TypeName,
+    because,
+)
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
@@ -358,13 +369,15 @@ def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None
 def _launch(
     id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
 ) -> Launch:
+    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
         rank=snapshot.rank_of_slot[slot],
-        type_name=policy.type_of_slot[slot].name,
+        type_name=node_type.name,
         # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
         zone=zone,
+        tariff=Tariff(node_type.price_per_hour, node_type.billing),
     )

@@ -32,6 +32,7 @@ from nodemanager.model import (
     NodeType,
     Reason,
     Spend,
+    Tariff,
     TypeName,
     because,
 )
@@ -99,21 +100,23 @@ def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sn
             for job in _finished(before.jobs, after.jobs, fact):
                 for account in accounts(job.userid, job.queue):
                     _add(gone, period, account, _share_within(job, period, before, policy))
-    if not gone:
-        return after
-    spend = dict(after.spend)
-    for key, amount in gone.items():
-        spend[key] = spend.get(key, Decimal(0)) + amount
-    if len(spend) > len(after.spend):
-        spend = _recent(spend, after.wall_at)
-    return replace(after, spend=spend)
+    return replace(after, spend=_added(after.spend, gone, after.wall_at)) if gone else after
+
+
+def _added(
+    spend: Mapping[tuple[str, int, str], Decimal], more: Mapping[tuple[str, int, str], Decimal], wall_at: float
+) -> Mapping[tuple[str, int, str], Decimal]:
+    made = dict(spend)
+    for key, amount in more.items():
+        made[key] = made.get(key, Decimal(0)) + amount
+    return _recent(made, wall_at) if len(made) > len(spend) else made
 
 
 def _recent(spend: Mapping[tuple[str, int, str], Decimal], wall_at: float) -> dict[tuple[str, int, str], Decimal]:
     """Without what is long over: the few periods are kept in which something was spent last.
 
-    They are counted, not dated: a clock that is far ahead for a moment, or far behind, takes nothing from the period
-    that it comes back to.
+    They are counted, not dated: a clock that is far ahead for a moment, or far behind, takes nothing from the
+    period that it comes back to.
     """
     kept: set[tuple[str, int]] = set()
     for name in ("day", "month"):
@@ -152,17 +155,17 @@ def _paid_within(
     node: Node, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
 ) -> Decimal:
     """What falls due for a node from the period's begin until now, or until a moment."""
-    node_type = policy.types.get(node.launch.type_name)
-    if node_type is None:
+    tariff = billing.tariff_of(node.launch, policy)
+    if tariff is None:
         return Decimal(0)
     age_s = billing.age_s(node, at.now_s)
     end_s = age_s + (until_at - at.wall_at if until_at is not None else 0.0)
     begin_s = age_s - (at.wall_at - period.begins_at)
-    return _bill(node_type, end_s) - _bill(node_type, begin_s)
+    return _bill(tariff, end_s) - _bill(tariff, begin_s)
 
 
-def _bill(node_type: NodeType, age_s: float) -> Decimal:
-    return billing.cost(node_type, age_s) if age_s > 0 else Decimal(0)
+def _bill(tariff: NodeType | Tariff, age_s: float) -> Decimal:
+    return billing.cost(tariff, age_s) if age_s > 0 else Decimal(0)
 
 
 def _share_within(job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None) -> Decimal:
@@ -181,6 +184,9 @@ def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
         if place is not None:
             node_type = policy.types[place[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
+        elif rank is not None and (owner := roll_of(at).of_rank.get(held.rank)) is not None:
+            tariff = billing.tariff_of(at.nodes[owner].launch, policy)
+            price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
     return price
 
 
