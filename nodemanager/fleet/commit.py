@@ -98,6 +98,11 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
+            case CordonNode(launch=id_) if id_ not in snapshot.nodes:
+                looked_s = snapshot.now_s + policy.probe_s
+                for provider_id, stray in snapshot.strays.items():
+                    if stray.node.identity is not None and stray.node.identity.launch == id_:
+                        strays[provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
                 node = _latest(launch.id, changed, snapshot)
                 changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)

@@ -15,7 +15,7 @@ from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
 from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
-from nodemanager.model import JobId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.model import JobId, LaunchId, NodeState, Reason, SlotName, TypeName, because
 from nodemanager.orders import (
     CordonNode,
     CreateNode,
@@ -56,8 +56,7 @@ class Outlook:
     snapshot: Snapshot
     policy: Policy
     needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are laid out
-    room_for: JobId | None  # the first job that cannot be given its nodes
-    room_short: int  # idle nodes that must go to let it in
+    gives_way: tuple[JobId, frozenset[LaunchId]] | None  # a job that a limit keeps out, and who goes for it
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type that has spares, those that no job needs: the spares are among them
@@ -164,11 +163,11 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         outlook.live -= 1
         outlook.usable -= 1
         return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
-    if outlook.room_for is not None and outlook.room_short > 0 and surplus > 0 and _confirmed(node, policy):
-        outlook.room_short -= 1
+    job, gives_way = outlook.gives_way if outlook.gives_way is not None else (None, ())
+    if node.launch.id in gives_way and surplus > 0 and _confirmed(node, policy):
         outlook.live -= 1
         outlook.usable -= 1
-        return _drain(node, because("makes_room", job=str(outlook.room_for)))
+        return _drain(node, because("makes_room", job=str(job)))
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spare = node_type is not None and node_type.spares > 0 and outlook.ready.get(name, 0) <= node_type.spares
