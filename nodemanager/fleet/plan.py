@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, spending, supply
+from nodemanager.fleet.affordable import lay_out
 from nodemanager.fleet.giving_way import give_way
-from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.remade import replace, worked_out
