@@ -205,7 +205,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Budget": {
         "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what jobs that run "
-        "or have their nodes may still take, as far as they have a time limit. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
+        "or have their nodes may still take, as far as they have a time limit. From nine "
+        "tenths on only the types with the cheapest cores are bought, at the whole none; "
         "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
         "a restart knows it.",
         "per_month": "The same for a calendar month (UTC).",

@@ -30,7 +30,7 @@ from nodemanager.fleet.safe_mode import safe_mode
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases
-from nodemanager.fleet.steering import steered_nodes, steered_of
+from nodemanager.fleet.steering import held_of, steered_nodes, steered_of
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
@@ -285,6 +285,7 @@ def _steps(
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
     roll = roll_of(snapshot)
     leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
+    leaving -= held_of(snapshot, NodeState.DRAINING)
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
