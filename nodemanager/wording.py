@@ -143,7 +143,7 @@ SENTENCES: Mapping[str, str] = {
     "budget_cheapest_only": "the {period}'s budget nears its end: only the cheapest types are bought",
     "budget_no_new_nodes": "what stands uses up the {period}'s budget of {budget}: nothing is bought",
     "budget_left": "what is left of the {period}'s budget of {budget} does not pay for its nodes",
-    "budget_of_account": "{account} has used up the {period}'s budget of {budget}",
+    "budget_of_account": "with it, {account} would use more than the {period}'s budget of {budget}",
     # a type is bought, or not
     "bought": "{nodes} bought now",
     "nothing_is_short": "no waiting job needs a node beyond those that are there or come",

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, leases, spending, supply
+from nodemanager.fleet.affordable import lay_out
 from nodemanager.fleet.giving_way import give_way
-from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.remade import replace, worked_out
@@ -43,6 +44,7 @@ from nodemanager.model import (
     NodeState,
     Reason,
     SlotName,
+    Tariff,
     TypeName,
     because,
 )
@@ -402,13 +404,15 @@ def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None
 def _launch(
     id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
 ) -> Launch:
+    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
         rank=snapshot.rank_of_slot[slot],
-        type_name=policy.type_of_slot[slot].name,
+        type_name=node_type.name,
         # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
         zone=zone,
+        tariff=Tariff(node_type.price_per_hour, node_type.billing),
     )
