@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,8 +104,7 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
         _name(str(site.path)), site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None
     )
     compared = [Run(_name(path), load_site(path)) for path in chosen.compare]
-    sweep = variants(site, read_sweep(chosen.sweep)) if chosen.sweep else ()
-    swept = [Run(name, variant) for name, variant in sweep]
+    swept = [Run(name, variant) for name, variant in _swept(site, chosen.sweep)]
     baselines = [Run(name, site, baseline=True) for name in _baselines(chosen.baselines)]
     learned = _learned(site, chosen)
     with bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
@@ -127,6 +126,16 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
                         study.bounds = ended.bounds
     study.differences.update({run.name: differences(site, run.site) for run in compared})
     return study
+
+
+def _swept(site: Site, text: str | None) -> Iterator[tuple[str, Site]]:
+    """The variants of a sweep by name; said is where it is not as it was asked for."""
+    if text is None:
+        return
+    sweep = read_sweep(text)
+    if sweep.caution:
+        print(sweep.caution, file=sys.stderr)
+    yield from variants(site, sweep)
 
 
 def _nothing_in(workload: Workload, oddities: Oddities) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from nodemanager.cli import main
 from nodemanager.config import load_site
+from nodemanager.notation import parse_fsd
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, with_key
 from tests.whatif.sites import a_site
 
 CONFIG = Path(__file__).parents[2] / "config"
+SWEPT = ("nodes_max", "boot_failures", "price_per_hour_max", "idle_timeout")
 WORKLOAD = "poisson:jobs=12,procs=4,run=5m"
 
 
@@ -86,6 +91,38 @@ def test_a_sweep_goes_from_one_value_to_the_other() -> None:
     for text in ("idle_timeout", "idle_timeout=1h..1m", "idle_timeout=1m..2m/1", "idle_timeout=a..b"):
         with pytest.raises(SweepError):
             read_sweep(text)
+
+
+def test_a_sweep_of_numbers_runs_what_lies_within_its_span() -> None:
+    assert read_sweep("boot_failures=0.1..0.9/5").values == ("0.1", "0.17", "0.3", "0.52", "0.9")
+    assert read_sweep("spot_reclaims_per_hour=0.01..0.4/3").values == ("0.01", "0.063", "0.4")
+    assert read_sweep("price_per_hour_max=1.05..1.07/3").values == ("1.05", "1.06", "1.07")
+    assert read_sweep("idle_timeout=90..1h/3").values == ("90", "9.5m", "1h")
+    assert read_sweep("nodes_max=101..104/4").values == ("101", "102", "103", "104")
+
+
+def test_a_sweep_of_whole_numbers_that_has_fewer_than_its_steps_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = read_sweep("boot_failures_max=1..3/7")
+    assert sweep.values == ("1", "2", "3")
+    assert sweep.caution == "--sweep boot_failures_max=1..3/7: only 3 values lie so: 1, 2, 3"
+    arguments = ["--sweep", "boot_failures_max=1..3", "--baselines", "none"]
+    assert _simulate(WORKLOAD, "--config", str(a_site(tmp_path).path), *arguments) == 0
+    assert "only 3 values lie so: 1, 2, 3" in capsys.readouterr().err
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e3), st.integers(2, 30), st.sampled_from(SWEPT))
+def test_a_sweep_has_its_steps_and_rises_from_end_to_end(low: float, more: float, steps: int, key: str) -> None:
+    first, last = f"{low:.9f}", f"{low + more:.9f}"
+    assume(float(first) < float(last))
+    sweep = read_sweep(f"{key}={first}..{last}/{steps}")
+    values = [parse_fsd(value) for value in sweep.values]
+    assert (sweep.values[0], sweep.values[-1]) == (first, last)
+    assert all(before < after for before, after in pairwise(values))
+    assert bool(sweep.caution) == (len(values) < steps)
+    if key == "nodes_max":
+        assert all(value.isdigit() for value in sweep.values[1:-1])
 
 
 def test_a_key_of_another_value_is_the_only_difference(tmp_path: Path) -> None:
