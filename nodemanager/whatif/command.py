@@ -7,26 +7,27 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from nodemanager import logs
-from nodemanager.config import ConfigError, Site, load_site
+from nodemanager.config import ConfigError, Site
+from nodemanager.whatif.asked import runs_asked, seeded
 from nodemanager.whatif.baselines import BASELINES
 from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
 from nodemanager.whatif.report import written_report
-from nodemanager.whatif.runs import Run, all_done
+from nodemanager.whatif.runs import all_done
 from nodemanager.whatif.sentences import headline, sentences
 from nodemanager.whatif.source import journal_of, open_workload
 from nodemanager.whatif.study import Runner, Study
 from nodemanager.whatif.terminal import bar, summary
-from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
+from nodemanager.whatif.variants import SweepError, differences
 from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
 
 EXIT_OK = 0
@@ -72,8 +73,7 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
-        if chosen.seed is not None:
-            site = _seeded(site, chosen.seed)
+        site = seeded(site, chosen.seed)
         workload = open_workload(chosen.subject, site, Processors(chosen.processors))
         study = _study(site, workload, chosen)
         if chosen.report is not None:
@@ -100,42 +100,29 @@ def _whole(text: str) -> int:
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
     """Every run that was asked for, the site's own first."""
-    main = Run(
-        _name(str(site.path)), site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None
-    )
-    compared = [Run(_name(path), load_site(path)) for path in chosen.compare]
-    swept = [Run(name, variant) for name, variant in _swept(site, chosen.sweep)]
-    baselines = [Run(name, site, baseline=True) for name in _baselines(chosen.baselines)]
+    runs = runs_asked(site, chosen)
+    if runs.caution:
+        print(runs.caution, file=sys.stderr)
     learned = _learned(site, chosen)
     with bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
         runner = Runner(workload, shown, chosen.jobs, learned)
-        runs = all_done(runner, (main, *compared, *swept, *baselines), chosen.processes)
-        with closing(runs):
-            first = next(runs)
+        ended = all_done(runner, runs.in_turn, chosen.processes)
+        with closing(ended):
+            first = next(ended)
             if not first.outcome.jobs:
                 raise WorkloadError(_nothing_in(workload, first.oddities))
             shown.done(first.outcome)
             _, cloud = conditions_of(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
-            groups = (study.compared, compared), (study.swept, swept), (study.baselines, baselines)
+            groups = (study.compared, runs.compared), (study.swept, runs.swept), (study.baselines, runs.baselines)
             for outcomes, those in groups:
-                for run, ended in zip(those, runs, strict=False):  # in this order they were asked for
-                    shown.done(ended.outcome)
-                    outcomes[run.name] = ended.outcome
+                for run, its in zip(those, ended, strict=False):  # in this order they were asked for
+                    shown.done(its.outcome)
+                    outcomes[run.name] = its.outcome
                     if run.baseline and run.name == "fixed":
-                        study.bounds = ended.bounds
-    study.differences.update({run.name: differences(site, run.site) for run in compared})
+                        study.bounds = its.bounds
+    study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
     return study
-
-
-def _swept(site: Site, text: str | None) -> Iterator[tuple[str, Site]]:
-    """The variants of a sweep by name; said is where it is not as it was asked for."""
-    if text is None:
-        return
-    sweep = read_sweep(text)
-    if sweep.caution:
-        print(sweep.caution, file=sys.stderr)
-    yield from variants(site, sweep)
 
 
 def _nothing_in(workload: Workload, oddities: Oddities) -> str:
@@ -153,24 +140,6 @@ def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
         path = journal_of(chosen.subject, site)
         return learn_from(path) if path is not None else None
     return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
-
-
-def _name(path: str) -> str:
-    return Path(path).stem
-
-
-def _baselines(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(BASELINES) if text == "all" else []
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in BASELINES:
-            raise SweepError(f'--baselines: no such policy "{name}"; known are {", ".join(BASELINES)}')
-    return names
-
-
-def _seeded(site: Site, seed: int) -> Site:
-    return replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
 
 
 def as_json(study: Study) -> Mapping[str, Any]:

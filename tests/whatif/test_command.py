@@ -12,8 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nodemanager.cli import main
-from nodemanager.config import load_site
+from nodemanager.config import Site, load_site
 from nodemanager.notation import parse_fsd
+from nodemanager.whatif.asked import names_of
 from nodemanager.whatif.variants import SweepError, differences, read_sweep, with_key
 from tests.whatif.sites import a_site
 
@@ -135,3 +136,72 @@ def test_a_key_of_another_value_is_the_only_difference(tmp_path: Path) -> None:
 def test_the_example_sites_are_good(name: str) -> None:
     site = load_site(CONFIG / name, {})
     assert len(site.slots) == site.limits.nodes_max == 100
+
+
+# --- sites beside each other ------------------------------------------------------------------------------
+
+
+def _a_copy(site: Site, path: Path, was: str = "", now: str = "") -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(site.path.read_text().replace(was, now) if was else site.path.read_text())
+    return str(path)
+
+
+def test_sites_whose_files_have_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = a_site(tmp_path)
+    others = [_a_copy(site, tmp_path / name) for name in ("o1/small.ini", "o2/small.ini", "fixed.ini", "k.ini")]
+    arguments = ["--config", str(site.path), "--compare", *others, "--baselines", "fixed", "--json"]
+    assert _simulate(WORKLOAD, *arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["compared"]) == [*others[:3], "k"]
+    assert told["main"]["policy"] == str(site.path)
+    assert list(told["baselines"]) == ["fixed"]
+
+
+@given(st.lists(st.sampled_from(["a/x.ini", "b/x.ini", "fixed", "fixed.ini", "k=1.ini", "y.ini"]), max_size=8))
+def test_no_two_runs_have_one_name(paths: list[str]) -> None:
+    others = {"fixed", "k=1"}
+    names = names_of(paths, others)
+    assert len({*names, *others}) == len(paths) + len(others)
+
+
+@pytest.mark.parametrize("actors", [[], ["--actors"]])
+def test_a_seed_and_the_actors_are_for_all_sites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], actors: list[str]
+) -> None:
+    site = a_site(tmp_path, simulation="boot_failures = 0.4")
+    other = _a_copy(site, tmp_path / "other.ini", "seed = 3", "seed = 5")
+    sweep = ["--sweep", "idle_timeout=5m,10m", "--seed", "7", "--baselines", "none", "--json"]
+    assert _simulate(WORKLOAD, "--config", str(site.path), "--compare", other, *sweep, *actors) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["differences"] == {"other": {}}
+    same = [told["main"], told["compared"]["other"], told["swept"]["idle_timeout=5m"]]
+    for outcome in same:
+        del outcome["took_s"], outcome["policy"]
+    assert same[0] == same[1] == same[2]
+
+
+@pytest.mark.parametrize(
+    ("queue_policy", "market", "simulation", "arguments", "why"),
+    [
+        ("backfill", "on-demand", "", [], "small: --actors .* queue_policy = backfill"),
+        ("fifo", "on-demand", "", ["--compare", "{other}"], "other: --actors .* queue_policy = backfill"),
+        ("fifo", "on-demand", "", ["--sweep", "queue_policy=fifo,backfill"], "=backfill: --actors"),
+        ("fifo", "spot", "spot_reclaims_per_hour = 1", [], "small: --actors takes back no spot node"),
+        ("fifo", "on-demand", "", ["--journal", "{out}"], "--journal is not for --actors"),
+    ],
+)
+def test_what_the_actors_cannot_do_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    queue_policy: str,
+    market: str,
+    simulation: str,
+    arguments: list[str],
+    why: str,
+) -> None:
+    site = a_site(tmp_path, queue_policy=queue_policy, market=market, simulation=simulation)
+    other = _a_copy(site, tmp_path / "other.ini", "= fifo", "= backfill")
+    given = [it.format(other=other, out=tmp_path / "out.jsonl") for it in arguments]
+    assert _simulate(WORKLOAD, "--config", str(site.path), "--actors", *given) == 1
+    assert re.search(why, capsys.readouterr().err)
