@@ -6,11 +6,13 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +23,15 @@ from nodemanager.whatif.asked import runs_asked, seeded
 from nodemanager.whatif.baselines import BASELINES
 from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
+from nodemanager.whatif.outputs import (
+    OutputClosed,
+    OutputError,
+    check_apart,
+    check_standard_output,
+    opened,
+    saying,
+    write,
+)
 from nodemanager.whatif.report import written_report
 from nodemanager.whatif.runs import all_done
 from nodemanager.whatif.sentences import headline, sentences
@@ -34,6 +45,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
+EXIT_CLOSED = 141  # as shells have it of one that SIGPIPE ended
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,23 +85,75 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
-        site = seeded(site, chosen.seed)
-        workload = open_workload(chosen.subject, site, Processors(chosen.processors))
-        study = _study(site, workload, chosen)
-        if chosen.report is not None:
-            Path(chosen.report).write_text(written_report(study), encoding="utf-8")
+        with _terminated_in_order():
+            return _simulate(seeded(site, chosen.seed), chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except (WorkloadError, SweepError, OSError) as error:
+    except OutputClosed:
+        return EXIT_CLOSED
+    except (WorkloadError, SweepError, OutputError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    if chosen.json:
-        json.dump(as_json(study), sys.stdout, indent=1)
-        print()
-    else:
-        summary(study, Console())
+
+
+def _simulate(site: Site, chosen: argparse.Namespace) -> int:
+    """What cannot be written is said before the runs; at the end it costs nothing else of what was asked for."""
+    check_standard_output()
+    with opened("--report", chosen.report) as report, opened("--journal", chosen.journal) as journal:
+        check_apart({"--report": report, "--journal": journal}, _inputs(site, chosen))
+        workload = open_workload(chosen.subject, site, Processors(chosen.processors))
+        study, journal_fault = _study(site, workload, chosen)
+        faults = [f"--journal {chosen.journal}: {journal_fault}"] if journal_fault else []
+        closed = None
+        try:
+            with saying(sys.stdout):
+                sys.stdout.write(_told(study, chosen))
+        except OutputClosed as error:
+            closed = error
+        except OutputError as error:
+            faults.append(str(error))
+        if report is not None:
+            try:
+                write(f"--report {chosen.report}", report, written_report(study))
+            except OutputError as error:
+                faults.append(str(error))
+    if faults:
+        raise OutputError("\n".join(faults))
+    if closed:
+        raise closed
     return EXIT_OK
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """SIGTERM ends the study as Ctrl-C does: files are closed, and no process goes on by itself."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + number)  # as shells have it
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
+    """The files that are read, by what they are."""
+    named = {"the WORKLOAD": chosen.subject, "--learn-from": chosen.learn_from}
+    read = {what: journal_of(name, site) or Path(name) for what, name in named.items() if name is not None}
+    return {**read, "--config": site.path, **{f"--compare {path}": Path(path) for path in chosen.compare}}
+
+
+def _told(study: Study, chosen: argparse.Namespace) -> str:
+    if chosen.json:
+        return json.dumps(as_json(study), indent=1) + "\n"
+    console = Console()
+    with console.capture() as told:
+        summary(study, console)
+    return told.get()
 
 
 def _whole(text: str) -> int:
@@ -98,8 +162,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
-    """Every run that was asked for, the site's own first."""
+def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[Study, str]:
+    """Every run that was asked for, the site's own first; and what of its journal could not be written."""
     runs = runs_asked(site, chosen)
     if runs.caution:
         print(runs.caution, file=sys.stderr)
@@ -122,7 +186,7 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
                     if run.baseline and run.name == "fixed":
                         study.bounds = its.bounds
     study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
-    return study
+    return study, first.journal_fault
 
 
 def _nothing_in(workload: Workload, oddities: Oddities) -> str:

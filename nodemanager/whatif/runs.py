@@ -8,14 +8,15 @@ import multiprocessing
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
 from itertools import islice
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 from nodemanager import logs
 from nodemanager.config import Site
@@ -40,11 +41,40 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run came to. ``bounds`` are a baseline's; ``oddities`` those of the site's own run."""
+    """What a run came to. ``bounds`` are a baseline's; ``oddities`` those of the site's own run.
+
+    ``journal_fault``: why its journal is not whole; "" where it is, or none was asked for.
+    """
 
     outcome: Outcome
     bounds: Bounds | None = None
     oddities: Oddities = field(default_factory=Oddities)
+    journal_fault: str = ""
+
+
+class _Sink(TextIOWrapper):
+    """A journal's file. A disk that is full ends the writing, not the run."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.fault = ""
+
+    def write(self, text: str, /) -> int:
+        if not self.fault:
+            try:
+                return super().write(text)
+            except OSError as error:
+                self._note(error)
+        return len(text)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            self._note(error)
+
+    def _note(self, error: OSError) -> None:
+        self.fault = self.fault or f"not all of it could be written: {error.strerror}"
 
 
 def done(runner: Runner, run: Run) -> Done:
@@ -56,10 +86,11 @@ def done(runner: Runner, run: Run) -> Done:
         jobs = islice(runner.workload.read(oddities), runner.jobs_max)
         replay = ActorReplay(run.site, runner.workload, jobs, lambda count: runner.progress(run.name, count))
         return Done(replay.run(run.name), oddities=oddities)
-    with ExitStack() as open_things:
-        sink = open_things.enter_context(run.journal.open("w", encoding="utf-8")) if run.journal else None
+    if run.journal is None:
+        return Done(runner.production(run.name, run.site, oddities=oddities), oddities=oddities)
+    with _Sink(run.journal.open("wb")) as sink:
         outcome = runner.production(run.name, run.site, sink, oddities)
-    return Done(outcome, oddities=oddities)
+    return Done(outcome, oddities=oddities, journal_fault=sink.fault)
 
 
 def all_done(runner: Runner, runs: Sequence[Run], processes: int) -> Generator[Done, None, None]:
