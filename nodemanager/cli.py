@@ -345,7 +345,10 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under this site's policy, and see cost and wait."""
     from nodemanager.whatif import command
 
-    return command.simulate(site, chosen)
+    try:
+        return command.simulate(site, chosen)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
@@ -401,7 +404,8 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
         epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings that fit, or no service; "
-        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted",
+        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted; 141 nobody reads on; "
+        "143 ended by SIGTERM",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
     parser.add_argument(
