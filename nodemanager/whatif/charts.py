@@ -9,17 +9,13 @@ from html import escape
 
 from nodemanager.whatif.axes import Labels, Scale, rule, scale, steps, svg, text, wait_marks, written_money
 from nodemanager.whatif.outcome import Curve, Outcome
-from nodemanager.whatif.sentences import span
+from nodemanager.whatif.sentences import shortened, span
 from nodemanager.whatif.study import pareto
 
 WIDTH = 860.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
 PARTS = (("busy", "with jobs"), ("idle", "idle"), ("boot", "coming and going"), ("unused", "paid beyond its end"))
 NAME_MAX = 26  # letters
-
-
-def shortened(name: str) -> str:
-    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"
 
 
 # --- cost against wait ------------------------------------------------------------------------------------
@@ -108,7 +104,7 @@ def _points(group: Group, plane: Plane) -> list[str]:
 def _named(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
     """A step of a sweep is named by its value."""
     name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
-    return labels.write(*plane.place(outcome), shortened(name), "tick" if group.joined else "label")
+    return labels.write(*plane.place(outcome), shortened(name, NAME_MAX), "tick" if group.joined else "label")
 
 
 # --- over time --------------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
 
 
 def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
-    parts = [text(left - 10, y + 14, shortened(outcome.policy), "label", "end")]
+    parts = [text(left - 10, y + 14, shortened(outcome.policy, NAME_MAX), "label", "end")]
     paid = 0.0
     for kind, name in PARTS:
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))
