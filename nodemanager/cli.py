@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.config is None:
         parser.error("the following arguments are required: --config")
     try:
-        # Who lets nodes in is not to know what the cloud asks for.
+        # Who lets nodes in is not to know what the cloud asks for, and who only asks what if has no need to.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -388,7 +388,7 @@ SUBJECTS: Mapping[str, str] = {  # what these verbs are about
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
 SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
-WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
 
 ROTATED = """\
 Replaced: {certificate}. Brokers that run keep the former one until they end.

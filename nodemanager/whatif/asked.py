@@ -43,7 +43,7 @@ def runs_asked(site: Site, chosen: argparse.Namespace) -> Asked:
     own, *others = names_of((str(site.path), *chosen.compare), {*BASELINES, *(run.name for run in swept)})
     main = Run(own, site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None)
     compared = [
-        Run(name, seeded(load_site(path), chosen.seed), actors=chosen.actors)
+        Run(name, seeded(load_site(path, with_credentials=False), chosen.seed), actors=chosen.actors)
         for name, path in zip(others, chosen.compare, strict=True)
     ]
     if chosen.actors:

@@ -138,6 +138,19 @@ def test_the_example_sites_are_good(name: str) -> None:
     assert len(site.slots) == site.limits.nodes_max == 100
 
 
+@pytest.mark.parametrize("name", ["azure.ini", "openstack.ini", "ec2.ini", "gce.ini"])
+def test_no_secret_of_the_cloud_is_needed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for secret in ("AZURE_CLIENT_SECRET", "OS_APPLICATION_CREDENTIAL_SECRET"):
+        monkeypatch.delenv(secret, raising=False)
+    site = str(CONFIG / name)
+    arguments = ["--config", site, "--compare", site, "--baselines", "none", "--processes", "1", "--json"]
+    assert _simulate("poisson:jobs=4,procs=2,run=5m", *arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [it["jobs_served"] for it in (told["main"], *told["compared"].values())] == [4, 4]
+
+
 # --- sites beside each other ------------------------------------------------------------------------------
 
 
