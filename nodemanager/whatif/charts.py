@@ -16,6 +16,7 @@ WIDTH = 860.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
 PARTS = (("busy", "with jobs"), ("idle", "idle"), ("boot", "coming and going"), ("unused", "paid beyond its end"))
 NAME_MAX = 26  # letters
+UNDER_BOUND = 0.08  # of the costs' reach: room for the name of the lowest bound, though it be below 0
 
 
 # --- cost against wait ------------------------------------------------------------------------------------
@@ -48,6 +49,7 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     costs = [outcome.cost for outcome in every] + [cost for _, cost in bounds]
     reach = (max(costs) - min(costs)) or max(costs) or 1.0
     low, high = max(0.0, min(costs) - 0.14 * reach), max(costs) + 0.14 * reach
+    low = min([low, *(cost - UNDER_BOUND * reach for _, cost in bounds)])
     spare = 0.1 * (max(waits) - min(waits)) or 0.05
     early, late = min(waits) - spare, max(waits) + spare
     height = 420.0
@@ -61,9 +63,9 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     labels = Labels((LEFT, TOP, WIDTH - RIGHT, bottom))
     for outcome in every:
         labels.keep_clear(*plane.place(outcome), 5.0)
-    for name, cost in bounds:
-        y = plane.y(cost)
-        parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound"), labels.write_on(y, name, "tick")]
+    lines = [(plane.y(cost), name) for name, cost in bounds]
+    parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound") for y, _ in lines]
+    parts += labels.write_lines(lines, "tick")
     for group in groups:
         parts += _points(group, plane)
     for group in sorted(groups, key=lambda it: (it.kind != "main", it.joined)):
