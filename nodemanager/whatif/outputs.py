@@ -29,7 +29,7 @@ def opened(option: str, given: str | None) -> Iterator[int | None]:
         yield None
         return
     path = Path(given)
-    was_there = path.exists()
+    was_there = os.path.lexists(path)
     try:
         # A pipe's reader is to find an end only when the study has one: it stays open all the while.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -23,11 +23,16 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("to_all", [False, True])
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "status", "to_all"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGINT, 130, True),  # as a terminal has it
+        (signal.SIGTERM, 143, False),
+        (signal.SIGKILL, -9, False),
+    ],
+)
 def test_no_replay_outlives_the_study(tmp_path: Path, number: signal.Signals, status: int, *, to_all: bool) -> None:
-    if to_all and number != signal.SIGINT:
-        pytest.skip("a terminal tells all of them of Ctrl-C only")
     arguments = ["lublin:jobs=3000,procs=8", "--config", str(a_site(tmp_path).path), "--processes", "2"]
     study = subprocess.Popen(
         [sys.executable, "-m", "nodemanager.cli", "simulate", *arguments, "--journal", str(tmp_path / "out.jsonl")],
