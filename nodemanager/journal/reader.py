@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -143,10 +144,16 @@ class JournalReader:
 
     # --- jobs ---
 
-    def jobs(self) -> Iterator[sqlite3.Row]:
-        """Those that have ended, in the order of their submission, one by one: they may be very many."""
+    def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
+        """Those that had ended by a moment, in the order of their submission, one by one: they may be very many."""
+        query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
         with self._connected() as connection:
-            yield from connection.execute("SELECT * FROM jobs ORDER BY submitted_at, job")
+            yield from connection.execute(query, (until_at,))
+
+    def jobs_until(self) -> float:
+        """When the last job ended that is in it now; 0 where there is none."""
+        (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
+        return float(row["last_at"] or 0.0)
 
     def jobs_span(self) -> tuple[int, float]:
         """How many jobs have ended, and when the first of them was submitted; 0 where there is none."""

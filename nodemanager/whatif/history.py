@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from nodemanager.flux.bindings import BindingsMissing, ask, connection
 from nodemanager.model import Shape
 from nodemanager.ports import FluxError
-from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
+from nodemanager.whatif.swf import NO_LIMIT, OVERRUN, VALUE_MAX
 from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
 
 NEVER_RAN = "left out: it has not ended, or never ran"
@@ -56,14 +56,29 @@ def open_instance(uri: str) -> Workload:
 
 def _history(name: str, said: Any) -> Workload:
     listed = said["jobs"] if isinstance(said, dict) else said
-    jobs = sorted(listed, key=lambda job: float(job.get("t_submit", 0.0)))
-    start_at = float(jobs[0].get("t_submit", 0.0)) if jobs else 0.0
+    jobs = sorted(listed, key=_submitted_at)
+    start_at = _submitted_at(jobs[0]) if jobs else 0.0
     return Workload(
         name=name,
         read=partial(_read, jobs, start_at),
         start_at=start_at,
         jobs_about=len(jobs),
     )
+
+
+def _submitted_at(job: Mapping[str, Any]) -> float:
+    """0 of one that does not say it, and is left out for that."""
+    try:
+        return _measure(job["t_submit"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _measure(said: Any) -> float:
+    number = float(said)
+    if not 0 <= number <= VALUE_MAX:  # a NaN is not either
+        raise ValueError(f"{said}: no number from 0 to {VALUE_MAX:g}")
+    return number
 
 
 def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
@@ -74,11 +89,11 @@ def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) ->
             oddities.note(NEVER_RAN, place)
             continue
         try:
-            tasks, cores = int(job["ntasks"]), int(job["ncores"])
-            submit_s = max(0.0, float(job["t_submit"]) - start_at)
-            run_s = max(0.0, float(ended_at) - float(job["t_run"]))
-            limit_s = float(job.get("duration", 0.0))
-            userid = int(job.get("userid", 0))
+            tasks, cores = int(_measure(job["ntasks"])), int(_measure(job["ncores"]))
+            submit_s = max(0.0, _measure(job["t_submit"]) - start_at)
+            run_s = max(0.0, _measure(ended_at) - _measure(job["t_run"]))
+            limit_s = _measure(job.get("duration", 0.0))
+            userid = int(_measure(job.get("userid", 0)))
         except (KeyError, TypeError, ValueError):
             oddities.note(UNREADABLE, place)
             continue

@@ -16,21 +16,25 @@ from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadEr
 
 
 def open_recorded(path: Path) -> Workload:
-    """The jobs of a journal; the service may go on writing it. Raises :class:`WorkloadError`."""
+    """The jobs of a journal that have ended by now; the service may go on writing it.
+
+    Raises :class:`WorkloadError`.
+    """
     reader = JournalReader(path)
     try:
+        until_at = reader.jobs_until()  # each policy reads it by itself, and is to get the same jobs
         count, start_at = reader.jobs_span()
     except JournalUnreadable as error:
         raise WorkloadError(
             f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
             "service has run under this one"
         ) from error
-    return Workload(path.name, partial(_read, reader, start_at), start_at, jobs_about=count)
+    return Workload(path.name, partial(_read, reader, start_at, until_at), start_at, jobs_about=count)
 
 
-def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
+def _read(reader: JournalReader, start_at: float, until_at: float, oddities: Oddities) -> Iterator[TraceJob]:
     try:
-        for row in reader.jobs():
+        for row in reader.jobs(until_at):
             job = _job(row, start_at, oddities)
             if job is not None:
                 yield job
