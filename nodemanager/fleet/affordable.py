@@ -31,6 +31,7 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
         return lay_out_within(snapshot, policy, price_per_hour, Verdict())
     line = line_of(snapshot.jobs, snapshot.line)
     till = till_of(snapshot, policy, line)
+    of_site = any(whose == spending.ALL for whose, _ in policy.budgets)
     ends: dict[Rank, float] = {}
     rates: dict[JobId, Decimal] = {}
     budget = replace(spending.weigh(snapshot, policy, line, ends), cuts=till.cuts(rates))
@@ -39,7 +40,8 @@ def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layo
         if till.watched:
             rates.update(_rates(made, policy))
         cuts = till.cuts(rates, dearest=rounds_left <= 1)
-        more = {rank: at for rank, at in _promised(made, snapshot).items() if at > ends.get(rank, 0.0)}
+        promised = _promised(made, snapshot) if of_site else {}
+        more = {rank: at for rank, at in promised.items() if at > ends.get(rank, 0.0)}
         if cuts == budget.cuts and not more:
             return made
         ends.update(more)
@@ -63,9 +65,9 @@ def _stands(made: Layout, budget: Verdict, policy: Policy) -> bool:
     if made.end != END or made.reasons or budget.drains:
         return False
     bought = made.market.price_left - made.price_left
-    types = {made.shelf.offers[stack.offer] for stack in made.shelf.stacks}
+    offers = [made.shelf.offers[stack.offer] for stack in made.shelf.stacks]
     closed = spending.closed_types(budget, policy)
-    if any(offer.node_type.name in closed for offer in types if not offer.paid):
+    if closed and any(offer.node_type.name in closed for offer in offers if not offer.paid):
         return False
     return budget.left_per_hour is None or bought <= budget.left_per_hour[0]
 
@@ -83,10 +85,10 @@ def _promised(made: Layout, snapshot: Snapshot) -> dict[Rank, float]:
         rank = laid.place[1]
         if not laid.offer.paid or rank not in of_rank:
             continue
-        launch = nodes[of_rank[rank]].launch
-        up_at = launch.requested_at + (measured.boot_s(snapshot, launch.type_name) or 0.0)
+        up_s = nodes[of_rank[rank]].requested_s + (measured.boot_s(snapshot, laid.offer.node_type.name) or 0.0)
+        up_at = snapshot.wall_at + max(0.0, up_s - snapshot.now_s)
         for id_, _ in made.dealt.pieces_on(laid):
-            _until(ends, rank, max(snapshot.wall_at, up_at), snapshot.jobs[id_].duration_s)
+            _until(ends, rank, up_at, snapshot.jobs[id_].duration_s)
     return ends
 
 
