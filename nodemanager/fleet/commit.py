@@ -14,8 +14,8 @@ from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import BOOT_FAILURES, boot_failed
 from nodemanager.fleet.remade import replace
-from nodemanager.fleet.roll import with_nodes
-from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.roll import roll_of, with_nodes
+from nodemanager.fleet.sightings import LEAVING, drain_text, stop_held_up
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
@@ -59,6 +59,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     due_s = snapshot.now_s + policy.call_timeout_s
     if plan.settled:
         snapshot = replace(snapshot, unsettled_s=None)
+    if plan.stands_still is not None:
+        snapshot = _stops_held_up(snapshot)
     for ask in plan.asks:
         match ask:
             case ClaimInstance():
@@ -76,6 +78,12 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case _:
                 assert_never(ask)
     return snapshot
+
+
+def _stops_held_up(snapshot: Snapshot) -> Snapshot:
+    """While nothing is decided no stop gets any further."""
+    leaving = [node for node in roll_of(snapshot).restless.values() if node.state in LEAVING]
+    return with_nodes(snapshot, {node.id: stop_held_up(node) for node in leaving if not node.stop_held_up})
 
 
 def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
@@ -158,6 +166,7 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else now_s
         changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
+        changes["stop_held_up"] = again and node.stop_held_up
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
         changes["retiring"] = order.reason  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):

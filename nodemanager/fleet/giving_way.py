@@ -7,6 +7,7 @@ from collections.abc import Collection
 from decimal import Decimal
 
 from nodemanager.fleet import obstacles
+from nodemanager.fleet.billing import tariff_of
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
@@ -35,7 +36,7 @@ def give_way(
         return None
     nodes, price = lacks
     for node in roll_of(snapshot).restless.values():
-        if node.state in LEAVING:
+        if node.state in LEAVING and node.launch.id not in snapshot.steering.holds:
             nodes, price = nodes - 1, price - _price(node, policy)
     going = []
     for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):
@@ -80,5 +81,5 @@ def _lacks(job: JobId, shape: Shape, policy: Policy, layout: Layout) -> tuple[in
 
 
 def _price(node: Node, policy: Policy) -> Decimal:
-    node_type = policy.types.get(node.launch.type_name)
-    return node_type.price_per_hour if node_type is not None else Decimal(0)
+    tariff = tariff_of(node.launch, policy)
+    return tariff.price_per_hour if tariff is not None else Decimal(0)

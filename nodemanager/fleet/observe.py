@@ -261,7 +261,12 @@ def _undrained(node: Node, now_s: float) -> Node:
     rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
     # A look that began earlier may still show the drain.
     node = replace(
-        sightings.answered(node, CallKind.UNDRAIN), rank=rank, rank_seen_s=now_s, retiring=None, idle_looks=0
+        sightings.answered(node, CallKind.UNDRAIN),
+        rank=rank,
+        rank_seen_s=now_s,
+        retiring=None,
+        retired_s=None,
+        idle_looks=0,
     )
     return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
 

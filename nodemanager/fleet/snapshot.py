@@ -73,6 +73,7 @@ class Node:
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     retired_s: float | None = None  # when it was decided to let it go
+    stop_held_up: bool = False  # since then a call for it failed, something ran there, or nothing was decided
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
     reclaimed: str | None = None  # the provider is about to take it back; its words

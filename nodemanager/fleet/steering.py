@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -21,9 +21,9 @@ from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
-from nodemanager.orders import CordonNode, DrainNode, UndrainNode
+from nodemanager.orders import CordonNode, DrainNode, EndLease, UndrainNode
 
-SteeredAction = CordonNode | DrainNode | UndrainNode
+SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
 
 KEEP_AGAIN_S = 1.0
 
@@ -88,11 +88,6 @@ def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
 
 
-def steered_of(snapshot: Snapshot, states: Container[NodeState]) -> int:
-    """How many of them are in one of the states."""
-    return sum(1 for node in steered_nodes(snapshot).values() if node.state in states)
-
-
 def held_of(snapshot: Snapshot, state: NodeState) -> int:
     """How many of those that are held are in a state."""
     return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
@@ -126,7 +121,8 @@ def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] 
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
-        return None  # there is nothing yet to keep work from; or it is too late
+        # There is nothing yet to keep work from; or it is too late.
+        return _not_made(node, steering.retirements) if node.state is NodeState.REQUESTED else None
     if (hold := steering.holds.get(node.id)) is not None:
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
@@ -154,6 +150,15 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     if node.state is NodeState.DRAINING:
         return None
     return reason, DrainNode(node.id, node.launch.rank, reason)
+
+
+def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+    """What is to go before it was made is not made at all."""
+    mark = retirements.get(node.id)
+    if mark is None or not node.recorded or node.create_sent_s is not None:
+        return None
+    reason = because("retired_by_operator", **_figures(mark))
+    return reason, EndLease(node.launch, reason)
 
 
 def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:

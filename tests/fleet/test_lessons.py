@@ -224,7 +224,8 @@ def test_12_the_price_cap_is_exact_with_dead_unknown_and_free_nodes() -> None:
     free, dime = a_type("free", slots=2, price="0"), a_type("dime", price="0.10")
     world = a_world(free, dime, price_per_hour_max=Decimal("0.30"), nodes_max=20)
     world.node("dime1", NodeState.GONE)
-    world.busy_node("dime2", launch=replace(a_launch("dime2", world.policy), type_name=TypeName("retired")))
+    retired = replace(a_launch("dime2", world.policy), type_name=TypeName("retired"), tariff=None)  # nobody knows
+    world.busy_node("dime2", launch=retired)
     world.job(*[whole_nodes(1)] * 6)
     made = world.plan()
     assert boots(made) == ["free1", "free2", "dime3", "dime4"]
