@@ -106,8 +106,8 @@ def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
             try:
                 job = _job(text, latest_s)
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                why = f"there is no {error}" if isinstance(error, KeyError) else error
-                raise WorkloadError(f"{path}: line {number}: no run of simulate wrote this: {why}") from error
+                why = f"{path}: line {number}: no run of simulate wrote this: {_why(error)}"
+                raise WorkloadError(why) from error
             if job is not None:
                 latest_s = job.submit_s
                 yield job
@@ -125,6 +125,12 @@ def _job(text: str, latest_s: float) -> TraceJob | None:
     if not (isinstance(name, str) and _is_count(userid, 0) and _is_whole(shape)):
         raise ValueError("its job, userid or shape are not what they should be")
     return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"column {error.colno}: {error.msg}"
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _measure(line: Mapping[str, Any], key: str) -> float:
