@@ -232,6 +232,7 @@ def a_node(
     if state is not NodeState.REQUESTED:
         fields |= {
             "create_sent_s": NOW_S - 600,
+            "image": policy.type_of_slot[launch.slot].image,
             "cloud": a_cloud_node(launch),
             "billed_from_s": NOW_S - 600,
             "known_s": NOW_S - 1,

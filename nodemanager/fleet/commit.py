@@ -99,13 +99,19 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                 for launch in launches:
                     known = changed.get(launch.id) or snapshot.nodes.get(launch.id)
                     changed[launch.id] = _call(known or _found(launch, snapshot), CallKind.RECORD, snapshot, policy)
-            case CreateNode(launch=launch):
+            case CreateNode(launch=launch, node_type=node_type):
                 credit -= 1
                 node = _latest(launch.id, changed, snapshot)
-                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, create_sent_s=snapshot.now_s)
+                sent = {"create_sent_s": snapshot.now_s, "image": node_type.image}
+                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, **sent)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
+            case CordonNode(launch=id_) if id_ not in snapshot.nodes:
+                looked_s = snapshot.now_s + policy.probe_s
+                for provider_id, stray in snapshot.strays.items():
+                    if stray.node.identity is not None and stray.node.identity.launch == id_:
+                        strays[provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
                 node = _latest(launch.id, changed, snapshot)
                 changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)

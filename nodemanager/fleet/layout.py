@@ -21,7 +21,7 @@ from nodemanager.fleet.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.fleet.demand import Demand, demand
 from nodemanager.fleet.gathering import Gathering
 from nodemanager.fleet.line import BatchKey, line_of, up_to
-from nodemanager.fleet.obstacles import CAPS, INFEASIBLE
+from nodemanager.fleet.obstacles import INFEASIBLE
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.remade import worked_out
 from nodemanager.fleet.seating import Bin, Seating, Usher, cores_of_piece, pieces_of
@@ -84,13 +84,6 @@ class Layout:
             elif key in self.batches and self.served[key] < len(ids) and want in self.reasons:
                 unserved[key] = self.reasons[want]
         return unserved
-
-    @property
-    def room_short(self) -> int:
-        """How many nodes have to go to let the stuck job in, at the most: 0 where that would not help."""
-        if self.stuck is None or self.stuck[2].code not in CAPS:
-            return 0
-        return self.stuck[1].nodes or 1
 
 
 def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layout:

@@ -13,11 +13,12 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import division, hardware, leases, spending, supply
+from nodemanager.fleet.giving_way import give_way
 from nodemanager.fleet.layout import Layout, lay_out
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
@@ -25,17 +26,31 @@ from nodemanager.fleet.remade import replace, worked_out
 from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source, Stray
 from nodemanager.fleet.spares import idle_or_coming, spare_purchases, usable
-from nodemanager.fleet.steering import steered_nodes
+from nodemanager.fleet.steering import held_of, steered_nodes
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
-from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.model import (
+    CallKind,
+    FluxRank,
+    Identity,
+    JobId,
+    Launch,
+    LaunchId,
+    NodeState,
+    Reason,
+    SlotName,
+    TypeName,
+    because,
+)
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     CreateNode,
     DestroyNode,
     EndLease,
@@ -273,15 +288,16 @@ def _steps(
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
     roll = roll_of(snapshot)
     leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
+    leaving -= held_of(snapshot, NodeState.DRAINING)
     ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
+    ended |= {node.id for node in leases.ending(snapshot)}
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
-        room_for=layout.stuck[0] if layout.stuck is not None else None,
-        room_short=layout.room_short - leaving,
+        gives_way=give_way(snapshot, policy, layout, found.needed, ended),
         unsent=unsent,
-        live=sum(roll.types.values()) - leaving - len(ended) - len(leases.ending(snapshot)),
+        live=sum(roll.types.values()) - leaving - len(ended),
         usable=usable(snapshot, policy),
         ready=idle_or_coming(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,
@@ -327,32 +343,48 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
     )
 
 
-def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
-    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
+def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:
+    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end.
+
+    One that a job could begin on is drained before that, and looked at once more.
+    """
     ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
-    actions: list[RecordLaunches | DestroyNode] = []
+    actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
         launch = _lease_of(stray, snapshot, policy)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
-        elif _may_go(stray, snapshot, policy):
+        elif _may_go(stray, leased, snapshot, policy):
             reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
-            actions.append(DestroyNode(None, stray.node.provider_id, reason))
+            up = _rank_up(stray, snapshot)
+            if up is not None and up[1].schedulable and up[0].slot not in leased:
+                actions.append(CordonNode(up[0].launch, up[1].rank, drain_text(up[0].launch), reason))
+            else:
+                actions.append(DestroyNode(None, stray.node.provider_id, reason))
     return actions
 
 
-def _may_go(stray: Stray, snapshot: Snapshot, policy: Policy) -> bool:
-    """Nobody missed it for long enough, and no job runs on the rank that may be its own."""
+def _rank_up(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
+    """The rank that may be its own, where that is up."""
     identity = stray.node.identity
     rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
-    if rank is not None and rank.online and rank.allocated:
-        return False
+    return (identity, rank) if identity is not None and rank is not None and rank.online else None
+
+
+def _may_go(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
+    """Nobody missed it for long enough, no job runs on the rank that may be its own, and nobody holds that."""
+    identity = stray.node.identity
     if identity is not None and identity.type_name in policy.observed:
         return False
+    if (up := _rank_up(stray, snapshot)) is not None:
+        known, rank = up
+        ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
+        if rank.allocated or not ours:
+            return False
     waited_s = snapshot.now_s - stray.since_s
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 

@@ -268,6 +268,9 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
         return because("retired_by_operator", by=mark.by, since_at=mark.at)
+    mark = snapshot.steering.holds.get(node.id)
+    if mark is not None:
+        return because("held_by_operator", by=mark.by, since_at=mark.at)
     return node.misfit if node.misfit is not None else because("found_drained")
 
 

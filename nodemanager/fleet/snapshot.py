@@ -57,6 +57,7 @@ class Node:
     adopted: bool = False  # of an earlier life of the manager, or a stray: how long it took to boot is not known
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: surely no create call has been made by this process
+    image: str | None = None  # of its create call; None: none was made by this process
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
     absences: int = 0  # lists in a row, begun after it was last known of, that lack it

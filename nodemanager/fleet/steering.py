@@ -17,6 +17,7 @@ from nodemanager.facts import (
 )
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.remade import replace
+from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
@@ -47,14 +48,24 @@ def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
             return snapshot
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
-            return replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            return _drains_because(held, launch, because("held_by_operator", **_figures(holds[launch])))
         case RetirementAsked(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
-            return replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            return _drains_because(retired, launch, because("retired_by_operator", **_figures(retirements[launch])))
         case NodeReleased(launch=launch):
             return without(snapshot, launch)
         case _:
             assert_never(fact)
+
+
+def _drains_because(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
+    """A node that drains already does so for the operator from now on: a release undrains it."""
+    node = snapshot.nodes[launch]
+    if node.state is not NodeState.DRAINING:
+        return snapshot
+    return with_nodes(snapshot, {launch: replace(node, retiring=reason, retired_s=snapshot.now_s)})
 
 
 def without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
@@ -75,6 +86,11 @@ def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     """The nodes that an operator keeps work from."""
     steering = snapshot.steering
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
+
+
+def held_of(snapshot: Snapshot, state: NodeState) -> int:
+    """How many of those that are held are in a state."""
+    return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
 
 
 # --- what is on record ------------------------------------------------------------------------------------
@@ -111,15 +127,14 @@ def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] 
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
         return _retire(node, retirement)
-    if _drain_reason(node) == hold_text(node.id) or _retired_by_operator(node):
+    if _drain_reason(node) == hold_text(node.id) or _drains_for_operator(node):
         return _undrain(node, because("released_by_operator"))
     return None
 
 
 def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
+    """One that was on its way out keeps our drain: were it undrained first, a job might begin there."""
     reason = because("held_by_operator", **_figures(mark))
-    if node.state is NodeState.DRAINING or _drain_reason(node) == drain_text(node.id):
-        return _undrain(node, reason)  # first that retirement is taken back
     return reason, _cordon(node, hold_text(node.id), reason)
 
 
@@ -159,9 +174,10 @@ def _drain_reason(node: Node) -> str | None:
     return node.rank.drain_reason if node.rank is not None else None
 
 
-def _retired_by_operator(node: Node) -> bool:
+def _drains_for_operator(node: Node) -> bool:
     retiring = node.retiring
-    return node.state is NodeState.DRAINING and retiring is not None and retiring.code == "retired_by_operator"
+    codes = ("retired_by_operator", "held_by_operator")
+    return node.state is NodeState.DRAINING and retiring is not None and retiring.code in codes
 
 
 def _figures(mark: Mark) -> Mapping[str, str | float]:

@@ -58,8 +58,7 @@ class Outlook:
     snapshot: Snapshot
     policy: Policy
     needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are laid out
-    room_for: JobId | None  # the first job that cannot be given its nodes
-    room_short: int  # idle nodes that must go to let it in
+    gives_way: tuple[JobId, frozenset[LaunchId]] | None  # a job that a limit keeps out, and who goes for it
     unsent: Mapping[LaunchId, Weighed]  # leases that no create is sent for now
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
@@ -172,9 +171,9 @@ def _idle(node: Node, outlook: Outlook) -> Step:
         return _sent_away(node, outlook.overspent, outlook)
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
         return _sent_away(node, because("above_nodes_max", nodes=outlook.live, nodes_max=policy.nodes_max), outlook)
-    if outlook.room_for is not None and outlook.room_short > 0 and surplus > 0 and _confirmed(node, policy):
-        outlook.room_short -= 1
-        return _sent_away(node, because("makes_room", job=str(outlook.room_for)), outlook)
+    job, gives_way = outlook.gives_way if outlook.gives_way is not None else (None, ())
+    if node.launch.id in gives_way and surplus > 0 and _confirmed(node, policy):
+        return _sent_away(node, because("makes_room", job=str(job)), outlook)
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spares = node_type.spares if node_type is not None and counts else 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nodemanager.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.fleet.plan import Plan, settled, settles_at_s
 from nodemanager.fleet.snapshot import Source
-from nodemanager.model import JobId, NodeState
+from nodemanager.model import HasProperty, JobId, NodeState, Not
 from nodemanager.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
 from tests.builders import (
     CLOUD,
@@ -33,6 +34,8 @@ from tests.builders import (
 from tests.fleet.strategies import POLICIES, snapshots
 
 MOMENTS = st.one_of(st.none(), st.floats(NOW_S - 30, NOW_S))
+
+NO_GPU = Not(HasProperty("gpu"))
 
 
 # --- asking -----------------------------------------------------------------------------------------------
@@ -184,6 +187,34 @@ def test_no_more_nodes_make_room_than_the_job_needs() -> None:
     for slot in ("cloud1", "cloud2", "cloud3", "cloud4"):
         world.idle_node(slot)
     assert orders(world.decide()) == ["drain cloud1-1"]
+    assert orders(world.wait(1).decide()) == []
+
+
+def test_a_node_that_the_job_kept_out_would_run_on_does_not_make_room_for_it() -> None:
+    """It lacks one, and a node of another kind is in the way: of the three that are idle only that one goes."""
+    world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU))
+    for slot in ("cloud1", "cloud2", "gpu1"):
+        world.idle_node(slot)
+    made = world.plan()
+    assert orders(made) == ["drain gpu1-1"]
+    assert made.nodes[world.id("gpu1")].code == "makes_room"
+
+
+def test_nobody_makes_room_where_it_would_not_be_enough() -> None:
+    """What is in the way is at work, so the others are kept: the job needs them once that ends."""
+    world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU)).busy_node("gpu1")
+    for slot in ("cloud1", "cloud2"):
+        world.idle_node(slot)
+    made = world.plan()
+    assert orders(made) == []
+    assert made.jobs[JobId(1)].code == "nodes_max"
+
+
+def test_the_dearest_make_room_and_none_beside_those_that_leave_already() -> None:
+    world = a_world(nodes_max=4, price_per_hour_max=Decimal("3.80")).job(tasks(1, gpus=1))
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.idle_node(slot)
+    assert orders(world.decide()) == ["drain cloud1-1"]  # 3.00 beside 0.80
     assert orders(world.wait(1).decide()) == []
 
 

@@ -492,6 +492,9 @@ def _makes_room(case: Case, node: Node, figures: Figures) -> None:
     capped = case.made.jobs[JobId(int(figures["job"]))]
     assert capped.code in ("nodes_max", "price_per_hour_max")
     assert case.orders_for(node) == [DrainNode]
+    assert case.made.basis is not None
+    seats = case.made.basis.layout.seating.seats.get(JobId(int(figures["job"])), ())
+    assert node.launch.slot not in {bin_.slot for bin_, _ in seats}
 
 
 def _held_by_drain(case: Case, node: Node, figures: Figures) -> None:

@@ -1,0 +1,89 @@
+"""Which idle nodes go so that a job gets in that a limit keeps out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from decimal import Decimal
+
+from nodemanager.fleet import obstacles
+from nodemanager.fleet.layout import Layout
+from nodemanager.fleet.policy import Policy
+from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.seating import pieces_of
+from nodemanager.fleet.snapshot import Node, Snapshot
+from nodemanager.model import JobId, LaunchId, NodeState, Shape, SlotName, TypeName
+
+LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
+
+
+def give_way(
+    snapshot: Snapshot,
+    policy: Policy,
+    layout: Layout,
+    needed: Collection[SlotName],
+    ended: Collection[LaunchId] = (),
+) -> tuple[JobId, frozenset[LaunchId]] | None:
+    """The first job in the queue that a limit keeps out, and the idle nodes that go for it; None if none do.
+
+    No node that it would run on itself is among them, and no more than it takes, the dearest first. Where they
+    would not be enough, or those that are on their way out already are, none goes: it would be for nothing.
+    ``ended``: leases that are ended now, and make room at no cost.
+    """
+    if layout.stuck is None or layout.stuck[2].code not in obstacles.CAPS:
+        return None
+    job, shape, _ = layout.stuck
+    stays = {*needed, *(bin_.slot for bin_, _ in layout.seating.seats.get(job, ()))}
+    idle = [node for node in roll_of(snapshot).restless.values() if _may_go(node, snapshot, policy, stays)]
+    lacks = _lacks(job, shape, policy, layout) if idle else None
+    if lacks is None:
+        return None
+    nodes, price = lacks
+    for node in roll_of(snapshot).restless.values():
+        if node.state in LEAVING or node.id in ended:
+            nodes, price = nodes - 1, price - _price(node, policy)
+    going = []
+    for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):
+        if nodes <= 0 and price <= 0:
+            break
+        going.append(node.launch.id)
+        nodes, price = nodes - 1, price - _price(node, policy)
+    return (job, frozenset(going)) if going and nodes <= 0 and price <= 0 else None
+
+
+def _may_go(node: Node, snapshot: Snapshot, policy: Policy, stays: Collection[SlotName]) -> bool:
+    if node.state is not NodeState.IDLE or node.launch.slot in stays or snapshot.steered(node):
+        return False
+    held = node.rank is not None and node.rank.drain_reason is not None
+    return not held and node.launch.type_name not in policy.observed
+
+
+def _lacks(job: JobId, shape: Shape, policy: Policy, layout: Layout) -> tuple[int, Decimal] | None:
+    """By how many nodes, and by what price an hour, the limits are too narrow for it beside what is there.
+
+    As it would be bought: of the cheapest types first. None where there would not be slots enough.
+    """
+    market, memory = layout.market, obstacles.memory_bytes(shape, layout.market)
+    _, short = layout.seating.short.get(job, (None, pieces_of(shape)))
+    free: Counter[TypeName] = Counter()
+    for offer, left in zip(layout.shelf.offers, layout.shelf.left, strict=True):
+        if not offer.paid:
+            free[offer.node_type.name] += left
+        elif offer.suits(shape.constraint):  # on its way, and nobody ahead needs it
+            short -= left * obstacles.pieces_on(offer.node_type, shape)
+    nodes, price = 0, Decimal(0)
+    for node_type in obstacles.by_preference(policy, shape):
+        each = obstacles.pieces_on(node_type, shape, memory)
+        if not each or short <= 0 or node_type.name in market.blocked:
+            continue
+        suit = market.free_that_suit(node_type, shape.constraint)
+        taken = min(free[node_type.name], suit, -(-short // each))
+        short -= taken * each
+        nodes += taken
+        price += taken * node_type.price_per_hour
+    return (nodes - layout.shelf.nodes_left, price - layout.price_left) if short <= 0 else None
+
+
+def _price(node: Node, policy: Policy) -> Decimal:
+    node_type = policy.types.get(node.launch.type_name)
+    return node_type.price_per_hour if node_type is not None else Decimal(0)
