@@ -19,12 +19,17 @@ LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
 
 
 def give_way(
-    snapshot: Snapshot, policy: Policy, layout: Layout, needed: Collection[SlotName]
+    snapshot: Snapshot,
+    policy: Policy,
+    layout: Layout,
+    needed: Collection[SlotName],
+    ended: Collection[LaunchId] = (),
 ) -> tuple[JobId, frozenset[LaunchId]] | None:
     """The first job in the queue that a limit keeps out, and the idle nodes that go for it; None if none do.
 
     No node that it would run on itself is among them, and no more than it takes, the dearest first. Where they
     would not be enough, or those that are on their way out already are, none goes: it would be for nothing.
+    ``ended``: leases that are ended now, and make room at no cost.
     """
     if layout.stuck is None or layout.stuck[2].code not in obstacles.CAPS:
         return None
@@ -36,7 +41,8 @@ def give_way(
         return None
     nodes, price = lacks
     for node in roll_of(snapshot).restless.values():
-        if node.state in LEAVING and node.launch.id not in snapshot.steering.holds:
+        leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
+        if leaves or node.id in ended:
             nodes, price = nodes - 1, price - _price(node, policy)
     going = []
     for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):

@@ -18,6 +18,7 @@ from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.spares import beyond_nodes_min, idle_or_coming
 from nodemanager.fleet.verdicts import Verdicts
+from nodemanager.fleet.zones import blocked_types
 from nodemanager.model import CallKind, JobId, LaunchId, NodeState, Reason, TypeName, because
 
 
@@ -47,13 +48,13 @@ def weigh(
     weighed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     rest = [node for node in unsent if node.id not in weighed]
     weighed |= _above_limits(rest, snapshot, policy, price_per_hour, found, weighed)
-    tried = _tried(snapshot, policy, layout)
+    kept = _not_to_be_had(snapshot, policy, layout)
     idle = [
         node
         for node in rest
         if node.id not in weighed
         and node.launch.slot not in found.needed
-        and node.launch.type_name not in tried
+        and node.launch.type_name not in kept
         and not snapshot.steered(node)
     ]
     if settling is not None:
@@ -83,15 +84,15 @@ def _only_observed(node: Node) -> Weighed:
     return Weighed(because("only_observed", node_type=node.launch.type_name))
 
 
-def _tried(snapshot: Snapshot, policy: Policy, layout: Layout) -> Container[TypeName]:
-    """The types of which all that may be had is leased, and more is wanted.
+def _not_to_be_had(snapshot: Snapshot, policy: Policy, layout: Layout) -> Container[TypeName]:
+    """The types of which no more may be had now, while more is wanted: what is leased of them is not given back.
 
-    One that is bought to learn whether there is more (``refusals``) serves no job where several are short. Were it
-    given back, there would be one to be had again.
+    One that is bought to learn whether there is more (``refusals``) serves no job where several are short; were it
+    given back, there would be one to be had again. And what all types are blocked for is waited out.
     """
     if all(layout.served_of(key) == len(ids) for key, ids in layout.batches.items()):
         return ()
-    return none_to_be_had(snapshot, policy)
+    return {**blocked_types(snapshot, policy), **none_to_be_had(snapshot, policy)}
 
 
 # --- limits -----------------------------------------------------------------------------------------------

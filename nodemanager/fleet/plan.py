@@ -292,13 +292,14 @@ def _steps(
     leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
     leaving -= held_of(snapshot, NodeState.DRAINING)
     ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
+    ended |= {node.id for node in leases.ending(snapshot)}
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
-        gives_way=give_way(snapshot, policy, layout, found.needed),
+        gives_way=give_way(snapshot, policy, layout, found.needed, ended),
         unsent=unsent,
-        live=sum(roll.types.values()) - leaving - len(ended) - len(leases.ending(snapshot)),
+        live=sum(roll.types.values()) - leaving - len(ended),
         usable=usable(snapshot, policy),
         ready=idle_or_coming(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,

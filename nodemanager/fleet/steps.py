@@ -117,12 +117,12 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("lease_to_record"), RecordLaunches((node.launch,)))
     if node.create_sent_s is not None:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
+    if outlook.overspent is not None:
+        return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
     if (weighed := outlook.unsent.get(node.id)) is not None:
         return Step(weighed.reason, EndLease(node.launch, weighed.reason) if weighed.ends else None)
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
-    if outlook.overspent is not None:
-        return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
     block = block_on(node_type, node.launch.zone, outlook.snapshot)
     if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.

@@ -242,6 +242,15 @@ def test_no_node_that_stands_goes_where_leases_are_enough() -> None:
     assert orders(world.plan()) == []
 
 
+def test_no_idle_node_makes_room_where_a_lease_that_nobody_wants_does() -> None:
+    world = leased(1, nodes_max=2).idle_node("cloud2")
+    assert ended(world) == ["end-lease cloud1"]  # it fits on the one that is up
+    on_gpu = a_job(9, whole_nodes(1, where=HasProperty("gpu")), priority=20)
+    world.see_queue(on_gpu).wait(2)
+    assert answered(world) == ["end-lease cloud1-1a3185c5000"]
+    assert [it.split("-")[0] for it in orders(world.plan())] == ["boot gpu1"]
+
+
 def test_a_stray_counts_as_a_node() -> None:
     world = leased(2, nodes_max=2)
     stray = Launch(**{**_fields(world["cloud1"].launch), "id": "cloud4-7", "slot": "cloud4", "rank": 9})
