@@ -204,13 +204,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "For `local`, unless given, no.",
     },
     "Budget": {
-        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what running jobs "
-        "may still take. From nine tenths on only the types with the cheapest cores are bought, at the whole none; "
+        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what jobs that run "
+        "or have their nodes may still take, as far as they have a time limit. From nine "
+        "tenths on only the types with the cheapest cores are bought, at the whole none; "
         "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
         "a restart knows it.",
         "per_month": "The same for a calendar month (UTC).",
-        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Beyond it no node "
-        "is bought for that user.",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores; those that run or "
+        "wait count for as long as they may run. Beyond it no node is bought for that user.",
         "user_per_month": "The same for a calendar month.",
         "queue_per_day": "The same for each queue, in a day.",
         "queue_per_month": "The same for each queue, in a calendar month.",

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.config is None:
         parser.error("the following arguments are required: --config")
     try:
-        # Who lets nodes in is not to know what the cloud asks for.
+        # Who lets nodes in is not to know what the cloud asks for, and who only asks what if has no need to.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -345,7 +345,10 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under this site's policy, and see cost and wait."""
     from nodemanager.whatif import command
 
-    return command.simulate(site, chosen)
+    try:
+        return command.simulate(site, chosen)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
@@ -385,7 +388,7 @@ SUBJECTS: Mapping[str, str] = {  # what these verbs are about
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
 SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
-WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert"})
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
 
 ROTATED = """\
 Replaced: {certificate}. Brokers that run keep the former one until they end.
@@ -401,7 +404,8 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
         "being worth their price.",
         epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings that fit, or no service; "
-        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted",
+        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted; 141 nobody reads on; "
+        "143 ended by SIGTERM",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
     parser.add_argument(

@@ -146,7 +146,7 @@ def load_site(
     document = read_ini(file, os.environ if environment is None else environment, [credentials.SECTION])
     if document.faults and not document.sections:
         raise ConfigError(document.faults)
-    return _Loading(document if with_credentials else _without_credentials(document)).site()
+    return _Loading(document if with_credentials else _without_credentials(document), with_credentials).site()
 
 
 def _without_credentials(document: Document) -> Document:
@@ -158,8 +158,9 @@ def _without_credentials(document: Document) -> Document:
 class _Loading:
     """One load: the document, and the faults found so far."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, with_credentials: bool) -> None:
         self._document = document
+        self._with_credentials = with_credentials
         self._folder = document.file.parent
         self._faults = list(document.faults)
 
@@ -184,7 +185,8 @@ class _Loading:
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
         if cloud:
-            self._faults += _of_the_provider(self._document, cloud, nodes)
+            needed = _of_the_provider(self._document, cloud, nodes)
+            self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
         flux = self._completed(flux, state_dir) if flux else None
         if flux and not flux.simulated:

@@ -219,11 +219,12 @@ class SpendNotKept:
 
 @dataclass(frozen=True, slots=True)
 class FluxCallFailed:
-    """An order to Flux was not carried out, or not surely so."""
+    """An order to Flux was not carried out, or not surely so. ``job`` is that of a requeue."""
 
     launches: tuple[LaunchId, ...]
     order: str
     why: str
+    job: JobId | None = None
 
 
 # --- from operators ---------------------------------------------------------------------------------------
@@ -310,13 +311,14 @@ class CloudCallFailed:
 class OrderLapsed:
     """An order was surely not carried out: it came too late, or it is not known that we still act.
 
-    ``provider_id`` is that of a destroy.
+    ``provider_id`` is that of a destroy, ``job`` that of a requeue.
     """
 
     order: str
     launches: tuple[LaunchId, ...]
     provider_id: ProviderId | None
     why: str
+    job: JobId | None = None
 
 
 # --- from the join service --------------------------------------------------------------------------------

@@ -49,6 +49,14 @@ class Billing:
 
 
 @dataclass(frozen=True, slots=True)
+class Tariff:
+    """What a node costs, in the site's currency, and how that is charged."""
+
+    price_per_hour: Decimal
+    billing: Billing
+
+
+@dataclass(frozen=True, slots=True)
 class NodeType:
     """One thing on offer, and the slots it may fill."""
 
@@ -365,6 +373,8 @@ class Launch:
     client_token: str
     requested_at: float
     zone: str = ""  # where in the provider it is made; "" leaves it to the provider
+    # As it was bought: what counts once the site names its type no more. None on a record of before it was kept.
+    tariff: Tariff | None = None
 
 
 class JoinPhase(StrEnum):

@@ -104,7 +104,7 @@ class RequeueJob:
 
 @dataclass(frozen=True, slots=True)
 class EndLease:
-    """The node is proven gone: undrain the slot's rank and forget the launch."""
+    """The node is proven gone: undo our drain of the slot's rank and forget the launch."""
 
     launch: Launch
     reason: Reason

@@ -196,7 +196,7 @@ class FluxPort(Protocol):
         ...
 
     def undrain(self, rank: Rank) -> None:
-        """Let it take jobs again. One that is not drained is no error."""
+        """Let it take jobs again. One that is not drained is no error, and one that others drained stays so."""
         ...
 
     def stop_broker(self, rank: Rank) -> None:

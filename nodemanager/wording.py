@@ -143,7 +143,7 @@ SENTENCES: Mapping[str, str] = {
     "budget_cheapest_only": "the {period}'s budget nears its end: only the cheapest types are bought",
     "budget_no_new_nodes": "what stands uses up the {period}'s budget of {budget}: nothing is bought",
     "budget_left": "what is left of the {period}'s budget of {budget} does not pay for its nodes",
-    "budget_of_account": "{account} has used up the {period}'s budget of {budget}",
+    "budget_of_account": "with it, {account} would use more than the {period}'s budget of {budget}",
     # a type is bought, or not
     "bought": "{nodes} bought now",
     "nothing_is_short": "no waiting job needs a node beyond those that are there or come",
@@ -163,6 +163,11 @@ SENTENCES: Mapping[str, str] = {
     "nodes_min": "kept: nodes_min",
     "spare": "one of {spares} spares",
     "lease_to_record": "its lease goes on record first",
+    "lease_not_wanted": "nothing wants it any more, and its create was not sent: its slot is given back",
+    "lease_above_limits": (
+        "{nodes} nodes ({nodes_max} may be) cost {price_per_hour} an hour ({price_per_hour_max} may be), and its"
+        " create was not sent: its slot is given back"
+    ),
     "creating": "being made",
     "create_paced": "its create waits for its turn ({creates_per_s} a second)",
     "calls_in_flight_max": "its call waits for its turn ({calls_in_flight_max} at once)",
@@ -177,6 +182,10 @@ SENTENCES: Mapping[str, str] = {
     "idle_unconfirmed": "idle in {looks} of {needs} looks",
     "idle_not_long": "idle for {idle_s} (goes after {idle_timeout_s})",
     "paid_time_left": "idle for {idle_s}, paid for {window_left_s} more (goes when {stop_lead_s} are left)",
+    "next_window_begins": (
+        "idle for {idle_s}, paid for only {window_left_s} more, and no stop took less than {quickest_stop_s}:"
+        " the next window is paid anyway (goes in {goes_in_s})"
+    ),
     "held_by_drain": "drained by somebody else: {drain_reason}",
     "held_by_operator": "held by {by} since {since_at}",
     "may_rejoin": "its broker is away for {away_s} and may come back",

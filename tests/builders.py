@@ -55,6 +55,7 @@ from nodemanager.model import (
     Reason,
     Shape,
     SlotName,
+    Tariff,
     TypeName,
     UnreadableJob,
 )
@@ -168,13 +169,15 @@ def a_launch(
 ) -> Launch:
     policy = policy if policy is not None else a_policy()
     id_ = LaunchId(f"{slot}-{number:x}")
+    node_type = policy.type_of_slot[SlotName(slot)]
     return Launch(
         id=id_,
         slot=SlotName(slot),
         rank=rank_of(policy, slot),
-        type_name=policy.type_of_slot[SlotName(slot)].name,
+        type_name=node_type.name,
         client_token=f"token-{id_}",
         requested_at=WALL_AT - age_s,
+        tariff=Tariff(node_type.price_per_hour, node_type.billing),
     )
 
 
@@ -232,6 +235,7 @@ def a_node(
     if state is not NodeState.REQUESTED:
         fields |= {
             "create_sent_s": NOW_S - 600,
+            "image": policy.type_of_slot[launch.slot].image,
             "cloud": a_cloud_node(launch),
             "billed_from_s": NOW_S - 600,
             "known_s": NOW_S - 1,

@@ -141,13 +141,15 @@ class FluxWorker(CrashOnlyActor):
     def _carry_out(self, order: FluxEffect, good_until_s: float) -> None:
         started_s = self._clock.monotonic_s()
         name, launches = type(order).__name__, _launches_of(order)
+        job = order.job if isinstance(order, RequeueJob) else None
         if started_s > good_until_s:
-            self._manager.tell(OrderLapsed(name, launches, None, f"{started_s - good_until_s:.1f} s too late"))
+            late = f"{started_s - good_until_s:.1f} s too late"
+            self._manager.tell(OrderLapsed(name, launches, None, late, job))
             return
         try:
             self._manager.tell(self._effect(order))
         except FluxError as error:
-            self._manager.tell(FluxCallFailed(launches, name, str(error)))
+            self._manager.tell(FluxCallFailed(launches, name, str(error), job))
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 

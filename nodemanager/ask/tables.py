@@ -187,11 +187,19 @@ def _wants(job: Mapping[str, Any]) -> str:
 # --- one thing --------------------------------------------------------------------------------------------
 
 
+# Where no reason stood any more in the past, by what was said last.
+NO_MORE: Mapping[str, str] = {
+    "began": "it had begun, and ran",
+    "ended": "it had ended",
+    "ends": "nothing was said of it since decisions go on, which had stood still",
+}
+
+
 def explained(document: Mapping[str, Any]) -> Group:
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", why(reason) or "nothing is said of it"),
+        ("because", why(reason) or NO_MORE.get(document.get("what", ""), "nothing is said of it")),
     ]
     if reason:
         rows.append(("reason", reason["code"]))
@@ -310,6 +318,7 @@ def report(document: Mapping[str, Any]) -> Group:
     head = _pairs(
         [
             ("from", f"{clock(document['since_at'])} to {clock(document['until_at'])}"),
+            *([("begins", _begins(document))] if document["begins_at"] is not None else []),
             ("cost", f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate)"),
             ("not for jobs", f"{money(waste)}{share}"),
             (
@@ -330,6 +339,11 @@ def report(document: Mapping[str, Any]) -> Group:
         if document[key]
     ]
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _begins(document: Mapping[str, Any]) -> str:
+    aside = f"; it may stand in {document['set_aside'][-1]}, which was set aside" if document["set_aside"] else ""
+    return f"{clock(document['begins_at'])}: of what was before the journal knows nothing{aside}"
 
 
 def _sums(rows: Sequence[Mapping[str, Any]], column: str, title: str) -> Table:

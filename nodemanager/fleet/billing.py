@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
+from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node
-from nodemanager.model import Billing, NodeType
+from nodemanager.model import Billing, Launch, NodeType, Tariff
 
 SECONDS_PER_HOUR = 3600
 
@@ -31,7 +32,15 @@ def age_s(node: Node, now_s: float) -> float:
     return max(0.0, now_s - from_s)
 
 
-def cost(node_type: NodeType, lived_s: float) -> Decimal:
-    """What a node of this type has cost after so long, in the site's currency."""
-    billed_s = paid_s(node_type.billing, lived_s)
-    return node_type.price_per_hour * Decimal(billed_s) / SECONDS_PER_HOUR
+def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
+    """What a node costs: as the site says of its type, or as it was bought where the site names that no more.
+
+    None where nobody knows: its lease is of before that was kept.
+    """
+    return policy.types.get(launch.type_name, launch.tariff)
+
+
+def cost(tariff: NodeType | Tariff, lived_s: float) -> Decimal:
+    """What a node has cost after so long, in the site's currency."""
+    billed_s = paid_s(tariff.billing, lived_s)
+    return tariff.price_per_hour * Decimal(billed_s) / SECONDS_PER_HOUR

@@ -14,8 +14,8 @@ from nodemanager.fleet.plan import Plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import BOOT_FAILURES, boot_failed
 from nodemanager.fleet.remade import replace
-from nodemanager.fleet.roll import with_nodes
-from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.roll import roll_of, with_nodes
+from nodemanager.fleet.sightings import LEAVING, drain_text, stop_held_up
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.fleet.supply import create_credit
 from nodemanager.model import Call, CallKind, Launch, LaunchId, NodeState
@@ -59,6 +59,8 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     due_s = snapshot.now_s + policy.call_timeout_s
     if plan.settled:
         snapshot = replace(snapshot, unsettled_s=None)
+    if plan.stands_still is not None:
+        snapshot = _stops_held_up(snapshot)
     for ask in plan.asks:
         match ask:
             case ClaimInstance():
@@ -78,6 +80,12 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     return snapshot
 
 
+def _stops_held_up(snapshot: Snapshot) -> Snapshot:
+    """While nothing is decided no stop gets any further."""
+    leaving = [node for node in roll_of(snapshot).restless.values() if node.state in LEAVING]
+    return with_nodes(snapshot, {node.id: stop_held_up(node) for node in leaving if not node.stop_held_up})
+
+
 def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
@@ -91,13 +99,19 @@ def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # no
                 for launch in launches:
                     known = changed.get(launch.id) or snapshot.nodes.get(launch.id)
                     changed[launch.id] = _call(known or _found(launch, snapshot), CallKind.RECORD, snapshot, policy)
-            case CreateNode(launch=launch):
+            case CreateNode(launch=launch, node_type=node_type):
                 credit -= 1
                 node = _latest(launch.id, changed, snapshot)
-                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, create_sent_s=snapshot.now_s)
+                sent = {"create_sent_s": snapshot.now_s, "image": node_type.image}
+                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, **sent)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
+            case CordonNode(launch=id_) if id_ not in snapshot.nodes:
+                looked_s = snapshot.now_s + policy.probe_s
+                for provider_id, stray in snapshot.strays.items():
+                    if stray.node.identity is not None and stray.node.identity.launch == id_:
+                        strays[provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
                 node = _latest(launch.id, changed, snapshot)
                 changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)
@@ -152,6 +166,7 @@ def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else now_s
         changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
+        changes["stop_held_up"] = again and node.stop_held_up
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
         changes["retiring"] = order.reason  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):

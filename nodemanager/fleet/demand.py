@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from nodemanager.fleet.line import BatchKey, line_of
 from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.fleet.spending import accounts
 from nodemanager.model import JobId, Reason, because
 
 
@@ -21,20 +20,18 @@ class Demand:
     unheeded: Mapping[JobId, tuple[str, ...]]  # what jobs ask for and no scheduler we know honours: memory
 
 
-def demand(snapshot: Snapshot, spent: Mapping[str, Reason] | None = None) -> Demand:
+def demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = None) -> Demand:
     """Read the demand off the queue: only what the scheduler would start if there were room.
 
-    ``spent``: the users and queues whose budget is used up. For their jobs no node is kept or bought.
+    ``spent``: the batches of users and queues whose budget is used up. For their jobs no node is kept or bought.
     """
     line = line_of(snapshot.jobs, snapshot.line)
     put_off: dict[BatchKey, Reason] = {}
     for key in line.batches if snapshot.queues_stopped or spent else ():
         if key.queue in snapshot.queues_stopped:
             put_off[key] = because("queue_stopped", queue=key.queue)
-            continue
-        for account in accounts(key.userid, key.queue) if spent else ():
-            if spent and account in spent:
-                put_off.setdefault(key, spent[account])
+        elif spent and key in spent:
+            put_off[key] = spent[key]
     unreadable = {bad.id: because("unreadable", why=bad.why) for bad in snapshot.unreadable.values()}
     return Demand(
         batches=line.in_order,

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from decimal import Decimal
 
 from nodemanager.fleet import obstacles
+from nodemanager.fleet.billing import tariff_of
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
@@ -18,12 +19,17 @@ LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
 
 
 def give_way(
-    snapshot: Snapshot, policy: Policy, layout: Layout, needed: Collection[SlotName]
+    snapshot: Snapshot,
+    policy: Policy,
+    layout: Layout,
+    needed: Collection[SlotName],
+    ended: Collection[LaunchId] = (),
 ) -> tuple[JobId, frozenset[LaunchId]] | None:
     """The first job in the queue that a limit keeps out, and the idle nodes that go for it; None if none do.
 
     No node that it would run on itself is among them, and no more than it takes, the dearest first. Where they
     would not be enough, or those that are on their way out already are, none goes: it would be for nothing.
+    ``ended``: leases that are ended now, and make room at no cost.
     """
     if layout.stuck is None or layout.stuck[2].code not in obstacles.CAPS:
         return None
@@ -35,7 +41,8 @@ def give_way(
         return None
     nodes, price = lacks
     for node in roll_of(snapshot).restless.values():
-        if node.state in LEAVING:
+        leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
+        if leaves or node.id in ended:
             nodes, price = nodes - 1, price - _price(node, policy)
     going = []
     for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):
@@ -80,5 +87,5 @@ def _lacks(job: JobId, shape: Shape, policy: Policy, layout: Layout) -> tuple[in
 
 
 def _price(node: Node, policy: Policy) -> Decimal:
-    node_type = policy.types.get(node.launch.type_name)
-    return node_type.price_per_hour if node_type is not None else Decimal(0)
+    tariff = tariff_of(node.launch, policy)
+    return tariff.price_per_hour if tariff is not None else Decimal(0)

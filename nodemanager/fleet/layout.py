@@ -62,6 +62,7 @@ class Layout:
     zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
     overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
+    cuts: spending.Cuts  # how many of a batch its user's and its queue's budgets allow
 
     def served_of(self, key: BatchKey) -> int:
         """How many of a batch, from its first job on, get all that they ask for."""
@@ -81,17 +82,18 @@ class Layout:
             want = _want(key)
             if want in self.never:
                 unserved[key] = self.never[want]
+            elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
+                unserved[key] = self.cuts[key][1]
             elif key in self.batches and self.served[key] < len(ids) and want in self.reasons:
                 unserved[key] = self.reasons[want]
         return unserved
 
 
-def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal) -> Layout:
+def lay_out(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, budget: spending.Verdict) -> Layout:
     """Lay the queue out on what there is, then on what may be bought."""
-    budget = spending.weigh(snapshot, policy, line_of(snapshot.jobs, snapshot.line))
     # In queue order such a job holds up those behind it, as any does that gets no nodes; else it is passed over.
     fifo = policy.queue_policy is QueuePolicy.FIFO
-    wanted = demand(snapshot, {} if fifo else budget.spent_accounts)
+    wanted = demand(snapshot, {} if fifo else {key: why for key, (own, why) in budget.cuts.items() if not own})
     market = supply.market(snapshot, policy, price_per_hour, budget)
     if not wanted.batches:
         return _nobody_waits(wanted, market, budget)
@@ -117,6 +119,7 @@ def _nobody_waits(wanted: Demand, market: Market, budget: spending.Verdict) -> L
         zones=nobody,
         price_left=market.price_left,
         overspent=step,
+        cuts=nobody,
     )
 
 
@@ -157,6 +160,9 @@ class _Maker:
         for key in self.batches:
             if (why := self._never(key.shape)) is not None:
                 self.never[_want(key)] = why
+        if self.budget.cuts and self.policy.queue_policy is not QueuePolicy.FIFO:
+            cuts = self.budget.cuts
+            self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
         if self.never:
             self.batches = {key: ids for key, ids in self.batches.items() if _want(key) not in self.never}
         constraints = dict.fromkeys(
@@ -513,7 +519,7 @@ class _Maker:
         Even a fleet of its own could not serve it; or its user's budget is used up, and nothing that is up is free.
         """
         refused: list[tuple[Place, Shape, Reason]] = []
-        if not self.never and not self.budget.spent_accounts:
+        if not self.never and not self.budget.cuts:
             return None
         for key, ids in self.wanted.batches.items():
             if key in self.wanted.put_off:
@@ -521,18 +527,15 @@ class _Maker:
             why = self.never.get(_want(key))
             if why is not None and why.code not in INFEASIBLE:
                 refused.append(((-key.priority, ids[0]), key.shape, why))
-            spent = self._account_spent(key) if why is None else None
-            if spent is not None and (first := self._first_unseated(key, ids)) is not None:
+            own, spent = self.budget.cuts.get(key, (0, None)) if why is None else (0, None)
+            if spent is not None and (first := self._first_unseated(key, ids, own)) is not None:
                 refused.append(((-key.priority, first), key.shape, spent))
         return min(refused, key=lambda it: it[0], default=None)
 
-    def _account_spent(self, key: BatchKey) -> Reason | None:
-        spent = self.budget.spent_accounts or {}
-        return next((spent[it] for it in spending.accounts(key.userid, key.queue) if it in spent), None)
-
-    def _first_unseated(self, key: BatchKey, ids: Sequence[JobId]) -> JobId | None:
+    def _first_unseated(self, key: BatchKey, ids: Sequence[JobId], begin: int) -> JobId | None:
         seated = self.seating.seated.get(key, 0)
-        return next((id_ for index, id_ in enumerate(ids) if index >= seated or id_ in self.seating.short), None)
+        behind = enumerate(islice(ids, begin, None), begin)
+        return next((id_ for index, id_ in behind if index >= seated or id_ in self.seating.short), None)
 
     def _layout(self, shelf: Shelf, end: Place, stuck: tuple[JobId, Shape, Reason] | None) -> Layout:
         return Layout(
@@ -550,6 +553,7 @@ class _Maker:
             zones=self.zones,
             price_left=self._price_left(shelf),
             overspent=self.budget.step if self.budget.drains else None,
+            cuts=self.budget.cuts,
         )
 
 

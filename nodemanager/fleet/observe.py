@@ -261,7 +261,12 @@ def _undrained(node: Node, now_s: float) -> Node:
     rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
     # A look that began earlier may still show the drain.
     node = replace(
-        sightings.answered(node, CallKind.UNDRAIN), rank=rank, rank_seen_s=now_s, retiring=None, idle_looks=0
+        sightings.answered(node, CallKind.UNDRAIN),
+        rank=rank,
+        rank_seen_s=now_s,
+        retiring=None,
+        retired_s=None,
+        idle_looks=0,
     )
     return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
 
@@ -377,8 +382,8 @@ def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
     """Before anything more is ordered, the claim is made anew and what is on record is read."""
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
-    if fact.order == "RequeueJob":
-        snapshot = replace(snapshot, requeued=frozenset())
+    if fact.job is not None:
+        snapshot = replace(snapshot, requeued=snapshot.requeued - {fact.job})  # that one alone was surely not
     snapshot = _each(snapshot, fact.launches, lambda node: sightings.lapsed(node, fact))
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
     return replace(snapshot, claimed=False, claim=claim)
@@ -429,9 +434,9 @@ def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
 def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _slots_uncertain(snapshot, fact.why)
-    if fact.order == "RequeueJob":
-        # Those that were are known by their successors, which this one may have, too: the queue will tell.
-        return replace(snapshot, requeued=frozenset(), requeue_failed_s=snapshot.now_s)
+    if fact.job is not None:
+        # It may have a successor all the same: the queue will tell.
+        return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
     kind = FAILED_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and sightings.waits_for(snapshot.nodes[id_], kind)

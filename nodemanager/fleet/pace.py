@@ -50,6 +50,8 @@ def _patience_ends_s(snapshot: Snapshot, made: Plan) -> Iterator[float]:
                 yield snapshot.now_s + timeout_s - idle_s
             case "paid_time_left", {"window_left_s": float(left_s), "stop_lead_s": float(lead_s)}:
                 yield snapshot.now_s + left_s - lead_s
+            case "next_window_begins", {"goes_in_s": float(goes_in_s)}:
+                yield snapshot.now_s + goes_in_s
             case _:
                 pass
 

@@ -13,30 +13,46 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.fleet import division, hardware, spending, supply
+from nodemanager.fleet import division, hardware, leases, spending, supply
+from nodemanager.fleet.affordable import lay_out
 from nodemanager.fleet.giving_way import give_way
-from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.remade import replace, worked_out
 from nodemanager.fleet.requeue import requeues
 from nodemanager.fleet.roll import calls_in_flight, roll_of
 from nodemanager.fleet.safe_mode import safe_mode
-from nodemanager.fleet.snapshot import Snapshot, Source, Stray
-from nodemanager.fleet.spares import idle_or_coming, spare_purchases
-from nodemanager.fleet.steering import steered_nodes, steered_of
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.fleet.snapshot import Node, Snapshot, Source, Stray
+from nodemanager.fleet.spares import idle_or_coming, spare_purchases, usable
+from nodemanager.fleet.steering import held_of, steered_nodes
 from nodemanager.fleet.steps import BUSY, TURN, NodeAction, Outlook, step
 from nodemanager.fleet.verdicts import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
 from nodemanager.fleet.weighed import type_reasons, warnings
-from nodemanager.model import CallKind, JobId, Launch, LaunchId, NodeState, Reason, SlotName, TypeName, because
+from nodemanager.model import (
+    CallKind,
+    FluxRank,
+    Identity,
+    JobId,
+    Launch,
+    LaunchId,
+    NodeState,
+    Reason,
+    SlotName,
+    Tariff,
+    TypeName,
+    because,
+)
 from nodemanager.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
+    CordonNode,
     CreateNode,
     DestroyNode,
     EndLease,
@@ -146,12 +162,13 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
     layout = lay_out(snapshot, policy, price)
     found = verdicts(snapshot.jobs, layout)
     quiet = settled(snapshot, policy)
-    steps, reasons = _steps(snapshot, policy, layout, found)
-    boots = _boots(snapshot, policy, layout, found) if quiet else ()
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
+    unsent = leases.weigh(snapshot, policy, price, layout, found, settling)
+    steps, reasons = _steps(snapshot, policy, layout, found, unsent)
+    boots = _boots(snapshot, policy, layout, found) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot), *boots),
+        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
@@ -265,18 +282,26 @@ def settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 
 def _steps(
-    snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
+    snapshot: Snapshot,
+    policy: Policy,
+    layout: Layout,
+    found: Verdicts,
+    unsent: Mapping[LaunchId, leases.Weighed],
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
     roll = roll_of(snapshot)
     leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
+    leaving -= held_of(snapshot, NodeState.DRAINING)
+    ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
+    ended |= {node.id for node in leases.ending(snapshot)}
     outlook = Outlook(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
-        gives_way=give_way(snapshot, policy, layout, found.needed),
-        live=sum(roll.types.values()) - leaving,
-        usable=sum(roll.states.get(state, 0) for state in supply.USABLE) - steered_of(snapshot, supply.USABLE),
-        ready=idle_or_coming(snapshot, policy, found.needed),
+        gives_way=give_way(snapshot, policy, layout, found.needed, ended),
+        unsent=unsent,
+        live=sum(roll.types.values()) - leaving - len(ended),
+        usable=usable(snapshot, policy),
+        ready=idle_or_coming(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
@@ -286,12 +311,18 @@ def _steps(
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
     to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: (TURN[node.state], node.launch.id)):
+    for node in sorted(to_decide.values(), key=lambda node: _turn(node, policy)):
         taken = step(node, outlook)
         reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
     return actions, reasons
+
+
+def _turn(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """Of those that may go, as they are idle, the dearest does first: fewer are kept, and the cheap ones."""
+    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
+    return TURN[node.state], -node_type.price_per_hour if node_type is not None else Decimal(0), node.launch.id
 
 
 def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
@@ -314,32 +345,48 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
     )
 
 
-def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | DestroyNode]:
-    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end."""
+def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:
+    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end.
+
+    One that a job could begin on is drained before that, and looked at once more.
+    """
     ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
-    actions: list[RecordLaunches | DestroyNode] = []
+    actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
         launch = _lease_of(stray, snapshot, policy)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
-        elif _may_go(stray, snapshot, policy):
+        elif _may_go(stray, leased, snapshot, policy):
             reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
-            actions.append(DestroyNode(None, stray.node.provider_id, reason))
+            up = _rank_up(stray, snapshot)
+            if up is not None and up[1].schedulable and up[0].slot not in leased:
+                actions.append(CordonNode(up[0].launch, up[1].rank, drain_text(up[0].launch), reason))
+            else:
+                actions.append(DestroyNode(None, stray.node.provider_id, reason))
     return actions
 
 
-def _may_go(stray: Stray, snapshot: Snapshot, policy: Policy) -> bool:
-    """Nobody missed it for long enough, and no job runs on the rank that may be its own."""
+def _rank_up(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
+    """The rank that may be its own, where that is up."""
     identity = stray.node.identity
     rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
-    if rank is not None and rank.online and rank.allocated:
-        return False
+    return (identity, rank) if identity is not None and rank is not None and rank.online else None
+
+
+def _may_go(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
+    """Nobody missed it for long enough, no job runs on the rank that may be its own, and nobody holds that."""
+    identity = stray.node.identity
     if identity is not None and identity.type_name in policy.observed:
         return False
+    if (up := _rank_up(stray, snapshot)) is not None:
+        known, rank = up
+        ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
+        if rank.allocated or not ours:
+            return False
     waited_s = snapshot.now_s - stray.since_s
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
@@ -358,13 +405,15 @@ def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None
 def _launch(
     id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
 ) -> Launch:
+    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
         rank=snapshot.rank_of_slot[slot],
-        type_name=policy.type_of_slot[slot].name,
+        type_name=node_type.name,
         # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
         zone=zone,
+        tariff=Tariff(node_type.price_per_hour, node_type.billing),
     )

@@ -3,7 +3,7 @@
 A refusal blocks what it concerns for a while, and for longer each time that it comes again (:func:`refused`). One
 for want of quota teaches how many nodes we may have: so many are had again whenever there is need, and one more is
 tried after a while. Boots that fail in a row open the breaker of their node type and image: nothing more of it is
-bought until one is tried again.
+bought until one is tried again. A node that an earlier process ordered says nothing here: its image may be another.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def boots_ended(
         if was is None or was.state is node.state or was.state not in NOT_UP_YET or node.state in NOT_UP_YET:
             continue
         if node.state in (NodeState.IDLE, NodeState.BUSY):
-            snapshot = _boot_succeeded(snapshot, node, policy)
+            snapshot = _boot_succeeded(snapshot, node)
         elif node.state is NodeState.GONE and node.cloud is not None and node.cloud.died_of is None:
             snapshot = boot_failed(snapshot, node, DIED, policy)
     return snapshot
@@ -137,7 +137,9 @@ def boots_ended(
 
 def boot_failed(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
     """One more boot of its type and image has failed."""
-    key = _image_of(node, policy)
+    if node.image is None:
+        return snapshot
+    key = (node.launch.type_name, node.image)
     known = snapshot.streaks.get(key, Streak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
     retry_s, pause_s = known.retry_s, known.pause_s
@@ -150,16 +152,11 @@ def boot_failed(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Sna
     return replace(snapshot, streaks={**snapshot.streaks, key: Streak(failures, retry_s, pause_s, why)})
 
 
-def _boot_succeeded(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
-    key = _image_of(node, policy)
+def _boot_succeeded(snapshot: Snapshot, node: Node) -> Snapshot:
+    key = (node.launch.type_name, node.image)
     if key not in snapshot.streaks:
         return snapshot
     return replace(snapshot, streaks={it: streak for it, streak in snapshot.streaks.items() if it != key})
-
-
-def _image_of(node: Node, policy: Policy) -> tuple[TypeName, str]:
-    node_type = policy.types.get(node.launch.type_name)
-    return node.launch.type_name, node_type.image if node_type is not None else ""
 
 
 # --- what follows -----------------------------------------------------------------------------------------

@@ -6,18 +6,19 @@ more, to start only if it does not end well: the new one names the old one, and 
 
 from __future__ import annotations
 
+from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import JobState, because
 from nodemanager.orders import RequeueJob
 
 
-def requeues(snapshot: Snapshot) -> tuple[RequeueJob, ...]:
-    """The jobs that are to be submitted once more now, each once."""
+def requeues(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
+    """The jobs that are to be submitted once more now, each once; none of those on nodes that are only observed."""
     taken_back = {
         node.launch.rank: node
         for node in roll_of(snapshot).restless.values()
-        if node.reclaimed is not None and _takes_no_job(node)
+        if node.reclaimed is not None and _takes_no_job(node) and node.launch.type_name not in policy.observed
     }
     if not taken_back or _may_have_been(snapshot):
         return ()

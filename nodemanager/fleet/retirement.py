@@ -56,12 +56,15 @@ def weigh(
     surplus: int,
     spare: bool = False,
     stop_lead_s: float | None = None,
+    quickest_stop_s: float | None = None,
 ) -> tuple[bool, Reason]:
     """Whether an idle node that no waiting job would use goes now, and why, or why not.
 
     ``surplus``: how many nodes there are beyond ``nodes_min``; ``spare``: it is one of its type's spares. A node
     goes at the last safe moment of a window that is paid for, which is ``stop_lead_s`` before its end; where
-    windows are shorter than ``idle_timeout_s`` it goes after that long without work.
+    windows are shorter than ``idle_timeout_s`` it goes after that long without work. Where they are longer and not
+    even the quickest stop (``quickest_stop_s``; None: none was measured) would end within this one, it is kept for
+    the next, which is paid anyway.
     """
     lead_s = policy.stop_lead_s if stop_lead_s is None else stop_lead_s
     idle_s = now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
@@ -82,6 +85,14 @@ def weigh(
     figures = {"idle_s": idle_s, "window_left_s": left_s, "stop_lead_s": lead_s}
     if left_s > lead_s:
         return False, because("paid_time_left", **figures)
+    if quickest_stop_s is not None and rule.window_s > policy.idle_timeout_s:
+        # A stop is seen by the list after it: what was measured may be longer by that much, and a decision be late.
+        too_late_s = min(quickest_stop_s, lead_s) - policy.probe_s
+        if left_s < too_late_s:
+            goes_in_s = left_s + max(0.0, rule.window_s - lead_s)
+            return False, because(
+                "next_window_begins", **figures, quickest_stop_s=quickest_stop_s, goes_in_s=goes_in_s
+            )
     return True, because("window_closes", **figures)
 
 

@@ -350,6 +350,14 @@ class Dealt:
                 names += [work.job(job) for job in range(first, min(last + 1, first + most))]
         return tuple(sorted(names)[:most]), count
 
+    def pieces_on(self, laid: Laid) -> Iterator[tuple[JobId, Shape]]:
+        """The job of each piece on a node."""
+        for number, begin, end in laid.pieces:
+            work = self._works[number]
+            gang = on_different_nodes(work.shape)
+            for piece in range(begin, end):
+                yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
+
     def nodes_of(self, key: BatchKey, index: int) -> list[tuple[Place, Offer]]:
         """The nodes of the job at this place in its batch; none if it is not laid here."""
         for number in self._numbers.get(key, ()):

@@ -39,6 +39,7 @@ from nodemanager.model import (
 )
 
 RETRY_S_MAX = 60.0
+LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
 FEW_VANISHED = 2  # so many at once are no reason to doubt a list
 
 
@@ -59,7 +60,14 @@ def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
         # Whether its lease is still on record is not known: it is put there again before the node is made.
         node = replace(node, recorded=False)
     wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
-    return replace(node, call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
+    return replace(stop_held_up(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
+
+
+def stop_held_up(node: Node) -> Node:
+    """The node after something that its stop had to wait for: how long that takes in all is no measure any more."""
+    if node.state not in LEAVING or node.stop_held_up:
+        return node
+    return replace(node, stop_held_up=True)
 
 
 def unsettled_s(snapshot: Snapshot) -> float:
@@ -236,6 +244,8 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
         node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
+    if rank.allocated:
+        node = stop_held_up(node)
     return _count_idleness(_condition(node, was, rank, snapshot), rank, snapshot)
 
 
@@ -258,6 +268,9 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
         return because("retired_by_operator", by=mark.by, since_at=mark.at)
+    mark = snapshot.steering.holds.get(node.id)
+    if mark is not None:
+        return because("held_by_operator", by=mark.by, since_at=mark.at)
     return node.misfit if node.misfit is not None else because("found_drained")
 
 
@@ -284,7 +297,7 @@ def _first_look(snapshot: Snapshot) -> bool:
 
 def _let_go(node: Node, now_s: float) -> Node:
     """Somebody else undrained it, or holds it by a drain of his own, which is not ours to undo."""
-    return replace(move(node, Event.REPRIEVED, now_s), retiring=None, drained_s=None)
+    return replace(move(node, Event.REPRIEVED, now_s), retiring=None, retired_s=None, drained_s=None)
 
 
 def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:

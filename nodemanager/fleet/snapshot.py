@@ -57,6 +57,7 @@ class Node:
     adopted: bool = False  # of an earlier life of the manager, or a stray: how long it took to boot is not known
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: surely no create call has been made by this process
+    image: str | None = None  # of its create call; None: none was made by this process
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
     absences: int = 0  # lists in a row, begun after it was last known of, that lack it
@@ -72,6 +73,7 @@ class Node:
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     retired_s: float | None = None  # when it was decided to let it go
+    stop_held_up: bool = False  # since then a call for it failed, something ran there, or nothing was decided
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
     reclaimed: str | None = None  # the provider is about to take it back; its words

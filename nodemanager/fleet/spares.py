@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.fleet import supply
+from nodemanager.fleet.fitness import gets_no_work
+from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.obstacles import cheapest
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
-from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.fleet.steering import steered_of
+from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.fleet.supply import Market, Place
 from nodemanager.fleet.verdicts import Purchase, Verdicts
-from nodemanager.model import NodeState, NodeType, SlotName, TypeName
+from nodemanager.model import CallKind, LaunchId, NodeState, NodeType, SlotName, TypeName
 
 
 def spare_purchases(
@@ -35,10 +36,8 @@ def spare_purchases(
                 if place is not None
                 else []
             )
-    states = roll_of(snapshot).states
-    counted = (*supply.USABLE, *supply.COMING)
-    there = sum(states.get(state, 0) for state in counted) - steered_of(snapshot, counted)
-    for _ in range(policy.nodes_min - there - len(found.purchases) - len(bought)):
+    short = -beyond_nodes_min(snapshot, policy)
+    for _ in range(short - len(found.purchases) - len(bought)):
         for node_type in sorted(policy.node_types, key=cheapest):
             place = till.take(node_type)
             if place is not None:
@@ -51,16 +50,58 @@ def spare_purchases(
     return bought
 
 
-def idle_or_coming(snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object]) -> dict[TypeName, int]:
-    """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares."""
+def usable(snapshot: Snapshot, policy: Policy) -> int:
+    """How many nodes are up and take jobs. Where no least number is to be kept they are not told apart."""
+    if policy.nodes_min <= 0:
+        return sum(roll_of(snapshot).states.get(state, 0) for state in supply.USABLE)
+    return sum(
+        node.state in supply.USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values()
+    )
+
+
+def beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
+    """How many nodes that take jobs, or will, there are beyond the least number; those ended are not counted."""
+    counted = (*supply.USABLE, *supply.COMING)
+    nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
+    return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.nodes_min
+
+
+def idle_or_coming(
+    snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object], ended: Container[LaunchId] = ()
+) -> dict[TypeName, int]:
+    """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares.
+
+    ``ended``: those that are not counted, as their leases are ended.
+    """
     counts: dict[TypeName, int] = {}
     if not policy.has_spares:
         return counts
     for node in roll_of(snapshot).restless.values():
         ready = node.state in supply.COMING or (node.state is NodeState.IDLE and node.retiring is None)
-        if ready and node.launch.slot not in needed and not snapshot.steered(node):
+        unneeded = node.launch.slot not in needed and node.id not in ended
+        if ready and unneeded and takes_jobs(node, snapshot, policy):
             counts[node.launch.type_name] = counts.get(node.launch.type_name, 0) + 1
     return counts
+
+
+def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a node that is up, or will be, gets work then: it is none to keep ready otherwise.
+
+    A scheduler that has not noticed a node yet, or was loaded anew, does in a moment: that is waited for.
+    """
+    rank = node.rank
+    if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s) or _lease_ends(node):
+        return False
+    if rank is None:
+        return True
+    if rank.excluded or (rank.drain_reason is not None and not rank.drain_reason.startswith(DRAIN_MARK)):
+        return False
+    unschedulable = node.state in supply.USABLE and not (rank.schedulable or rank.drain_reason)
+    return not unschedulable or snapshot.now_s - node.rank_seen_s < policy.rejoin_timeout_s
+
+
+def _lease_ends(node: Node) -> bool:
+    return node.call is not None and node.call.kind is CallKind.END_LEASE
 
 
 @dataclass(slots=True)

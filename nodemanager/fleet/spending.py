@@ -10,13 +10,14 @@ the sum with it is on record, which names it until then: so each is counted once
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.facts import Fact, QueueSeen, SpendKept, SpendNotKept
-from nodemanager.fleet import billing
-from nodemanager.fleet.line import Line
+from nodemanager.fleet import billing, measured
+from nodemanager.fleet.line import BatchKey, Line
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of
@@ -29,8 +30,10 @@ from nodemanager.model import (
     JobState,
     NodeState,
     NodeType,
+    Rank,
     Reason,
     Spend,
+    Tariff,
     TypeName,
     because,
 )
@@ -40,6 +43,7 @@ CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
 
 ALL = ""  # the account of the whole site
 KEEP_AGAIN_S = 1.0  # after it could not be put on record
+PERIODS_KEPT = 4  # the latest days and months that have begun, and the next that have not, by the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +100,31 @@ def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sn
         if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
             for job in _finished(before.jobs, after.jobs, fact):
                 for account in accounts(job.userid, job.queue):
-                    _add(gone, period, account, _share_within(job, period, before, policy))
-    if not gone:
-        return after
-    running = {(period.name, period.begins_at) for period in periods(after.wall_at)}
-    spend = {key: amount for key, amount in after.spend.items() if key[:2] in running}
-    for key, amount in gone.items():
-        spend[key] = spend.get(key, Decimal(0)) + amount
-    return replace(after, spend=spend)
+                    _add(gone, period, account, share_within(job, period, before, policy))
+    return replace(after, spend=_added(after.spend, gone, after.wall_at)) if gone else after
+
+
+def _added(
+    spend: Mapping[tuple[str, int, str], Decimal], more: Mapping[tuple[str, int, str], Decimal], wall_at: float
+) -> Mapping[tuple[str, int, str], Decimal]:
+    made = dict(spend)
+    for key, amount in more.items():
+        made[key] = made.get(key, Decimal(0)) + amount
+    return _recent(made, wall_at) if len(made) > len(spend) else made
+
+
+def _recent(spend: Mapping[tuple[str, int, str], Decimal], wall_at: float) -> dict[tuple[str, int, str], Decimal]:
+    """Without what is long over: the few periods are kept in which something was spent last.
+
+    They are counted, not dated: a clock that is far ahead for a moment, or far behind, takes nothing from the
+    period that it comes back to.
+    """
+    kept: set[tuple[str, int]] = set()
+    for name in ("day", "month"):
+        begins = sorted({begins_at for of, begins_at, _ in spend if of == name})
+        here = bisect_right(begins, wall_at)
+        kept.update((name, begins_at) for begins_at in begins[max(0, here - PERIODS_KEPT) : here + PERIODS_KEPT])
+    return {key: amount for key, amount in spend.items() if key[:2] in kept}
 
 
 def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: str, amount: Decimal) -> None:
@@ -135,20 +156,21 @@ def _paid_within(
     node: Node, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
 ) -> Decimal:
     """What falls due for a node from the period's begin until now, or until a moment."""
-    node_type = policy.types.get(node.launch.type_name)
-    if node_type is None:
+    tariff = billing.tariff_of(node.launch, policy)
+    if tariff is None:
         return Decimal(0)
     age_s = billing.age_s(node, at.now_s)
     end_s = age_s + (until_at - at.wall_at if until_at is not None else 0.0)
     begin_s = age_s - (at.wall_at - period.begins_at)
-    return _bill(node_type, end_s) - _bill(node_type, begin_s)
+    return _bill(tariff, end_s) - _bill(tariff, begin_s)
 
 
-def _bill(node_type: NodeType, age_s: float) -> Decimal:
-    return billing.cost(node_type, age_s) if age_s > 0 else Decimal(0)
+def _bill(tariff: NodeType | Tariff, age_s: float) -> Decimal:
+    return billing.cost(tariff, age_s) if age_s > 0 else Decimal(0)
 
 
-def _share_within(job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None) -> Decimal:
+def share_within(job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None) -> Decimal:
+    """What a running job's share of its nodes has cost in a period, or will have by a moment."""
     if job.began_at is None:
         return Decimal(0)
     seconds = max(0.0, (until_at or at.wall_at) - max(job.began_at, period.begins_at))
@@ -164,6 +186,9 @@ def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
         if place is not None:
             node_type = policy.types[place[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
+        elif rank is not None and (owner := roll_of(at).of_rank.get(held.rank)) is not None:
+            tariff = billing.tariff_of(at.nodes[owner].launch, policy)
+            price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
     return price
 
 
@@ -211,6 +236,10 @@ def kept(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
 # --- what it forbids --------------------------------------------------------------------------------------
 
 
+# How many of a batch, from its first job on, are within the budgets of its accounts; and what is said of the next.
+Cuts = Mapping[BatchKey, tuple[int, Reason]]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``left_per_hour``: what the nodes bought now may cost an hour, to stay within what is left."""
@@ -219,15 +248,20 @@ class Verdict:
     cheapest_only: bool = False
     drains: bool = False
     left_per_hour: tuple[Decimal, Reason] | None = None
-    spent_accounts: Mapping[str, Reason] | None = None  # users and queues that get no more nodes
+    cuts: Cuts = field(default_factory=dict)  # where there are budgets of users and queues: by ``accounts``
 
 
-def weigh(snapshot: Snapshot, policy: Policy, line: Line) -> Verdict:
-    """How far the budget lets the fleet go now, by the period that is worst off."""
+def weigh(snapshot: Snapshot, policy: Policy, line: Line, promised: Mapping[Rank, float]) -> Verdict:
+    """How far the budget lets the fleet go now, by the period that is worst off.
+
+    ``promised``: until when some ranks may be at work for jobs that have not begun.
+    """
+    verdict = Verdict()
     if not policy.budgets:
-        return Verdict()
-    verdict = Verdict(spent_accounts=_accounts_spent(snapshot, policy))
+        return verdict
     ends = _ends_of_nodes(snapshot, line)
+    for rank, ends_at in promised.items():
+        ends[rank] = max(ends_at, ends.get(rank, 0.0))
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((ALL, period.name))
         if limit is not None:
@@ -236,7 +270,7 @@ def weigh(snapshot: Snapshot, policy: Policy, line: Line) -> Verdict:
 
 
 def _weigh_period(
-    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[int, float], line: Line
+    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[Rank, float], line: Line
 ) -> Verdict:
     spent = forecast = snapshot.spend.get((period.name, period.begins_at, ALL), Decimal(0))
     for node in snapshot.nodes.values():
@@ -249,8 +283,8 @@ def _weigh_period(
         return Verdict(because("budget_spent", **figures), drains=True)
     if forecast >= limit:
         return Verdict(because("budget_no_new_nodes", **figures))
-    hours_left = Decimal(period.ends_at - snapshot.wall_at) / billing.SECONDS_PER_HOUR
-    hours = max(_least_h(policy), min(hours_left, _longest_h(line, hours_left)))
+    longest_s = max((key.span_s for key in line.batches), default=0.0)
+    hours = _paid_h(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
     left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
         return Verdict(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
@@ -269,16 +303,16 @@ def left(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
     return found
 
 
-def _least_h(policy: Policy) -> Decimal:
-    """For how long a node is paid at the least, of the type for which that is longest; an hour, if not longer."""
-    return Decimal(max((3600.0, *(billing.paid_s(it.billing, 0.0) for it in policy.node_types)))) / 3600
+def _paid_h(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float) -> Decimal:
+    """For how long a node is paid in what is left of a period, from its order on, if it runs the longest job.
 
-
-def _longest_h(line: Line, at_most: Decimal) -> Decimal:
-    """The longest that a waiting job may run, in hours."""
-    spans = [key.span_s for key in line.batches]
-    longest_s = max(spans, default=0.0)
-    return at_most if longest_s >= float(at_most) * billing.SECONDS_PER_HOUR else Decimal(longest_s) / 3600
+    Of the type for which that is longest; an hour at the least.
+    """
+    lived_s = (
+        (it.billing, min(left_s, (measured.boot_s(snapshot, it.name) or 0.0) + longest_s))
+        for it in policy.node_types
+    )
+    return Decimal(max((3600.0, *(billing.paid_s(rule, age_s) for rule, age_s in lived_s)))) / 3600
 
 
 def _worse(one: Verdict, other: Verdict) -> Verdict:
@@ -288,45 +322,16 @@ def _worse(one: Verdict, other: Verdict) -> Verdict:
     worst = max(one, other, key=badness)
     lefts = [verdict.left_per_hour for verdict in (one, other) if verdict.left_per_hour is not None]
     least = min(lefts, key=lambda left: left[0], default=None)
-    return replace(worst, left_per_hour=least, spent_accounts=one.spent_accounts)
+    return replace(worst, left_per_hour=least)
 
 
-def _ends_of_nodes(snapshot: Snapshot, line: Line) -> Mapping[int, float]:
+def _ends_of_nodes(snapshot: Snapshot, line: Line) -> dict[Rank, float]:
     """When the last running job of each rank must have ended."""
-    ends: dict[int, float] = {}
+    ends: dict[Rank, float] = {}
     for ends_at, id_ in line.ends:
         for held in snapshot.jobs[id_].holds:
             ends[held.rank] = ends_at
     return ends
-
-
-def _accounts_spent(snapshot: Snapshot, policy: Policy) -> Mapping[str, Reason]:
-    """Users and queues whose running jobs will have used up what is theirs."""
-    found: dict[str, Reason] = {}
-    for period in periods(snapshot.wall_at):
-        limits = {kind: policy.budgets.get((kind, period.name)) for kind in ("user", "queue")}
-        if not any(limit is not None for limit in limits.values()):
-            continue
-        forecast = {
-            key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)
-        }
-        for job in snapshot.jobs.values():
-            if job.state is JobState.RUN and job.holds:
-                until_at = min(float(period.ends_at), job.ends_at or snapshot.wall_at)
-                share = _share_within(job, period, snapshot, policy, max(until_at, snapshot.wall_at))
-                for account in accounts(job.userid, job.queue):
-                    forecast[account] = forecast.get(account, Decimal(0)) + share
-        for account, amount in sorted(forecast.items()):
-            limit = limits.get(account.partition(" ")[0])
-            if limit is not None and amount >= limit:
-                figures: dict[str, Figure] = {
-                    "account": account,
-                    "period": period.name,
-                    "forecast": amount,
-                    "budget": limit,
-                }
-                found.setdefault(account, because("budget_of_account", **figures))
-    return found
 
 
 def closed_types(verdict: Verdict, policy: Policy) -> Mapping[TypeName, Reason]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from nodemanager.facts import (
@@ -17,12 +17,13 @@ from nodemanager.facts import (
 )
 from nodemanager.fleet.ground import DRAIN_MARK
 from nodemanager.fleet.remade import replace
+from nodemanager.fleet.roll import with_nodes
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Node, Snapshot, Source
 from nodemanager.model import LaunchId, Mark, NodeState, Reason, Steering, because
-from nodemanager.orders import CordonNode, DrainNode, UndrainNode
+from nodemanager.orders import CordonNode, DrainNode, EndLease, UndrainNode
 
-SteeredAction = CordonNode | DrainNode | UndrainNode
+SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
 
 KEEP_AGAIN_S = 1.0
 
@@ -47,14 +48,24 @@ def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
             return snapshot
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
-            return replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            return _drains_because(held, launch, because("held_by_operator", **_figures(holds[launch])))
         case RetirementAsked(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
-            return replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            return _drains_because(retired, launch, because("retired_by_operator", **_figures(retirements[launch])))
         case NodeReleased(launch=launch):
             return without(snapshot, launch)
         case _:
             assert_never(fact)
+
+
+def _drains_because(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
+    """A node that drains already does so for the operator from now on: a release undrains it."""
+    node = snapshot.nodes[launch]
+    if node.state is not NodeState.DRAINING:
+        return snapshot
+    return with_nodes(snapshot, {launch: replace(node, retiring=reason, retired_s=snapshot.now_s)})
 
 
 def without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
@@ -77,9 +88,9 @@ def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
 
 
-def steered_of(snapshot: Snapshot, states: Container[NodeState]) -> int:
-    """How many of them are in one of the states."""
-    return sum(1 for node in steered_nodes(snapshot).values() if node.state in states)
+def held_of(snapshot: Snapshot, state: NodeState) -> int:
+    """How many of those that are held are in a state."""
+    return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
 
 
 # --- what is on record ------------------------------------------------------------------------------------
@@ -110,20 +121,20 @@ def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] 
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
-        return None  # there is nothing yet to keep work from; or it is too late
+        # There is nothing yet to keep work from; or it is too late.
+        return _not_made(node, steering.retirements) if node.state is NodeState.REQUESTED else None
     if (hold := steering.holds.get(node.id)) is not None:
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
         return _retire(node, retirement)
-    if _drain_reason(node) == hold_text(node.id) or _retired_by_operator(node):
+    if _drain_reason(node) == hold_text(node.id) or _drains_for_operator(node):
         return _undrain(node, because("released_by_operator"))
     return None
 
 
 def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
+    """One that was on its way out keeps our drain: were it undrained first, a job might begin there."""
     reason = because("held_by_operator", **_figures(mark))
-    if node.state is NodeState.DRAINING or _drain_reason(node) == drain_text(node.id):
-        return _undrain(node, reason)  # first that retirement is taken back
     return reason, _cordon(node, hold_text(node.id), reason)
 
 
@@ -141,6 +152,15 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     return reason, DrainNode(node.id, node.launch.rank, reason)
 
 
+def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+    """What is to go before it was made is not made at all."""
+    mark = retirements.get(node.id)
+    if mark is None or not node.recorded or node.create_sent_s is not None:
+        return None
+    reason = because("retired_by_operator", **_figures(mark))
+    return reason, EndLease(node.launch, reason)
+
+
 def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:
     """Drained already, by whomever, it takes no job."""
     return CordonNode(node.id, node.launch.rank, text, reason) if _drain_reason(node) is None else None
@@ -154,9 +174,10 @@ def _drain_reason(node: Node) -> str | None:
     return node.rank.drain_reason if node.rank is not None else None
 
 
-def _retired_by_operator(node: Node) -> bool:
+def _drains_for_operator(node: Node) -> bool:
     retiring = node.retiring
-    return node.state is NodeState.DRAINING and retiring is not None and retiring.code == "retired_by_operator"
+    codes = ("retired_by_operator", "held_by_operator")
+    return node.state is NodeState.DRAINING and retiring is not None and retiring.code in codes
 
 
 def _figures(mark: Mark) -> Mapping[str, str | float]:

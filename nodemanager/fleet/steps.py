@@ -9,10 +9,12 @@ from typing import NamedTuple
 from nodemanager.fleet import hardware, measured, retirement, steering
 from nodemanager.fleet.fitness import gets_no_work, hung_s, overdue_housekeeping_s, survives_kills, unfit
 from nodemanager.fleet.ground import DRAIN_MARK
+from nodemanager.fleet.leases import Weighed
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import Allowance
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.fleet.spares import takes_jobs
 from nodemanager.fleet.spending import waits_for_record
 from nodemanager.fleet.zones import block_on, reason_of
 from nodemanager.model import JobId, LaunchId, NodeState, Reason, SlotName, TypeName, because
@@ -42,7 +44,7 @@ NodeAction = (
 
 BUSY = because("busy")
 # Of a type that is only observed these are left as they are. What was begun with a node is ended.
-STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.LOST)
+STANDING = (NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 BROKER_TRIES = 3  # how often a broker is asked to leave, before its machine is taken away all the same
 
 # How long a scheduler gets to take in a drain. That of a rank 0 that stops hears of none, and each is answered.
@@ -57,6 +59,7 @@ class Outlook:
     policy: Policy
     needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are laid out
     gives_way: tuple[JobId, frozenset[LaunchId]] | None  # a job that a limit keeps out, and who goes for it
+    unsent: Mapping[LaunchId, Weighed]  # leases that no create is sent for now
     live: int  # nodes on the bill, those on their way out not counted
     usable: int  # nodes that take jobs, those about to be retired not counted
     ready: dict[TypeName, int]  # of each type that has spares, those that no job needs: the spares are among them
@@ -77,7 +80,7 @@ class Outlook:
 
     def stop_lead_s(self, name: TypeName) -> float:
         if name not in self.leads_s:
-            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy.stop_lead_s)
+            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy)
         return self.leads_s[name]
 
 
@@ -97,9 +100,15 @@ def step(node: Node, outlook: Outlook) -> Step:
         reason, action = steered
         waits = action is None and reason.code == "retired_by_operator"
         return _held_up(node, reason, outlook) if waits else Step(reason, action)
-    if node.launch.type_name in outlook.policy.observed and node.state in STANDING:
+    if node.launch.type_name in outlook.policy.observed and _stands(node):
         return Step(because("only_observed", node_type=node.launch.type_name))
     return STEPS[node.state](node, outlook)
+
+
+def _stands(node: Node) -> bool:
+    """Whether nothing was begun with it: a drain of ours says so, also of one that is at work yet."""
+    drained_by_us = node.rank is not None and node.rank.drain_reason == drain_text(node.id)
+    return node.state in STANDING and not drained_by_us
 
 
 def _requested(node: Node, outlook: Outlook) -> Step:
@@ -108,10 +117,12 @@ def _requested(node: Node, outlook: Outlook) -> Step:
         return Step(because("lease_to_record"), RecordLaunches((node.launch,)))
     if node.create_sent_s is not None:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
-    if node_type is None:
-        return Step(because("unknown_type", node_type=node.launch.type_name))
     if outlook.overspent is not None:
         return Step(outlook.overspent, EndLease(node.launch, outlook.overspent))
+    if (weighed := outlook.unsent.get(node.id)) is not None:
+        return Step(weighed.reason, EndLease(node.launch, weighed.reason) if weighed.ends else None)
+    if node_type is None:
+        return Step(because("unknown_type", node_type=node.launch.type_name))
     block = block_on(node_type, node.launch.zone, outlook.snapshot)
     if block is not None:
         # What holds up this type alone may not hold up another, so the slot is given back and chosen anew.
@@ -154,30 +165,33 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     wanted = outlook.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=names(wanted)))
-    surplus = outlook.usable - policy.nodes_min
+    counts = takes_jobs(node, outlook.snapshot, policy)
+    surplus = outlook.usable - policy.nodes_min if counts else 1  # one that takes none keeps up no number
     if outlook.overspent is not None and not _held(node):  # at once: nothing more is to begin there
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, outlook.overspent)
+        return _sent_away(node, outlook.overspent, outlook)
     if outlook.live > policy.nodes_max and surplus > 0 and _confirmed(node, policy):
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, because("above_nodes_max", nodes=outlook.live + 1, nodes_max=policy.nodes_max))
+        return _sent_away(node, because("above_nodes_max", nodes=outlook.live, nodes_max=policy.nodes_max), outlook)
     job, gives_way = outlook.gives_way if outlook.gives_way is not None else (None, ())
     if node.launch.id in gives_way and surplus > 0 and _confirmed(node, policy):
-        outlook.live -= 1
-        outlook.usable -= 1
-        return _drain(node, because("makes_room", job=str(job)))
+        return _sent_away(node, because("makes_room", job=str(job)), outlook)
     name = node.launch.type_name
     node_type = policy.types.get(name)
-    spare = node_type is not None and node_type.spares > 0 and outlook.ready.get(name, 0) <= node_type.spares
+    spares = node_type.spares if node_type is not None and counts else 0
+    spare = spares > 0 and outlook.ready.get(name, 0) <= spares
     lead_s = outlook.stop_lead_s(name)
-    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s)
+    quickest_s = measured.quickest_stop_s(outlook.snapshot, name)
+    goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s, quickest_s)
     if not goes:
         return Step(reason)
-    outlook.ready[name] = outlook.ready.get(name, 0) - 1
+    if counts:
+        outlook.ready[name] = outlook.ready.get(name, 0) - 1
+    return _sent_away(node, reason, outlook)
+
+
+def _sent_away(node: Node, reason: Reason, outlook: Outlook) -> Step:
+    """Drained, and not counted any more in what the steps after this one go by."""
     outlook.live -= 1
-    outlook.usable -= 1
+    outlook.usable -= takes_jobs(node, outlook.snapshot, outlook.policy)
     return _drain(node, reason)
 
 
@@ -189,11 +203,7 @@ def _idle_amiss(node: Node, outlook: Outlook) -> Step | None:
     if _held(node):
         return None
     why = retirement.overdue(node, outlook.policy, outlook.now_s) or unfit(node, outlook.policy, outlook.now_s)
-    if why is None:
-        return None
-    outlook.live -= 1
-    outlook.usable -= 1
-    return _drain(node, why)
+    return _sent_away(node, why, outlook) if why is not None else None
 
 
 def _carries_the_drain_of_another(node: Node) -> bool:

@@ -389,13 +389,22 @@ def _owned(stray: Stray, snapshot: Snapshot) -> bool:
 
 
 def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
-    """Of all that is, or may be, on the bill. A type that the site no longer names counts nothing."""
+    """Of all that is, or may be, on the bill.
+
+    A node of a type that the site no longer names counts as it was bought, if its lease says so. An ownerless one
+    of such a type counts nothing: its tags have no price.
+    """
     counts = dict(roll_of(snapshot).types)
     for stray in strays(snapshot):
         if stray.node.identity is not None:
             counts[stray.node.identity.type_name] = counts.get(stray.node.identity.type_name, 0) + 1
     priced = [(policy.types[name].price_per_hour, count) for name, count in counts.items() if name in policy.types]
-    return sum((price * count for price, count in priced), Decimal(0))
+    price = sum((price * count for price, count in priced), Decimal(0))
+    if any(count > 0 and name not in policy.types for name, count in counts.items()):
+        unnamed = (node for node in snapshot.nodes.values() if node.launch.type_name not in policy.types)
+        tariffs = (node.launch.tariff for node in unnamed if node.costs)
+        price += sum((tariff.price_per_hour for tariff in tariffs if tariff is not None), Decimal(0))
+    return price
 
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:

@@ -7,6 +7,7 @@ raises ``ValueError`` with that place, what is needed there and what was found.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 _SHOWN_MAX = 60  # characters of a value, or of a place, in a message
@@ -46,6 +47,17 @@ def seconds_at(value: object, where: str) -> float:
     if not 0 <= value <= SECONDS_MAX:
         raise wrong(where, f"from 0 to {SECONDS_MAX:g} seconds", value)
     return float(value)
+
+
+def amount_at(value: object, where: str) -> Decimal:
+    """An amount of money: a decimal number as text, so that not a digit is lost."""
+    try:
+        amount = Decimal(text_at(value, where))
+    except InvalidOperation:
+        raise wrong(where, "a decimal number", value) from None
+    if not (amount.is_finite() and amount >= 0):
+        raise wrong(where, "an amount of 0 or more", value)
+    return amount
 
 
 def wrong(where: str, needed: str, found: object) -> ValueError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +178,7 @@ class RealFluxPort:
         if not new:
             return
         # First the drains: should we die in between, an unleased slot that takes jobs harms nobody.
-        self._undrain_left_over(new)
+        self._undrain_ours(launch.rank for launch in new)
         self._commit({record.key_of(launch.slot): record.encoded(launch) for launch in new})
 
     def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
@@ -353,7 +353,7 @@ class RealFluxPort:
 
     def undrain(self, rank: Rank) -> None:
         self.must_act()
-        self._undrain(rank)
+        self._undrain_ours([rank])
 
     def _undrain(self, rank: Rank) -> None:
         try:
@@ -362,11 +362,12 @@ class RealFluxPort:
             if failure.errno != errno.EEXIST:
                 raise
 
-    def _undrain_left_over(self, launches: Sequence[Launch]) -> None:
+    def _undrain_ours(self, ranks: Iterable[Rank]) -> None:
+        """Asked right before, as Flux undrains whoever drained it: somebody else may have since the look."""
         reasons = self._drain_reasons()
-        for launch in launches:
-            if reasons.get(launch.rank, "").startswith(OUR_DRAINS):
-                self._undrain(launch.rank)
+        for rank in ranks:
+            if reasons.get(rank, "").startswith(OUR_DRAINS):
+                self._undrain(rank)
 
     def _drain_reasons(self) -> dict[Rank, str]:
         drains = self._ask("resource.status")["drain"]

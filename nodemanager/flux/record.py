@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from urllib.parse import quote, unquote
 
-from nodemanager.flux.fields import object_at, seconds_at, text_at, whole_at, wrong
-from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.flux.fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong
+from nodemanager.model import Billing, Launch, LaunchId, Rank, SlotName, Tariff, TypeName
 
 LEASES = "node-manager.leases"
 _VERSION = 1
@@ -25,7 +25,7 @@ def slot_of(name: str) -> SlotName:
 
 
 def encoded(launch: Launch) -> str:
-    fields = {
+    fields: dict[str, object] = {
         "version": _VERSION,
         "launch": launch.id,
         "slot": launch.slot,
@@ -35,6 +35,12 @@ def encoded(launch: Launch) -> str:
         "requested_at": launch.requested_at,
         "zone": launch.zone,
     }
+    if launch.tariff is not None:
+        fields["tariff"] = {
+            "price_per_hour": str(launch.tariff.price_per_hour),
+            "window_s": launch.tariff.billing.window_s,
+            "minimum_s": launch.tariff.billing.minimum_s,
+        }
     return json.dumps(fields, sort_keys=True)
 
 
@@ -53,4 +59,16 @@ def decoded(text: str, slot: SlotName) -> Launch:
         client_token=text_at(fields.get("client_token"), "record.client_token"),
         requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
         zone=text_at(fields.get("zone", ""), "record.zone"),
+        tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
+    )
+
+
+def _tariff(value: object) -> Tariff:
+    fields = object_at(value, "record.tariff")
+    return Tariff(
+        amount_at(fields.get("price_per_hour"), "record.tariff.price_per_hour"),
+        Billing(
+            seconds_at(fields.get("window_s"), "record.tariff.window_s"),
+            seconds_at(fields.get("minimum_s"), "record.tariff.minimum_s"),
+        ),
     )

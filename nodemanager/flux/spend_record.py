@@ -6,9 +6,9 @@ Amounts are decimals as text, so that not a digit is lost.
 from __future__ import annotations
 
 import json
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
-from nodemanager.flux.fields import list_at, object_at, text_at, whole_at, wrong
+from nodemanager.flux.fields import amount_at, list_at, object_at, text_at, whole_at, wrong
 from nodemanager.model import LaunchId, Spend
 
 KEY = "node-manager.spend"
@@ -35,19 +35,9 @@ def decoded(text: str) -> Spend:
         period = text_at(row.get("period"), f"{place}.period")
         begins_at = whole_at(row.get("begins_at"), f"{place}.begins_at")
         account = text_at(row.get("account"), f"{place}.account")
-        amounts[period, begins_at, account] = _amount(row.get("amount"), f"{place}.amount")
+        amounts[period, begins_at, account] = amount_at(row.get("amount"), f"{place}.amount")
     counted = list_at(fields.get("counted"), "record.counted")
     return Spend(
         amounts,
         frozenset(LaunchId(text_at(launch, f"record.counted[{place}]")) for place, launch in enumerate(counted)),
     )
-
-
-def _amount(value: object, place: str) -> Decimal:
-    try:
-        amount = Decimal(text_at(value, place))
-    except InvalidOperation:
-        raise wrong(place, "a decimal number", value) from None
-    if not (amount.is_finite() and amount >= 0):
-        raise wrong(place, "an amount of 0 or more", value)
-    return amount

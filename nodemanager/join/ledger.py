@@ -48,11 +48,15 @@ class Ledger:
             if isinstance(path, Path):
                 path.touch(0o600)
             self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"{path} cannot be used: {error}") from error
+        try:
             # What was answered must be remembered after a power failure too.
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
-        except (sqlite3.Error, OSError) as error:
+        except sqlite3.Error as error:
+            self._db.close()
             raise LedgerError(f"{path} cannot be used: {error}") from error
 
     def close(self) -> None:

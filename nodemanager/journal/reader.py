@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +14,13 @@ import structlog
 
 from nodemanager.journal.advice import in_a_line
 from nodemanager.journal.lives import Life
+from nodemanager.journal.schema import SET_ASIDE
 from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
 
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
 
+TEXTS = ("kind", "subject", "what", "code", "figures", "node_type")  # of an entry
 STOPS = """
     SELECT node_type,
         MIN(CASE WHEN kind = 'node' THEN at END) - MIN(CASE WHEN kind = 'decided' THEN at END) AS took_s
@@ -54,6 +57,18 @@ class JournalReader:
         with self._connected() as connection:
             return [dict(row) for row in connection.execute(query, values)]
 
+    # --- how far it reaches ---
+
+    def begins_at(self) -> float | None:
+        """The moment before which it knows nothing; None where nothing was written yet."""
+        rows = self._rows("SELECT MIN(at) AS at FROM begun")
+        found = rows[0]["at"]
+        return found if isinstance(found, float) else None
+
+    def set_aside(self) -> list[str]:
+        """The names of earlier files, beside it, that could not be used: the oldest first."""
+        return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE}*"))
+
     # --- entries ---
 
     def entries(
@@ -88,19 +103,33 @@ class JournalReader:
         return whole
 
     def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
-        """The last thing that was said of a subject before a moment; None where nothing was."""
+        """The last thing that was said of a subject before a moment; None where nothing was.
+
+        Its ``code`` is "" where no reason stood any more: a job had begun, it or the node had ended (``what`` says
+        which), or decisions had stood still meanwhile. Where they still did, it is that which stood.
+        """
+        said = self._last(
+            subject, at, "(code != '' OR kind = 'job' OR (kind = 'node' AND what = 'ended'))", f"of {subject}"
+        )
+        if said is None or not said["code"]:
+            return said
+        still = self._last("", at, "kind = 'standstill' AND what = 'begins'", "of what stood still")
+        if still is None or still["id"] < said["id"]:
+            return said
+        ended = self._last("", at, "kind = 'standstill' AND what = 'ends'", "of what stood still")
+        return {**ended, "code": ""} if ended is not None and ended["id"] > still["id"] else still
+
+    def _last(self, subject: str, at: float, condition: str, what: str) -> dict[str, Any] | None:
         rows = self._rows(
-            "SELECT at, kind, subject, what, code, figures, node_type FROM entries"
-            " WHERE subject = ? AND at <= ? AND code != '' ORDER BY id DESC LIMIT 1",
+            "SELECT at, kind, subject, what, code, figures, node_type, id FROM entries"  # noqa: S608 - our own words
+            f" WHERE subject = ? AND at <= ? AND {condition} ORDER BY id DESC LIMIT 1",
             subject,
             at,
         )
         try:
             return _with_figures(rows[0]) if rows else None
         except _SpoiltError as fault:  # an older one would be a wrong answer
-            raise JournalUnreadable(
-                f"{self._path}: what was last said of {subject} before {at}: {fault}"
-            ) from fault
+            raise JournalUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
 
     def launch_of(self, slot: str, at: float) -> str | None:
         """Which launch had a slot at a moment."""
@@ -115,10 +144,16 @@ class JournalReader:
 
     # --- jobs ---
 
-    def jobs(self) -> Iterator[sqlite3.Row]:
-        """Those that have ended, in the order of their submission, one by one: they may be very many."""
+    def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
+        """Those that had ended by a moment, in the order of their submission, one by one: they may be very many."""
+        query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
         with self._connected() as connection:
-            yield from connection.execute("SELECT * FROM jobs ORDER BY submitted_at, job")
+            yield from connection.execute(query, (until_at,))
+
+    def jobs_until(self) -> float:
+        """When the last job ended that is in it now; 0 where there is none."""
+        (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
+        return float(row["last_at"] or 0.0)
 
     def jobs_count(self) -> int:
         """How many jobs have ended."""
@@ -152,7 +187,12 @@ class JournalReader:
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
-        """Cost by type, user, queue and use; waits; boots and how they ended; what failed."""
+        """Cost by type, user, queue and use; waits; boots and how they ended; what failed.
+
+        ``begins_at``: where the history begins only after ``since_at``; ``set_aside``: files with what was before.
+        """
+        begins_at = self.begins_at()
+        begins_late = begins_at is not None and begins_at > since_at
         hour = int(since_at // HOUR_S)
         total = self._sums("use", hour)
         cost = sum(row["cost"] for row in total)
@@ -160,6 +200,8 @@ class JournalReader:
         return {
             "since_at": since_at,
             "until_at": until_at,
+            "begins_at": begins_at if begins_late else None,
+            "set_aside": self.set_aside() if begins_late else [],
             "cost": cost,
             "waste": waste,
             "node_hours": sum(row["node_hours"] for row in total),
@@ -247,7 +289,7 @@ class _SpoiltError(Exception):
 
 
 def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(entry["at"], float) or not all(isinstance(it, str) for it in [*entry.values()][1:]):
+    if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXTS):
         raise _SpoiltError("it is spoilt")
     try:
         return {**entry, "figures": json.loads(entry["figures"])}

@@ -31,17 +31,19 @@ ADVISED = (
 )
 WAITS = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 JOBS = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+BEGUN = "INSERT INTO begun SELECT ? WHERE NOT EXISTS (SELECT 1 FROM begun)"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What is inserted for some publications. It keeps none of them, nor their snapshots, alive.
 
-    ``of_each``: by statement. ``wall_at``: the newest publication's time.
+    ``of_each``: by statement. ``begins_at``, ``wall_at``: the times of the oldest and the newest that it tells of.
     """
 
     of_each: tuple[tuple[str, Sequence[Row]], ...]
     publications: int
+    begins_at: float
     wall_at: float
 
     @classmethod
@@ -58,13 +60,15 @@ class Rows:
             (WAITS, list(_waits(entries, advised))),
             (JOBS, [_job(job) for happened in batch for job in happened.ended]),
         )
-        return cls(of_each, len(batch), batch[-1].published.snapshot.wall_at)
+        begins_at = min([batch[0].published.snapshot.wall_at, *(it.at for it in entries)])
+        return cls(of_each, len(batch), begins_at, batch[-1].published.snapshot.wall_at)
 
     @property
     def count(self) -> int:
         return sum(len(rows) for _, rows in self.of_each)
 
     def insert(self, connection: sqlite3.Connection) -> None:
+        connection.execute(BEGUN, (self.begins_at,))
         for statement, rows in self.of_each:
             connection.executemany(statement, rows)
 

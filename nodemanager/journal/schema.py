@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 FILE = "journal.sqlite"  # in the site's state_dir
+SET_ASIDE = ".unusable-"  # follows the name of a file that could not be used; then when that was found
 
 STEPS: tuple[str, ...] = (
     """
@@ -76,6 +77,13 @@ STEPS: tuple[str, ...] = (
         shape TEXT NOT NULL         -- JSON
     ) WITHOUT ROWID;
     CREATE INDEX jobs_by_time ON jobs (submitted_at);
+    """,
+    """
+    CREATE TABLE begun (at REAL NOT NULL);  -- one row: of before that moment this file knows nothing
+    INSERT INTO begun
+        SELECT at FROM (
+            SELECT MIN(at) AS at FROM (SELECT at FROM entries UNION ALL SELECT hour * 3600.0 FROM spend)
+        ) WHERE at IS NOT NULL;
     """,
 )
 VERSION = len(STEPS)

@@ -23,7 +23,7 @@ import structlog
 
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.rows import Rows
-from nodemanager.journal.schema import TooNew, migrate
+from nodemanager.journal.schema import SET_ASIDE, TooNew, migrate
 from nodemanager.journal.spend import HOUR_S
 
 FLUSH_S = 1.0
@@ -35,6 +35,7 @@ ENTRIES_KEPT_S = 35 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0
 JOBS_KEPT_S = 100 * 86_400.0
 PRUNE_EVERY_S = 3600.0
+PRUNE_AGAIN_S = 300.0  # after one that failed
 
 
 class Journal:
@@ -46,11 +47,13 @@ class Journal:
         self.failure = ""  # why nothing is being written now; "" where it is
         self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
         self._held: deque[Rows] = deque()  # what is not written yet, the oldest first
+        self._newest_at = 0.0  # the wall-clock time of what was written last
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._checked: tuple[int, int] | None = None  # the file that was found whole
         self._prune_at_s = 0.0
+        self._prune_failure = ""  # why the old was not let go the last time; "" where it was
         self._log: Any = structlog.get_logger()
 
     def start(self) -> None:
@@ -118,10 +121,10 @@ class Journal:
             self._move_aside(error)
             error = self._tried()  # to the one that is begun anew
         if error is None:
-            self._held.clear()
             if self.failure:
                 self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
                 self.failure = ""
+            self._prune()
         else:
             self._say(error)
             self._let_go(0 if _is_broken(error) else HELD_MAX)  # what breaks a new file too would break each
@@ -135,16 +138,17 @@ class Journal:
             self.lost += oldest.publications
 
     def _tried(self) -> Exception | None:
-        """Why what is held could not be written; None where it is."""
+        """Why what is held could not be written; None where it is, and is held no more."""
         try:
             connection = self._opened()
             with connection:
                 for rows in self._held:
                     rows.insert(connection)
-            self._prune(connection, self._held[-1].wall_at)
         except (sqlite3.Error, OSError, TooNew) as error:
             self.close()
             return error
+        self._newest_at = self._held[-1].wall_at
+        self._held.clear()
         return None
 
     def _say(self, error: Exception) -> None:
@@ -196,7 +200,7 @@ class Journal:
             self._connection = self._file = None
 
     def _move_aside(self, error: Exception) -> None:
-        aside = self.path.with_name(f"{self.path.name}.unusable-{int(time.time())}")
+        aside = self.path.with_name(f"{self.path.name}{SET_ASIDE}{int(time.time())}")
         try:
             for ending in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
@@ -206,22 +210,44 @@ class Journal:
         else:
             self._log.error("journal_moved_aside", path=str(self.path), to=str(aside), why=str(error))
 
-    def _prune(self, connection: sqlite3.Connection, wall_at: float) -> None:
+    # --- what is old ---
+
+    def _prune(self) -> None:
+        """Let go of what is old, when it is time to. One that fails leaves what was written as it is.
+
+        It needs room itself, before it makes any: on a disk that is nearly full it may fail where writing did not.
+        """
         now_s = time.monotonic()
         if now_s < self._prune_at_s:
             return
-        self._prune_at_s = now_s + PRUNE_EVERY_S
-        with connection:
-            for table, column, kept_s in (
-                ("entries", "at", ENTRIES_KEPT_S),
-                ("waits", "at", ENTRIES_KEPT_S),
-                ("lives", "requested_at", SPEND_KEPT_S),
-                ("jobs", "submitted_at", JOBS_KEPT_S),
-            ):
-                connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
-            for table in ("spend", "advised"):
-                oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
-                connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
+        try:
+            _let_go_before(self._newest_at, self._opened())
+        except (sqlite3.Error, OSError, TooNew) as error:
+            self._prune_at_s = now_s + PRUNE_AGAIN_S
+            if _is_broken(error):
+                self._checked = None  # it is looked through before anything more is written there
+            self.close()
+            text = f"{type(error).__name__}: {error}"
+            if text != self._prune_failure:
+                self._log.warning("journal_not_pruned", path=str(self.path), why=text)
+            self._prune_failure = text
+        else:
+            self._prune_at_s = now_s + PRUNE_EVERY_S
+            self._prune_failure = ""
+
+
+def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
+    with connection:
+        for table, column, kept_s in (
+            ("entries", "at", ENTRIES_KEPT_S),
+            ("waits", "at", ENTRIES_KEPT_S),
+            ("lives", "requested_at", SPEND_KEPT_S),
+            ("jobs", "submitted_at", JOBS_KEPT_S),
+        ):
+            connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
+        for table in ("spend", "advised"):
+            oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
+            connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

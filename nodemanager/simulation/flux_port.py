@@ -90,8 +90,7 @@ class SimulatedFluxPort:
         new = [launch for launch in launches if launch.slot not in self._flux.records]
         self._flux.records = records
         for launch in new:
-            if (self._flux.drain_reason(launch.rank) or "").startswith(OUR_DRAINS):
-                self._flux.undrain(launch.rank)
+            self._undrain(launch.rank)
 
     def forget(self, launch: Launch) -> None:
         self._change(lambda: self._forget(launch))
@@ -153,7 +152,11 @@ class SimulatedFluxPort:
         self._change(lambda: self._flux.drain(rank, reason))
 
     def undrain(self, rank: Rank) -> None:
-        self._change(lambda: self._flux.undrain(rank))
+        self._change(lambda: self._undrain(rank))
+
+    def _undrain(self, rank: Rank) -> None:
+        if (self._flux.drain_reason(rank) or "").startswith(OUR_DRAINS):
+            self._flux.undrain(rank)
 
     def stop_broker(self, rank: Rank) -> None:
         self._change(lambda: self._flux.stop_broker(rank))

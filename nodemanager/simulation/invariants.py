@@ -116,11 +116,12 @@ class Rules:
         """Just before what runs after a job is told to end: it was not so often that it is vain."""
         self.require(told < KILLS_MAX, f"what runs on rank {rank} was to be killed for the {told + 1}th time")
 
-    def at_undrain(self, rank: Rank) -> None:
-        """Just before an undrain of a live node: the drain is ours."""
-        reason = self.flux.drain_reason(rank)
-        foreign = reason is not None and not reason.startswith("flux-node-manager:")
-        self.require(not (foreign and self.flux.online(rank)), f"rank {rank}: a foreign drain was to be undone")
+    def undrained(self, rank: Rank, before: str | None) -> None:
+        """Right after an undrain: a drain that was not ours stands as it did."""
+        foreign = before is not None and not before.startswith("flux-node-manager:")
+        self.require(
+            not foreign or self.flux.drain_reason(rank) == before, f"rank {rank}: a foreign drain was undone"
+        )
 
     def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]) -> None:
         """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
@@ -258,11 +259,12 @@ class WatchedFlux(SimulatedFluxPort):
         return self._change(check_and_requeue)
 
     def undrain(self, rank: Rank) -> None:
-        def check_and_undrain() -> None:
-            self._rules.at_undrain(rank)
-            self._flux.undrain(rank)
+        def undrain_and_check() -> None:
+            before = self._flux.drain_reason(rank)
+            self._undrain(rank)
+            self._rules.undrained(rank, before)
 
-        self._change(check_and_undrain)
+        self._change(undrain_and_check)
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:

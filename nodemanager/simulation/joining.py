@@ -116,6 +116,10 @@ class SimulatedJoins:
         self._ledger = FragileLedger(self._service_may_die)
         self._desk: JoinDesk | None = self._new_desk()
 
+    def close(self) -> None:
+        """Let go of the service's file."""
+        self._ledger.close()
+
     # --- the service ---
 
     def _new_desk(self) -> JoinDesk:
@@ -391,6 +395,10 @@ class JoinScenario(Scenario):
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.booted
         self.provider.on_end = self.joins.ended
+
+    def _close_files(self) -> None:
+        super()._close_files()
+        self.joins.close()
 
     def join_port(self) -> JoinPort | None:
         return self.joins.port()

@@ -92,7 +92,7 @@ class Scenario:
         try:
             return self._run()
         finally:
-            self._let_go_of_the_history()
+            self._close_files()
 
     def _run(self) -> Outcome:
         self.begin()
@@ -306,7 +306,7 @@ class Scenario:
             lost = process.kept.why_lost() if process.kept is not None else ""
             self.rules.require(not lost, f"the journal lacks what was told last: {lost}")
 
-    def _let_go_of_the_history(self) -> None:
+    def _close_files(self) -> None:
         for process in self.processes:
             process.close()
         if self.history is not None:

@@ -23,6 +23,7 @@ from nodemanager.web.views import (
     nodes_wanted,
     reason_document,
 )
+from nodemanager.wording import clock_time
 
 HISTORY_SHOWN = 50
 
@@ -149,21 +150,32 @@ def _offer(found: NodeType) -> dict[str, Any]:
 
 
 def in_the_past(journal: JournalReader, kind: str, name: str, at: float) -> Document:
-    """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``."""
+    """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``.
+
+    ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
+    """
     subject = _subject_of(kind, name)
     said = journal.standing_at(subject, at)
     if said is None and kind == "node" and (launch := journal.launch_of(name, at)) is not None:
         subject, said = launch, journal.standing_at(launch, at)
     if said is None:
-        raise Unknown(f"the journal says nothing of {kind} {name} before that time")
+        raise Unknown(f"the journal says nothing of {kind} {name} before that time{_how_far(journal)}")
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
         "said_at": said["at"],
         "what": said["what"],
-        "reason": as_document(said["code"], said["figures"]),
+        "reason": as_document(said["code"], said["figures"]) if said["code"] else None,
         "history": [_line(entry) for entry in journal.entries(subject=subject, limit=HISTORY_SHOWN)],
     }
+
+
+def _how_far(journal: JournalReader) -> str:
+    begins_at, set_aside = journal.begins_at(), journal.set_aside()
+    begins = f"; it begins at {clock_time(begins_at)}" if begins_at is not None else ""
+    if set_aside:
+        begins += f"; what was before may stand in {set_aside[-1]}, which could not be used and was set aside"
+    return begins
 
 
 def _subject_of(kind: str, name: str) -> str:

@@ -181,6 +181,7 @@ def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None
     if jobs is None:
         jobs = _jobs_on(snapshot).get(node.launch.rank, ())
     node_type = policy.types.get(node.launch.type_name)
+    tariff = billing.tariff_of(node.launch, policy)
     reason = published.plan.nodes.get(node.id)
     rank = node.rank
     return {
@@ -197,7 +198,7 @@ def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None
         "cores": rank.cores if rank is not None else None,
         "cores_free": rank.cores_free if rank is not None else None,
         "jobs": [format_job_id(job) for job in jobs],
-        "price_per_hour": float(node_type.price_per_hour) if node_type is not None else None,
+        "price_per_hour": float(tariff.price_per_hour) if tariff is not None else None,
         "cost": _cost(node, published),
         "window": _window(node, published),
         "reason": reason_document(reason, edge) if reason is not None else None,
@@ -208,10 +209,10 @@ def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None
 
 
 def _cost(node: Node, published: Published) -> float | None:
-    node_type = published.policy.types.get(node.launch.type_name)
-    if node_type is None or node.cloud is None:
+    tariff = billing.tariff_of(node.launch, published.policy)
+    if tariff is None or node.cloud is None:
         return None
-    return float(billing.cost(node_type, billing.age_s(node, published.snapshot.now_s)))
+    return float(billing.cost(tariff, billing.age_s(node, published.snapshot.now_s)))
 
 
 def _window(node: Node, published: Published) -> Document | None:

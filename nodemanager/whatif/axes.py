@@ -104,6 +104,12 @@ BESIDE = (
 )
 
 
+# How far from its line a name's foot stands, and how near none comes to another line.
+ABOVE, BELOW = -6.0, 15.0
+APART = 6.0
+LINE_STEPS = 12  # places for it along the line
+
+
 @dataclass(slots=True)
 class Labels:
     """Names beside points, none upon another one, a point, or the edge (left, top, right, bottom)."""
@@ -123,15 +129,34 @@ class Labels:
                 return text(x + off_x, y + off_y, said, kind, anchor)
         return ""
 
-    def write_on(self, y: float, said: str, kind: str) -> str:
-        """The name of a line across, above or below it, at either end or in the middle."""
+    def write_lines(self, lines: Sequence[tuple[float, str]], kind: str) -> list[str]:
+        """The names of lines across: the highest one's stands above it, the others' below theirs, if there is room.
+
+        Each is nearer to its own line than to any other one.
+        """
+        highest = min((y for y, _ in lines), default=0.0)
+        return [
+            self._write_line(
+                y, said, kind, [it for it, _ in lines if it != y], above=y == highest and len(lines) > 1
+            )
+            for y, said in lines
+        ]
+
+    def _write_line(self, y: float, said: str, kind: str, others: Sequence[float], *, above: bool) -> str:
         left, _, right, _ = self.edges
-        ends = ((right, "end"), (left + 6, "start"), ((left + right) / 2, "middle"))
-        places = [(x, y + off_y, anchor) for x, anchor in ends for off_y in (15.0, -6.0)]
-        free = [place for place in places if self._is_free(_box(*place[:2], said, place[2]))]
-        x, at_y, anchor = (free or places)[0]
-        self.taken.append(_box(x, at_y, said, anchor))
-        return text(x, at_y, said, kind, anchor)
+        sides = (ABOVE, BELOW) if above else (BELOW, ABOVE)
+        reach = right - left - 6 - len(said) * LETTER
+        places = [(right - reach * step / LINE_STEPS, y + side) for side in sides for step in range(LINE_STEPS + 1)]
+        boxes = {place: _box(*place, said, "end") for place in places}
+        apart = [
+            it
+            for it in places
+            if all(_gap(boxes[it], at) >= min(APART, _gap(boxes[it], y) + abs(at - y)) - 1e-9 for at in others)
+        ]
+        free = [it for it in apart if self._is_free(boxes[it])]
+        x, at_y = (free or apart or places)[0]
+        self.taken.append(boxes[x, at_y])
+        return text(x, at_y, said, kind, "end")
 
     def _is_free(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = self.edges
@@ -141,6 +166,11 @@ class Labels:
             box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
             for other in self.taken
         )
+
+
+def _gap(box: tuple[float, float, float, float], y: float) -> float:
+    """How far a line across is from a box; below 0 where it goes through."""
+    return max(box[1] - y, y - box[3])
 
 
 def _box(x: float, y: float, said: str, anchor: str) -> tuple[float, float, float, float]:

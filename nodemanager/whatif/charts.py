@@ -9,7 +9,7 @@ from html import escape
 
 from nodemanager.whatif.axes import Labels, Scale, rule, scale, steps, svg, text, wait_marks, written_money
 from nodemanager.whatif.outcome import Curve, Outcome
-from nodemanager.whatif.sentences import span
+from nodemanager.whatif.sentences import shortened, span
 from nodemanager.whatif.study import pareto
 
 WIDTH = 860.0
@@ -22,10 +22,7 @@ PARTS = (
     ("unused", "paid beyond its end"),
 )
 NAME_MAX = 26  # letters
-
-
-def shortened(name: str) -> str:
-    return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 1]}…"
+UNDER_BOUND = 0.08  # of the costs' reach: room for the name of the lowest bound, though it be below 0
 
 
 # --- cost against wait ------------------------------------------------------------------------------------
@@ -58,6 +55,7 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     costs = [outcome.cost for outcome in every] + [cost for _, cost in bounds]
     reach = (max(costs) - min(costs)) or max(costs) or 1.0
     low, high = max(0.0, min(costs) - 0.14 * reach), max(costs) + 0.14 * reach
+    low = min([low, *(cost - UNDER_BOUND * reach for _, cost in bounds)])
     spare = 0.1 * (max(waits) - min(waits)) or 0.05
     early, late = min(waits) - spare, max(waits) + spare
     height = 420.0
@@ -71,9 +69,9 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     labels = Labels((LEFT, TOP, WIDTH - RIGHT, bottom))
     for outcome in every:
         labels.keep_clear(*plane.place(outcome), 5.0)
-    for name, cost in bounds:
-        y = plane.y(cost)
-        parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound"), labels.write_on(y, name, "tick")]
+    lines = [(plane.y(cost), name) for name, cost in bounds]
+    parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound") for y, _ in lines]
+    parts += labels.write_lines(lines, "tick")
     for group in groups:
         parts += _points(group, plane)
     for group in sorted(groups, key=lambda it: (it.kind != "main", it.joined)):
@@ -114,7 +112,7 @@ def _points(group: Group, plane: Plane) -> list[str]:
 def _named(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
     """A step of a sweep is named by its value."""
     name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
-    return labels.write(*plane.place(outcome), shortened(name), "tick" if group.joined else "label")
+    return labels.write(*plane.place(outcome), shortened(name, NAME_MAX), "tick" if group.joined else "label")
 
 
 # --- over time --------------------------------------------------------------------------------------------
@@ -200,7 +198,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
 
 
 def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
-    parts = [text(left - 10, y + 14, shortened(outcome.policy), "label", "end")]
+    parts = [text(left - 10, y + 14, shortened(outcome.policy, NAME_MAX), "label", "end")]
     paid = 0.0
     for kind, name in parts_there([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))

@@ -6,33 +6,46 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from nodemanager import logs
-from nodemanager.config import ConfigError, Site, load_site
+from nodemanager.config import ConfigError, Site
+from nodemanager.whatif.asked import runs_asked, seeded
 from nodemanager.whatif.baselines import BASELINES
 from nodemanager.whatif.conditions import conditions_of
 from nodemanager.whatif.learned import Learned, learn_from
+from nodemanager.whatif.outputs import (
+    OutputClosed,
+    OutputError,
+    check_apart,
+    check_standard_output,
+    opened,
+    saying,
+    write,
+)
 from nodemanager.whatif.report import written_report
-from nodemanager.whatif.runs import Run, all_done
+from nodemanager.whatif.runs import all_done
 from nodemanager.whatif.sentences import headline, sentences
 from nodemanager.whatif.source import journal_of, open_workload
 from nodemanager.whatif.study import Runner, Study
 from nodemanager.whatif.terminal import bar, summary
-from nodemanager.whatif.variants import SweepError, differences, read_sweep, variants
+from nodemanager.whatif.variants import SweepError, differences
 from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
+EXIT_CLOSED = 141  # as shells have it of one that SIGPIPE ended
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,24 +85,75 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
-        if chosen.seed is not None:
-            site = _seeded(site, chosen.seed)
-        workload = open_workload(chosen.subject, site, Processors(chosen.processors))
-        study = _study(site, workload, chosen)
-        if chosen.report is not None:
-            Path(chosen.report).write_text(written_report(study), encoding="utf-8")
+        with _terminated_in_order():
+            return _simulate(seeded(site, chosen.seed), chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except (WorkloadError, SweepError, OSError) as error:
+    except OutputClosed:
+        return EXIT_CLOSED
+    except (WorkloadError, SweepError, OutputError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    if chosen.json:
-        json.dump(as_json(study), sys.stdout, indent=1)
-        print()
-    else:
-        summary(study, Console())
+
+
+def _simulate(site: Site, chosen: argparse.Namespace) -> int:
+    """What cannot be written is said before the runs; at the end it costs nothing else of what was asked for."""
+    check_standard_output()
+    with opened("--report", chosen.report) as report, opened("--journal", chosen.journal) as journal:
+        check_apart({"--report": report, "--journal": journal}, _inputs(site, chosen))
+        workload = open_workload(chosen.subject, site, Processors(chosen.processors))
+        study, journal_fault = _study(site, workload, chosen)
+        faults = [f"--journal {chosen.journal}: {journal_fault}"] if journal_fault else []
+        closed = None
+        try:
+            with saying(sys.stdout):
+                sys.stdout.write(_told(study, chosen))
+        except OutputClosed as error:
+            closed = error
+        except OutputError as error:
+            faults.append(str(error))
+        if report is not None:
+            try:
+                write(f"--report {chosen.report}", report, written_report(study))
+            except OutputError as error:
+                faults.append(str(error))
+    if faults:
+        raise OutputError("\n".join(faults))
+    if closed:
+        raise closed
     return EXIT_OK
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """SIGTERM ends the study as Ctrl-C does: files are closed, and no process goes on by itself."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + number)  # as shells have it
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
+    """The files that are read, by what they are."""
+    named = {"the WORKLOAD": chosen.subject, "--learn-from": chosen.learn_from}
+    read = {what: journal_of(name, site) or Path(name) for what, name in named.items() if name is not None}
+    return {**read, "--config": site.path, **{f"--compare {path}": Path(path) for path in chosen.compare}}
+
+
+def _told(study: Study, chosen: argparse.Namespace) -> str:
+    if chosen.json:
+        return json.dumps(as_json(study), indent=1) + "\n"
+    console = Console()
+    with console.capture() as told:
+        summary(study, console)
+    return told.get()
 
 
 def _whole(text: str) -> int:
@@ -98,35 +162,31 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> Study:
-    """Every run that was asked for, the site's own first."""
-    main = Run(
-        _name(str(site.path)), site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None
-    )
-    compared = [Run(_name(path), load_site(path)) for path in chosen.compare]
-    sweep = variants(site, read_sweep(chosen.sweep)) if chosen.sweep else ()
-    swept = [Run(name, variant) for name, variant in sweep]
-    baselines = [Run(name, site, baseline=True) for name in _baselines(chosen.baselines)]
+def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[Study, str]:
+    """Every run that was asked for, the site's own first; and what of its journal could not be written."""
+    runs = runs_asked(site, chosen)
+    if runs.caution:
+        print(runs.caution, file=sys.stderr)
     learned = _learned(site, chosen)
     with bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
         runner = Runner(workload, shown, chosen.jobs, learned)
-        runs = all_done(runner, (main, *compared, *swept, *baselines), chosen.processes)
-        with closing(runs):
-            first = next(runs)
+        ended = all_done(runner, runs.in_turn, chosen.processes)
+        with closing(ended):
+            first = next(ended)
             if not first.outcome.jobs:
                 raise WorkloadError(_nothing_in(workload, first.oddities))
             shown.done(first.outcome)
             _, cloud = conditions_of(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
-            groups = (study.compared, compared), (study.swept, swept), (study.baselines, baselines)
+            groups = (study.compared, runs.compared), (study.swept, runs.swept), (study.baselines, runs.baselines)
             for outcomes, those in groups:
-                for run, ended in zip(those, runs, strict=False):  # in this order they were asked for
-                    shown.done(ended.outcome)
-                    outcomes[run.name] = ended.outcome
+                for run, its in zip(those, ended, strict=False):  # in this order they were asked for
+                    shown.done(its.outcome)
+                    outcomes[run.name] = its.outcome
                     if run.baseline and run.name == "fixed":
-                        study.bounds = ended.bounds
-    study.differences.update({run.name: differences(site, run.site) for run in compared})
-    return study
+                        study.bounds = its.bounds
+    study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
+    return study, first.journal_fault
 
 
 def _nothing_in(workload: Workload, oddities: Oddities) -> str:
@@ -144,24 +204,6 @@ def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
         path = journal_of(chosen.subject, site)
         return learn_from(path) if path is not None else None
     return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
-
-
-def _name(path: str) -> str:
-    return Path(path).stem
-
-
-def _baselines(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(BASELINES) if text == "all" else []
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in BASELINES:
-            raise SweepError(f'--baselines: no such policy "{name}"; known are {", ".join(BASELINES)}')
-    return names
-
-
-def _seeded(site: Site, seed: int) -> Site:
-    return replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
 
 
 def as_json(study: Study) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from nodemanager.flux.bindings import BindingsMissing, ask, connection
 from nodemanager.model import Shape
 from nodemanager.ports import FluxError
-from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
+from nodemanager.whatif.swf import NO_LIMIT, OVERRUN, VALUE_MAX
 from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
 
 NEVER_RAN = "left out: it has not ended, or never ran"
@@ -72,11 +72,18 @@ def _history(name: str, said: Any) -> Workload:
 
 
 def _submitted_at(job: Mapping[str, Any]) -> float:
-    """Where it stands among the others; one that does not say it is left out, wherever it stands."""
+    """0 of one that does not say it, and is left out for that."""
     try:
-        return float(job.get("t_submit", 0.0))
-    except (TypeError, ValueError):
+        return _measure(job["t_submit"])
+    except (KeyError, TypeError, ValueError):
         return 0.0
+
+
+def _measure(said: Any) -> float:
+    number = float(said)
+    if not 0 <= number <= VALUE_MAX:  # a NaN is not either
+        raise ValueError(f"{said}: no number from 0 to {VALUE_MAX:g}")
+    return number
 
 
 def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
@@ -93,11 +100,11 @@ def _job(job: Mapping[str, Any], start_at: float, oddities: Oddities) -> TraceJo
         oddities.note(NEVER_RAN, place)
         return None
     try:
-        tasks, cores = int(job["ntasks"]), int(job["ncores"])
-        submit_s = max(0.0, float(job["t_submit"]) - start_at)
-        run_s = max(0.0, float(ended_at) - float(job["t_run"]))
-        limit_s = float(job.get("duration", 0.0))
-        userid = int(job.get("userid", 0))
+        tasks, cores = int(_measure(job["ntasks"])), int(_measure(job["ncores"]))
+        submit_s = max(0.0, _measure(job["t_submit"]) - start_at)
+        run_s = max(0.0, _measure(ended_at) - _measure(job["t_run"]))
+        limit_s = _measure(job.get("duration", 0.0))
+        userid = int(_measure(job.get("userid", 0)))
     except (KeyError, TypeError, ValueError):
         oddities.note(UNREADABLE, place)
         return None

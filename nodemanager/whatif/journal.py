@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nodemanager.journal.shapes import read_shape, written_shape
+from nodemanager.model import Shape
 from nodemanager.whatif.cloud import Machine
 from nodemanager.whatif.scheduler import QueuedJob
+from nodemanager.whatif.swf import VALUE_MAX
 from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
 
 
@@ -81,30 +83,70 @@ class Journal:
 
 
 def open_journal(path: Path) -> Workload:
-    """The jobs of a run, from its journal."""
+    """The jobs of a run, from its journal. A line that no run wrote is an error: without it, it is another run."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with _opened(path) as file:
             first = json.loads(next(file))
-        start_at = float(first["start_at"])
+        start_at = _measure(first, "start_at")
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"{path}: not a journal of simulate: {error!r}") from error
     return Workload(path.name, partial(_jobs, path), start_at)
 
 
+def _opened(path: Path) -> TextIO:
+    """Bytes that are no text are read as text that is no JSON, so that their line is known."""
+    return path.open(encoding="utf-8", errors="backslashreplace")
+
+
 def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
-    with path.open(encoding="utf-8") as file:
+    del oddities
+    latest_s = 0.0
+    with _opened(path) as file:
         for number, text in enumerate(file, start=1):
             try:
-                line = json.loads(text)
-                if line["what"] != "submit":
-                    continue
-                yield TraceJob(
-                    line["job"],
-                    line["at"],
-                    line["run_s"],
-                    line["limit_s"],
-                    read_shape(line["shape"]),
-                    line["userid"],
-                )
-            except (ValueError, KeyError, TypeError):
-                oddities.note("left out: a line that no run wrote", f"line {number}")
+                job = _job(text, latest_s)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                why = f"{path}: line {number}: no run of simulate wrote this: {_why(error)}"
+                raise WorkloadError(why) from error
+            if job is not None:
+                latest_s = job.submit_s
+                yield job
+
+
+def _job(text: str, latest_s: float) -> TraceJob | None:
+    """The job that a line says has come; None where it tells of something else."""
+    line = json.loads(text)
+    if line["what"] != "submit":
+        return None
+    at_s = _measure(line, "at")
+    if at_s < latest_s:
+        raise ValueError(f"at is {at_s}, before that of the job above")
+    name, userid, shape = line["job"], line["userid"], read_shape(line["shape"])
+    if not (isinstance(name, str) and _is_count(userid, 0) and _is_whole(shape)):
+        raise ValueError("its job, userid or shape are not what they should be")
+    return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"column {error.colno}: {error.msg}"
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _measure(line: Mapping[str, Any], key: str) -> float:
+    value = line[key]
+    if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= VALUE_MAX):
+        raise ValueError(f"{key} is {value!r}, no number from 0 to {VALUE_MAX:g}")  # a NaN is none
+    return value
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= VALUE_MAX
+
+
+def _is_whole(shape: Shape) -> bool:
+    """Whether it is of numbers that a job can have asked for."""
+    positive = (shape.slots, shape.cores_per_slot, 1 if shape.nodes is None else shape.nodes)
+    return all(_is_count(value, 1) for value in positive) and all(
+        _is_count(value, 0) for value in (shape.gpus_per_slot, shape.memory_bytes_per_slot)
+    )

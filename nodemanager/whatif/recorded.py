@@ -17,24 +17,30 @@ from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadEr
 
 
 def open_recorded(path: Path) -> Workload:
-    """The jobs of a journal; the service may go on writing it. Raises :class:`WorkloadError`."""
+    """The jobs of a journal that have ended by now; the service may go on writing it.
+
+    Raises :class:`WorkloadError`.
+    """
     reader = JournalReader(path)
     try:
+        until_at = reader.jobs_until()  # each policy reads it by itself, and is to get the same jobs
         count = reader.jobs_count()
         # It begins with the first job that is replayed, not with one that was cancelled long before.
-        with closing(_read(reader, 0.0, Oddities())) as jobs:
+        with closing(_read(reader, 0.0, until_at, Oddities())) as jobs:
             start_at = next((job.submit_s for job in jobs), 0.0)
     except (JournalUnreadable, WorkloadError) as error:
         raise WorkloadError(
             f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
             "service has run under this one"
         ) from error
-    return Workload(path.name, partial(_read, reader, start_at), start_at, jobs_about=count)
+    return Workload(path.name, partial(_read, reader, start_at, until_at), start_at, jobs_about=count)
 
 
-def _read(reader: JournalReader, start_at: float, oddities: Oddities) -> Generator[TraceJob, None, None]:
+def _read(
+    reader: JournalReader, start_at: float, until_at: float, oddities: Oddities
+) -> Generator[TraceJob, None, None]:
     try:
-        for row in reader.jobs():
+        for row in reader.jobs(until_at):
             job = _job(row, start_at, oddities)
             if job is not None:
                 yield job
@@ -58,5 +64,5 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
     elif run_s > limit_s:
         oddities.note(OVERRUN, place)
         limit_s = run_s
-    submit_s = max(0.0, row["submitted_at"] - start_at)  # it may end only now, and have come before all others
+    submit_s = max(0.0, row["submitted_at"] - start_at)
     return TraceJob(row["job"], submit_s, run_s, limit_s, shape, row["userid"])

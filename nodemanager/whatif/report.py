@@ -27,7 +27,8 @@ p, li { max-width: 76ch; overflow-wrap: anywhere } .soft { color: var(--soft) }
 section > div { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 12px;
   overflow-x: auto }
 svg { width: 100%; min-width: 620px; height: auto; display: block }
-text { fill: var(--ink); font: 13px system-ui, sans-serif } .tick, .axis { fill: var(--soft); font-size: 12px }
+text { fill: var(--ink); font: 13px system-ui, sans-serif; stroke: var(--card); stroke-width: 3px;
+  stroke-linejoin: round; paint-order: stroke } .tick, .axis { fill: var(--soft); font-size: 12px }
 .grid { stroke: var(--grid) } .bound { stroke: var(--soft); stroke-dasharray: 5 4 }
 .line { fill: none; stroke-width: 2 } .dot { stroke: var(--card); stroke-width: 1.5 }
 .dot.main { fill: var(--main) } .dot.swept { fill: var(--swept) } .line.swept { stroke: var(--swept) }

@@ -73,6 +73,11 @@ def _brief(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")
 
 
+def shortened(name: str, letters: int) -> str:
+    """A name in so many letters. Its end is kept: by that the values of a sweep, and paths, are told apart."""
+    return name if len(name) <= letters else f"…{name[len(name) - letters + 1 :]}"
+
+
 def headline(study: Study) -> str:
     """The plain sentence on top: beside the first site to compare with, or the first baseline."""
     said = sentences(study)

@@ -7,12 +7,18 @@ from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.sentences import headline, sentences, short_span
+from nodemanager.whatif.sentences import headline, sentences, short_span, shortened
 from nodemanager.whatif.study import TELL_EVERY, Study
+
+WIDTH_MAX = 10_000  # letters: of what has no width
+NAME_MIN = 12
+GAP = 2  # between two columns
 
 
 class Bar:
@@ -36,53 +42,95 @@ class Bar:
 
 @contextmanager
 def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bar(progress, jobs_about)
 
 
 def summary(study: Study, console: Console) -> None:
-    """Print the study."""
-    console.print(headline(study), style="bold")
+    """Print the study. No figure is cut: where lines are too short for one, they are longer than the terminal's.
+
+    What is no terminal has no lines of a length: a table is as wide as it is.
+    """
+    _say(console, headline(study), "bold")
     for sentence in sentences(study)[1:]:
-        console.print(sentence)
-    console.print(_runs(study))
+        _say(console, sentence)
+    _show(console, _runs(study, _name_room(study, console)))
     if study.bounds is not None:
-        console.print(
+        _say(
+            console,
             f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
-            "every job starting when it did on the fixed cluster"
+            "every job starting when it did on the fixed cluster",
         )
-    for run in (study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()):
+    for run in _outcomes(study):
         if run.restarts:
-            console.print(
+            _say(
+                console,
                 f"{run.policy}: jobs began anew {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
-                f"lost, at {run.cost_lost:,.2f}"
+                f"lost, at {run.cost_lost:,.2f}",
             )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():
-            console.print(f"{name}: {key} = {there}, not {here}")
+            _say(console, f"{name}: {key} = {there}, not {here}")
     for why, count in study.main.jobs_unserved.items():
-        console.print(f"{count} jobs not served: {why}", style="yellow")
+        _say(console, f"{count} jobs not served: {why}", "yellow")
     for kind, count in study.oddities.counts.items():
         places = ", ".join(study.oddities.examples[kind])
-        console.print(f"{count} x {kind} ({places}{', ...' if count > len(study.oddities.examples[kind]) else ''})")
+        more = ", ..." if count > len(study.oddities.examples[kind]) else ""
+        _say(console, f"{count} x {kind} ({places}{more})")
     if study.cloud:
-        console.print(_cloud(study))
-    console.print(_speed(study.main))
+        _show(console, _cloud(study), folds=True)
+    _say(console, _speed(study.main))
 
 
-def _runs(study: Study) -> Table:
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """As it stands: names of files and jobs may hold what rich takes for markup."""
+    console.print(text, style=style, markup=False, emoji=False)
+
+
+def _show(console: Console, table: Table, *, folds: bool = False) -> None:
+    """``folds``: a table of words, which a terminal's lines may break."""
+    usual = console.width
+    if not (folds and console.is_terminal):
+        whole = Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
+        console.width = max(usual, whole.maximum)
+    console.print(table)
+    console.width = usual
+
+
+HEADS = ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left")
+
+
+def _outcomes(study: Study) -> list[Outcome]:
+    return [study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()]
+
+
+def _name_room(study: Study, console: Console) -> int:
+    """How many letters of a policy's name fit beside its figures."""
+    rows = [HEADS, *(_row(outcome, study.main) for outcome in _outcomes(study))]
+    figures = sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[1:])
+    return max(NAME_MIN, console.width - figures - GAP) if console.is_terminal else WIDTH_MAX
+
+
+def _runs(study: Study, name_room: int) -> Table:
     table = Table(
-        title=f"{study.workload.name}, {study.main.jobs} jobs",
+        title=Text(f"{study.workload.name}, {study.main.jobs} jobs"),
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for name in ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left"):
+    for name in HEADS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    table.add_row(*_row(study.main, study.main), style="bold")
-    for other in (*study.compared.values(), *study.baselines.values(), *study.swept.values()):
-        table.add_row(*_row(other, study.main))
+    for outcome in _outcomes(study):
+        name, *figures = _row(outcome, study.main)
+        cells = [Text(cell) for cell in (shortened(name, name_room), *figures)]
+        table.add_row(*cells, style="bold" if outcome is study.main else None)
     return table
 
 
@@ -92,7 +140,7 @@ def _cloud(study: Study) -> Table:
     for name in ("type", "what", "figure", "from"):
         table.add_column(name)
     for figure in study.cloud:
-        table.add_row(figure.node_type, figure.what, figure.value, figure.source)
+        table.add_row(*map(Text, (figure.node_type, figure.what, figure.value, figure.source)))
     return table
 
 

@@ -27,7 +27,7 @@ BY_EVENTS = frozenset(
         "gone", "demand", "stopping", "wanted_again", "nothing_to_destroy", "found_drained", "window_closes",
         "makes_room", "above_nodes_max",
         "spare", "join_failed", "ticket_replayed", "never_joined", "broker_lost", "failed_at_provider",
-        "unknown_type",
+        "unknown_type", "lease_not_wanted", "lease_above_limits", "only_observed",
     }
 )  # fmt: skip
 # An order was given: its answer says how it goes on.
@@ -38,7 +38,7 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     """The next such moment, and whether a call waits for another one's end."""
     wake_s = inf
     held = False
-    leads_s = {name: measured.stop_lead_s(snapshot, name, policy.stop_lead_s) for name in policy.types}
+    leads_s = {name: measured.stop_lead_s(snapshot, name, policy) for name in policy.types}
     decided = made.decided
     for id_, node in roll_of(snapshot).restless.items():
         reason = decided.get(id_)
@@ -71,9 +71,8 @@ def _of_node(
     """When something changes for the node; some moment not before ``wake_s`` where that is not sooner."""
     now_s = snapshot.now_s
     match reason.code:
-        case "paid_time_left":
-            left_s, lead_s = reason.figures["window_left_s"], reason.figures["stop_lead_s"]
-            return now_s + max(PLAN_EVERY_S, _seconds(left_s) - _seconds(lead_s))
+        case "paid_time_left" | "next_window_begins":
+            return now_s + max(PLAN_EVERY_S, _goes_in_s(reason))
         case "idle_not_long" | "idle_unconfirmed":
             return max(_may_go_s(node, policy, now_s, leads_s, wake_s), now_s + PLAN_EVERY_S)
         case "retry_later":
@@ -85,12 +84,21 @@ def _of_node(
             return max(node.requested_s + policy.boot_timeout_s, node.since_s + policy.rejoin_timeout_s)
         case "may_rejoin":
             return node.since_s + policy.rejoin_timeout_s
+        case "settling":
+            return max(_seconds(reason.figures["settles_at_s"]), now_s + PLAN_EVERY_S)
         case "broker_stopping":
             return (node.broker_told_s or now_s) + policy.broker_stop_s
         case code if code.startswith("blocked_"):
             return inf  # the block's own end is looked at
         case _:
             return now_s + POLL_S
+
+
+def _goes_in_s(reason: Reason) -> float:
+    figures = reason.figures
+    if reason.code == "next_window_begins":
+        return _seconds(figures["goes_in_s"])
+    return _seconds(figures["window_left_s"]) - _seconds(figures["stop_lead_s"])
 
 
 def _seconds(figure: Figure) -> float:

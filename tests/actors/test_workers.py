@@ -72,6 +72,7 @@ from nodemanager.orders import (
     ListCloud,
     LookAtRanks,
     RecordLaunches,
+    RequeueJob,
     ShowOnJobs,
     StopBroker,
     SweepCloud,
@@ -364,6 +365,16 @@ def test_53_an_order_that_comes_late_to_flux_is_left_undone(
     worker.on_receive(Timely(order, NOW_S - 2.0))
     assert port.calls == []
     assert told == [OrderLapsed(type(order).__name__, launches, None, "2.0 s too late")]
+
+
+def test_a_requeue_that_is_left_undone_names_its_job() -> None:
+    order = RequeueJob(JobId(7), LAUNCH.id, because("requeued"))
+    worker, told = flux_worker(Flux())
+    worker.on_receive(Timely(order, NOW_S - 2.0))
+    assert told == [OrderLapsed("RequeueJob", (), None, "2.0 s too late", JobId(7))]
+    worker, told = flux_worker(Flux(fails_at="requeue 7"))
+    worker.on_receive(Timely(order, NOW_S + 30))
+    assert told == [FluxCallFailed((), "RequeueJob", "no answer", JobId(7))]
 
 
 def test_a_list_carries_the_moment_it_was_begun() -> None:

@@ -274,6 +274,19 @@ def test_undraining_twice_is_no_error(actor: FluxPort) -> None:
     assert look(actor, 1).drain_reason is None
 
 
+@pytest.mark.parametrize("reason", ["bad fan", None])
+@pytest.mark.parametrize("online", [True, False])
+def test_a_drain_of_others_is_never_undone(
+    subject: FluxSubject, actor: FluxPort, reason: str | None, *, online: bool
+) -> None:
+    if online:
+        subject.bring_online(Rank(1))
+        subject.until("it is online", lambda: look(actor, 1).online)
+    subject.drain(Rank(1), reason)
+    actor.undrain(Rank(1))
+    assert look(actor, 1).drain_reason == (reason or "")
+
+
 # --- brokers ----------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.fleet.layout import Layout, lay_out
+from nodemanager.fleet.affordable import lay_out
+from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.line import Line, key_of, line_of, moved
 from nodemanager.fleet.plan import plan
 from nodemanager.fleet.shelf import UNBOUNDED, Shelf

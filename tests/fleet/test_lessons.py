@@ -40,6 +40,7 @@ from nodemanager.model import (
     NodeState,
     ProviderId,
     QueuePolicy,
+    Rank,
     SlotName,
     TypeName,
     UnreadableJob,
@@ -56,7 +57,9 @@ from tests.builders import (
     a_cloud_node,
     a_job,
     a_launch,
+    a_policy,
     a_rank,
+    a_snapshot,
     a_type,
     a_world,
     boots,
@@ -221,7 +224,8 @@ def test_12_the_price_cap_is_exact_with_dead_unknown_and_free_nodes() -> None:
     free, dime = a_type("free", slots=2, price="0"), a_type("dime", price="0.10")
     world = a_world(free, dime, price_per_hour_max=Decimal("0.30"), nodes_max=20)
     world.node("dime1", NodeState.GONE)
-    world.busy_node("dime2", launch=replace(a_launch("dime2", world.policy), type_name=TypeName("retired")))
+    retired = replace(a_launch("dime2", world.policy), type_name=TypeName("retired"), tariff=None)  # nobody knows
+    world.busy_node("dime2", launch=retired)
     world.job(*[whole_nodes(1)] * 6)
     made = world.plan()
     assert boots(made) == ["free1", "free2", "dime3", "dime4"]
@@ -474,6 +478,33 @@ def test_a_stray_whose_slot_is_taken_is_destroyed_in_the_end_and_again_until_it_
     assert [action.launch for action in made.actions if isinstance(action, DestroyNode)] == [None]
     assert orders(world.wait(59).all_is_fresh().decide()) == []
     assert orders(world.wait(1).decide()) == ["destroy i-7"]
+
+
+def _a_stray_of_a_type_that_is_no_more(**rank: Any) -> World:
+    """The site names neither it nor its slot, its lease is lost, its grace is over, and its broker is up."""
+    up = replace(a_rank("cloud1", online=True), rank=Rank(9), host=SlotName("old1"), **rank)
+    policy = a_policy(orphan_grace_s=600)
+    launch = replace(LAUNCH, id=LaunchId("old1-1"), slot=SlotName("old1"), rank=up.rank, type_name=TypeName("old"))
+    world = World(policy, a_snapshot(policy, ranks=[up])).see_cloud(a_cloud_node(launch, provider_id="i-9"))
+    return world.wait(600).all_is_fresh()
+
+
+def test_a_stray_that_takes_jobs_is_drained_and_looked_at_again_before_it_is_destroyed() -> None:
+    world = _a_stray_of_a_type_that_is_no_more()
+    assert orders(world.decide()) == ["cordon old1-1 flux-node-manager:old1-1"]
+    assert orders(world.wait(1).decide()) == []  # not looked at since
+    seen = world.snapshot.ranks[Rank(9)]
+    begun = replace(drained(seen, "flux-node-manager:old1-1"), allocated=True)
+    assert (
+        orders(world.wait(world.policy.probe_s).see_ranks(begun).all_is_fresh().decide()) == []
+    )  # a job slipped in
+    world.wait(1).see_ranks(drained(seen, "flux-node-manager:old1-1"))
+    assert orders(world.decide()) == ["destroy i-9"]
+
+
+def test_a_stray_that_an_admin_drained_is_left_to_the_admin() -> None:
+    world = _a_stray_of_a_type_that_is_no_more(schedulable=False, drain_reason="do not touch")
+    assert orders(world.decide()) == []
 
 
 # --- stop -------------------------------------------------------------------------------------------------

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
+from nodemanager.facts import NodeCordoned, QueueProbed
 from nodemanager.fleet.plan import plan
-from nodemanager.model import JobId, NodeState, TypeName
-from nodemanager.orders import BootNode, DrainNode, EndLease, StopBroker
-from tests.builders import NOW_S, a_job, a_node, a_policy, a_snapshot, a_type, whole_nodes
+from nodemanager.fleet.sightings import drain_text
+from nodemanager.model import Holding, JobId, JobState, NodeState, Rank, TypeName, because
+from nodemanager.orders import BootNode, CordonNode, DestroyNode, DrainNode, EndLease, RequeueJob, StopBroker
+from tests.builders import (
+    NOW_S,
+    a_cloud_node,
+    a_job,
+    a_launch,
+    a_node,
+    a_policy,
+    a_rank,
+    a_snapshot,
+    a_type,
+    a_world,
+    busy,
+    drained,
+    orders,
+    whole_nodes,
+)
 
 CHEAP, DEAR = a_type("cheap", slots=4, price="0.10"), a_type("dear", slots=4, price="0.90")
 OBSERVED = frozenset({TypeName("cheap")})
@@ -60,3 +78,69 @@ def test_what_was_begun_with_one_is_ended() -> None:
 def test_where_no_type_is_only_observed_nothing_is_only_said() -> None:
     policy = a_policy(CHEAP, DEAR)
     assert plan(a_snapshot(policy, jobs=[a_job(1, whole_nodes(2))]), policy).would == ()
+
+
+ALL_CLOUD = frozenset({TypeName("cloud")})
+SPENT = {"budgets": {("", "day"): Decimal("0.1")}}  # one hour of a node is more than that
+
+
+def test_no_node_at_work_is_drained_whatever_is_the_matter() -> None:
+    for world in (
+        a_world(observed=ALL_CLOUD, **SPENT).busy_node("cloud1"),
+        a_world(observed=ALL_CLOUD).busy_node("cloud1", reclaimed="spot"),
+        a_world(observed=ALL_CLOUD).busy_node("cloud1", misfit=because("less_than_declared")),
+    ):
+        made = world.plan()
+        assert orders(made) == []
+        assert world.why("cloud1") == "only_observed"
+        assert [type(order) for order in made.would] == [CordonNode]
+
+
+def test_once_its_job_has_ended_it_stays_as_well() -> None:
+    world = a_world(observed=ALL_CLOUD, **SPENT).busy_node("cloud1")
+    world.decide()
+    world.wait(5).see_ranks(a_rank("cloud1", online=True)).wait(1).see_ranks().wait(1)
+    assert (orders(world.decide()), world.why("cloud1")) == ([], "only_observed")
+
+
+def test_one_that_was_to_go_when_the_mode_was_changed_goes_on() -> None:
+    world = a_world(**SPENT).busy_node("cloud1")
+    assert orders(world.decide()) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
+    text = drain_text(world.id("cloud1"))
+    looked = drained(busy(world.rank_now("cloud1")), text)
+    world.wait(0.1).see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, looked))
+    world.policy = replace(world.policy, observed=ALL_CLOUD)
+    world.wait(5).see_ranks(drained(a_rank("cloud1", online=True), text)).wait(1)
+    assert orders(world.decide()) == ["drain cloud1-1"]
+
+
+def test_a_drain_of_ours_that_holds_no_more_is_undone_all_the_same() -> None:
+    world = a_world(observed=ALL_CLOUD)
+    looked = drained(busy(a_rank("cloud1")), "flux-node-manager:cloud1-1")
+    world.node("cloud1", NodeState.BUSY, rank=looked)
+    assert orders(world.plan()) == ["undrain cloud1-1"]
+
+
+def test_no_job_on_one_is_submitted_again() -> None:
+    held = drained(busy(a_rank("cloud1")), "somebody's own")
+    world = a_world().node("cloud1", NodeState.BUSY, rank=held, reclaimed="spot")
+    runs = a_job(7, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),), requeue=True)
+    world.but(jobs={runs.id: runs})
+    assert orders(world.plan()) == ["requeue 7"]
+    world.policy = replace(world.policy, observed=ALL_CLOUD)
+    made = world.plan()
+    assert orders(made) == []
+    assert [type(order) for order in made.would] == [RequeueJob]
+
+
+def test_an_ownerless_node_of_one_is_not_destroyed() -> None:
+    world = a_world(orphan_grace_s=60.0).idle_node("cloud1")
+    twin = a_cloud_node(a_launch("cloud1", number=7))
+    for _ in range(2):
+        world.wait(61).see_cloud(a_cloud_node(world["cloud1"].launch), twin).see_ranks()
+        world.see(QueueProbed(world.snapshot.now_s))
+    assert "destroy i-cloud1-7" in orders(world.plan())
+    world.policy = replace(world.policy, observed=ALL_CLOUD)
+    made = world.plan()
+    assert orders(made) == []
+    assert DestroyNode in [type(order) for order in made.would]

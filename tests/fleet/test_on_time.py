@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from nodemanager.facts import BrokerStopped, CloudCallFailed, FailureKind, LaunchesRecorded, NodeDestroyed
+from nodemanager.facts import (
+    BrokerStopped,
+    CloudCallFailed,
+    DecisionsPaused,
+    DecisionsResumed,
+    FailureKind,
+    LaunchesRecorded,
+    NodeCordoned,
+    NodeDestroyed,
+    NodeUndrained,
+    QueueProbed,
+    RetirementAsked,
+)
 from nodemanager.fleet.measured import SAMPLES_MAX
+from nodemanager.fleet.sightings import drain_text
 from nodemanager.fleet.snapshot import Block, Scope
 from nodemanager.model import (
     CallKind,
@@ -17,6 +31,7 @@ from nodemanager.model import (
     Job,
     JobId,
     JobState,
+    Mark,
     Market,
     NodeState,
     PackingPolicy,
@@ -39,6 +54,8 @@ from tests.builders import (
     a_type,
     a_world,
     boots,
+    busy,
+    drained,
     orders,
     tasks,
     whole_nodes,
@@ -144,6 +161,70 @@ def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it(
     assert world.snapshot.stops_s == {"cloud": (15.0,)}
 
 
+def leaving(**changes: Any) -> World:
+    """Told to go, its broker away: all that is left is its destroy."""
+    world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5, **changes)
+    return world.see_ranks(drained(a_rank("cloud1"), drain_text(world.id("cloud1"))))
+
+
+def stops_after(world: World, seconds: float) -> tuple[float, ...]:
+    """What is learned when a list shows it gone so much later."""
+    gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
+    return world.wait(seconds).see_cloud(gone).snapshot.stops_s.get(CLOUD_TYPE, ())
+
+
+def test_a_stop_that_is_only_slow_is_learned() -> None:
+    world = leaving()
+    assert orders(world.decide()) == ["destroy i-cloud1-1"]
+    world.see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
+    for _ in range(60):
+        world.wait(60).all_is_fresh().decide()
+        world.see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
+    assert stops_after(world, 5) == (3610.0,)
+
+
+def test_a_stop_whose_destroy_failed_says_nothing_of_the_next() -> None:
+    world = leaving()
+    world.decide()
+    world.see(CloudCallFailed("destroy", world.id("cloud1"), FailureKind.TRANSIENT, "500"))
+    world.wait(30).all_is_fresh()
+    assert orders(world.decide()) == ["destroy i-cloud1-1"]
+    assert stops_after(world, 30) == ()
+
+
+def test_nor_does_one_whose_destroy_was_not_answered() -> None:
+    world = leaving()
+    world.decide()
+    assert stops_after(world.wait(61), 30) == ()
+
+
+def test_nor_one_during_which_nothing_was_decided() -> None:
+    world = leaving(drained_s=None).see(DecisionsPaused(Mark("ada", WALL_AT)))
+    assert world.decide().stands_still is not None
+    world.wait(7200).see(DecisionsResumed()).all_is_fresh()
+    assert stops_after(world, 5) == ()
+
+
+def test_nor_one_that_waited_for_what_ran_there() -> None:
+    world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5)
+    world.wait(1).see_ranks(replace(world.rank_now("cloud1"), allocated=True))
+    world.wait(900).see_ranks(a_rank("cloud1"))
+    assert stops_after(world, 5) == ()
+
+
+def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
+    world = a_world().draining_node("cloud1", retired_s=NOW_S - 5, stop_held_up=True).job(whole_nodes(1))
+    assert orders(world.decide()) == ["undrain cloud1-1"]
+    world.see(NodeUndrained(world.id("cloud1"))).wait(1).see_ranks(busy(world.rank_now("cloud1")))
+    world.see(RetirementAsked(world.id("cloud1"), Mark("ada", WALL_AT))).decide()
+    cordoned = drained(busy(world.rank_now("cloud1")), drain_text(world.id("cloud1")))
+    world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, cordoned))
+    world.wait(1799).see(QueueProbed(world.snapshot.now_s)).see_cloud(a_cloud_node(world["cloud1"].launch))
+    world.see_ranks(drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1"))))
+    assert "drain cloud1-1" in orders(world.decide())
+    assert (world["cloud1"].retired_s, world["cloud1"].stop_held_up) == (NOW_S + 1800, False)
+
+
 @pytest.mark.parametrize(
     ("stops_s", "last_safe_s"),
     [
@@ -151,6 +232,8 @@ def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it(
         ((90.0,), 90.0),  # longer, and seen
         ((8.0, 9.0), 60.0),  # too few to believe that it is shorter
         ((8.0, 9.0, 7.0), 9.0),
+        ((7200.0,), 1800.0),  # of a window of an hour no more than the half is given up
+        ((40.0,) * 20 + (10800.0,) * 4, 1800.0),
     ],
 )
 def test_a_node_goes_at_the_last_safe_moment_of_its_window(stops_s: tuple[float, ...], last_safe_s: float) -> None:
@@ -160,6 +243,57 @@ def test_a_node_goes_at_the_last_safe_moment_of_its_window(stops_s: tuple[float,
 
     assert at_the_end(last_safe_s + 1) == "paid_time_left"
     assert at_the_end(last_safe_s) == "window_closes"
+
+
+def too_late(left_s: float, stops_s: tuple[float, ...] = (40.0, 50.0, 45.0), **settings: Any) -> World:
+    world = a_world(**settings).idle_node("cloud1", hour_ends_in_s=left_s)
+    return world.but(stops_s={CLOUD_TYPE: stops_s})
+
+
+def test_a_node_that_would_not_be_gone_in_time_is_kept_for_the_window_that_is_paid_anyway() -> None:
+    world = too_late(3)
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "next_window_begins")
+    figures = world.plan().nodes[world.id("cloud1")].figures
+    assert (figures["quickest_stop_s"], figures["goes_in_s"]) == (40.0, 3 + 3600 - 50.0)
+    world.wait(3 + 3600 - 51).all_is_fresh()
+    assert world.see(QueueProbed(world.snapshot.now_s)).why("cloud1") == "paid_time_left"
+    assert orders(world.wait(1).all_is_fresh().plan()) == ["drain cloud1-1"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "stops_s", "goes"),
+    [
+        (29, (40.0, 50.0, 45.0), False),
+        (30, (40.0, 50.0, 45.0), True),  # by the list after it: it may have taken a probe less
+        (40, (40.0,) * 9, True),  # the last safe moment is never too late
+        (3, (), True),  # nothing was measured
+        (1, (8.0, 9.0, 7.0), True),  # quicker than the looks are apart
+        (1795, (7200.0,) * 3, True),  # none ever fits: it goes as soon as it may
+    ],
+)
+def test_it_goes_while_the_quickest_stop_still_fits(left_s: float, stops_s: tuple[float, ...], goes: bool) -> None:
+    assert too_late(left_s, stops_s).why("cloud1") == ("window_closes" if goes else "next_window_begins")
+
+
+def test_where_windows_are_short_it_is_never_too_late() -> None:
+    world = a_world(a_type(window_s=60.0), idle_timeout_s=300.0)
+    world.idle_node("cloud1", hour_ends_in_s=3).but(stops_s={CLOUD_TYPE: (40.0,) * 3})
+    assert orders(world.plan()) == ["drain cloud1-1"]
+
+
+def test_a_limit_and_a_budget_do_not_wait_for_the_next_window() -> None:
+    assert too_late(3, nodes_max=0).why("cloud1") == "above_nodes_max"
+    assert too_late(3, budgets={("", "day"): Decimal("0.1")}).why("cloud1") == "budget_spent"
+
+
+def test_a_lead_is_not_cut_where_an_idle_node_stays_for_longer_than_is_paid_at_once() -> None:
+    world = a_world(a_type(window_s=60.0), idle_timeout_s=300).but(stops_s={CLOUD_TYPE: (7200.0,)})
+    assert world.idle_node("cloud1").why("cloud1") == "window_closes"
+
+
+def test_what_the_site_says_of_a_lead_is_not_cut() -> None:
+    world = a_world(stop_lead_s=2000).but(stops_s={CLOUD_TYPE: (7200.0,)})
+    assert world.idle_node("cloud1", hour_ends_in_s=1999).why("cloud1") == "window_closes"
 
 
 # --- by billing -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from nodemanager.fleet.pace import PLAN_EVERY_S, QUIET_EVERY_S, plan_by_s
 from nodemanager.fleet.plan import plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Snapshot, Source
+from nodemanager.model import TypeName
 from nodemanager.orders import LookAtRanks
 from tests.builders import NOW_S, World, a_policy, a_type, a_world, orders, whole_nodes
 
@@ -121,12 +122,18 @@ def test_the_source_that_is_to_be_asked_next_is_asked_in_time() -> None:
     assert again_after_s(world.but(flux=Source(seen_s=NOW_S - 20, answer_due_s=NOW_S + 0.5))) == 0.5
 
 
-@given(idle_for_s=st.floats(0, 700), hour_ends_in_s=st.floats(1, 3599), hourly=st.booleans())
+@given(
+    idle_for_s=st.floats(0, 700),
+    hour_ends_in_s=st.floats(1, 3599) | st.floats(1, 30),
+    hourly=st.booleans(),
+    stops_s=st.sampled_from([(), (25.0,) * 3]),  # within the last 15 s of the hour it would be too late
+)
 def test_a_node_that_stands_idle_goes_when_its_time_is_up(
-    idle_for_s: float, hour_ends_in_s: float, hourly: bool
+    idle_for_s: float, hour_ends_in_s: float, hourly: bool, stops_s: tuple[float, ...]
 ) -> None:
     world = a_world(a_type(window_s=3600.0 if hourly else 60.0), idle_timeout_s=600.0, stop_lead_s=30.0)
     world.idle_node(hour_ends_in_s=hour_ends_in_s, idle_since_s=NOW_S - idle_for_s)
+    world.but(stops_s={TypeName("cloud"): stops_s})
     while not (made := world.all_is_fresh().plan()).actions:
         now_s = world.snapshot.now_s
         due_s = plan_by_s(world.snapshot, made, world.policy)

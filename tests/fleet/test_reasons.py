@@ -414,6 +414,30 @@ def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert figures["until_s"] > case.now_s
 
 
+def _lease_not_wanted(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert case.made.settled
+    assert case.orders_for(node) == [EndLease]
+
+
+def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert figures["nodes_max"] == case.policy.nodes_max
+    assert case.policy.nodes_max < figures["nodes"] <= case.on_the_bill() or (
+        case.policy.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
+    )
+    assert case.orders_for(node) == [EndLease]
+
+
+def _lease_settling(case: Case, node: Node, figures: Figures) -> None:
+    assert node.state is NodeState.REQUESTED
+    assert node.create_sent_s is None
+    assert not case.made.settled
+    assert not case.orders_for(node)
+
+
 def _booting(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.BOOTING
     assert figures["waited_s"] == case.now_s - node.requested_s
@@ -485,10 +509,20 @@ def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
     assert not case.orders_for(node)
 
 
+def _takes_jobs(node: Node) -> bool:
+    """Whether it surely does, or will: nothing at all is said against it."""
+    rank = node.rank
+    if rank is None:
+        return node.sound
+    kept_out = rank.excluded or rank.drain_reason is not None or not (rank.schedulable or node.state in UP_SOON)
+    return node.sound and not kept_out
+
+
 def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
     """As many as have to be kept are all that would be left."""
     assert figures["nodes_min"] == case.policy.nodes_min
-    up = sum(1 for each in case.snapshot.nodes.values() if each.state in (NodeState.IDLE, NodeState.BUSY))
+    states = (NodeState.IDLE, NodeState.BUSY)
+    up = sum(1 for each in case.snapshot.nodes.values() if each.state in states and _takes_jobs(each))
     kept = sum(isinstance(action, UndrainNode) for action in case.made.actions)
     drained = [action.launch for action in case.made.actions if isinstance(action, DrainNode)]
     leaving = sum(1 for id_ in drained if case.snapshot.nodes[id_].state is NodeState.IDLE)
@@ -592,6 +626,9 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "calls_in_flight_max": _calls_in_flight_max,
     "create_paced": _create_paced,
     "creating": _creating,
+    "lease_not_wanted": _lease_not_wanted,
+    "lease_above_limits": _lease_above_limits,
+    "settling": _lease_settling,
     "blocked_create_capacity": _blocked_node,
     "booting": _booting,
     "failed_at_provider": _failed_at_provider,
@@ -625,7 +662,9 @@ def _check_boot(case: Case, boot: BootNode) -> None:
     assert _is_free(case, rank)
     if boot.reason.code == "nodes_min":
         assert not boot.serves
-        up = sum(1 for node in case.snapshot.nodes.values() if node.state not in (*LEAVING, NodeState.GONE))
+        staying = [it for it in case.snapshot.nodes.values() if it.state not in (*LEAVING, NodeState.GONE)]
+        ending = [it for it in staying if it.call is not None and it.call.kind is CallKind.END_LEASE]
+        up = sum(_takes_jobs(node) for node in staying if node not in ending)
         bought = sum(isinstance(action, BootNode) for action in case.made.actions)
         assert up + bought <= case.policy.nodes_min
     else:

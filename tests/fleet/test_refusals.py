@@ -30,7 +30,19 @@ from nodemanager.model import (
     TypeName,
 )
 from nodemanager.orders import BootNode, CreateNode, DrainNode, EndLease
-from tests.builders import CLOUD, GPU, World, a_call, a_cloud_node, a_type, a_world, boots, tasks, whole_nodes
+from tests.builders import (
+    CLOUD,
+    GPU,
+    World,
+    a_call,
+    a_cloud_node,
+    a_launch,
+    a_type,
+    a_world,
+    boots,
+    tasks,
+    whole_nodes,
+)
 
 QUOTA_S = BLOCK_S[FailureKind.QUOTA]
 SPOT = replace(a_type("spot", price="0.10"), market=Market.SPOT)
@@ -295,6 +307,33 @@ def test_18_a_new_image_closes_the_breaker() -> None:
     mended = replace(provider.world.policy, node_types=(replace(CLOUD, image="image-2"),))
     provider.world.policy = mended
     assert len(provider.turns(3)) == 1
+
+
+def test_18_a_boot_that_fails_counts_against_the_image_that_it_was_made_from() -> None:
+    """A new image was taken up, by a reload, while nodes of the one before were on their way."""
+    provider = Provider(a_world(CLOUD).job(*[whole_nodes(1)] * 3))
+    assert len(provider.turns(3)) == 3
+    provider.world.policy = replace(provider.world.policy, node_types=(replace(CLOUD, image="image-2"),))
+    provider.boots_fail = "never joins"
+    sent = provider.turn()
+    provider.boots_fail = ""
+    assert len(sent + provider.turns(3)) == 3
+
+
+def test_18_after_a_restart_boots_that_were_ordered_before_say_nothing_of_the_image_and_new_ones_do() -> None:
+    """Who mends an image restarts the service, and expects it to try."""
+    world = a_world(CLOUD).job(*[whole_nodes(1)] * 3)
+    provider = Provider(world)
+    launches = [a_launch(f"cloud{number}", world.policy) for number in (1, 2, 3)]
+    world.but(claimed=False).see_claim(*launches)
+    provider.made = {it.id: a_cloud_node(it, state=CloudState.PENDING) for it in launches}
+    provider.turns(2)
+    assert all(node.adopted for node in world.snapshot.nodes.values())
+    provider.boots_fail = "never joins"
+    provider.turn()
+    assert world.snapshot.streaks == {}
+    assert len(provider.turns(6, 10.0)) >= 3
+    assert world.why_job(1).code == "breaker_open", "for those that it ordered itself"
 
 
 def test_18_a_node_that_a_provider_took_back_for_want_of_capacity_says_nothing_of_its_image() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.facts import FluxCallFailed, JobRequeued, NodeReported, QueueSeen
+from nodemanager.facts import FluxCallFailed, JobRequeued, NodeReported, OrderLapsed, QueueProbed, QueueSeen
 from nodemanager.fleet.sightings import drain_text
 from nodemanager.model import Holding, Job, JobId, JobState, JoinPhase
 from tests.builders import World, a_job, a_world, busy, drained, orders, rank_of
@@ -69,11 +69,35 @@ def test_57_after_a_restart_its_successor_tells_that_it_was_done() -> None:
 def test_57_what_failed_is_tried_again_and_what_was_refused_is_not() -> None:
     world = _taken_back(_world())
     assert _requeued(world) == ["requeue 7"]
-    world.see(FluxCallFailed((), "RequeueJob", "no answer"))
+    world.see(FluxCallFailed((), "RequeueJob", "no answer", JobId(7)))
     assert _requeued(world.wait(2.0)) == [], "it may have been done: the queue will tell"
     assert _requeued(world.all_is_fresh()) == ["requeue 7"]
     world.see(JobRequeued(JobId(7), None, "it is another user's"))
     assert _requeued(world.wait(2.0)) == []
+
+
+@pytest.mark.parametrize(
+    "left_undone",
+    [
+        OrderLapsed("RequeueJob", (), None, "0.5 s too late", JobId(7)),
+        FluxCallFailed((), "RequeueJob", "no answer", JobId(7)),
+    ],
+)
+@pytest.mark.parametrize("answered", [True, False])
+def test_57_one_that_was_left_undone_has_no_other_submitted_twice(
+    left_undone: OrderLapsed | FluxCallFailed, *, answered: bool
+) -> None:
+    """The other was submitted, or is about to be, and the queue shows its successor only later."""
+    world = _world()
+    other = _runs(9, "cloud1")
+    _taken_back(world.but(jobs={**world.snapshot.jobs, other.id: other}))
+    assert _requeued(world) == ["requeue 7", "requeue 9"]
+    if answered:
+        world.see(JobRequeued(JobId(9), JobId(10)))
+    world.see(left_undone).see_claim(*(node.launch for node in world.snapshot.nodes.values())).wait(1.0)
+    drained_ = drained(busy(world.rank_now("cloud1")), drain_text(world.id("cloud1")))
+    world.see_ranks(drained_).see(QueueProbed(world.snapshot.now_s)).wait(1.0)
+    assert _requeued(world) == ["requeue 7"]
 
 
 @pytest.mark.parametrize("complete", [True, False])

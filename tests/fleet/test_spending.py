@@ -14,10 +14,23 @@ from hypothesis import strategies as st
 
 from nodemanager.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.fleet.plan import Plan
+from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.spending import periods
-from nodemanager.model import Billing, CloudState, Holding, Job, JobState, Mark, NodeState, QueuePolicy, Rank, Spend
-from nodemanager.orders import KeepSpend
+from nodemanager.fleet.spending import PERIODS_KEPT, left, periods
+from nodemanager.model import (
+    Billing,
+    CloudState,
+    Holding,
+    Job,
+    JobState,
+    Mark,
+    NodeState,
+    QueuePolicy,
+    Rank,
+    Spend,
+    Tariff,
+)
+from nodemanager.orders import BootNode, KeepSpend
 from tests.builders import (
     CLOUD,
     GPU,
@@ -26,6 +39,7 @@ from tests.builders import (
     World,
     a_cloud_node,
     a_job,
+    a_launch,
     a_rank,
     a_world,
     boots,
@@ -57,6 +71,10 @@ def running(number: int = 9, *, began_s_ago: float, ends_in_s: float, **changes:
         ends_at=WALL_AT + ends_in_s,
         **changes,
     )
+
+
+def without_gpu(policy: Policy) -> Policy:
+    return replace(policy, node_types=(CLOUD,))
 
 
 # --- periods ----------------------------------------------------------------------------------------------
@@ -95,6 +113,49 @@ def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_qu
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
     today = {account: amount for (name, _, account), amount in fleet.snapshot.spend.items() if name == "day"}
     assert today == {"user 1000": Decimal("0.10"), "queue batch": Decimal("0.10")}
+
+
+def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
+    """By the lease's word: 3.00 an hour, and no more than that is allowed now."""
+    fleet = world({DAY: "100"}, price_per_hour_max=Decimal("3.00")).busy_node("gpu1").job(tasks(1))
+    fleet.policy = without_gpu(fleet.policy)
+    made = fleet.plan()
+    assert made.price_per_hour == 3
+    assert boots(made) == []
+    assert fleet.why_job(1).code == "price_per_hour_max"
+    assert left(fleet.snapshot, fleet.policy)["day"] == 97
+    day, _ = periods(WALL_AT)
+    goes(fleet, "gpu1")
+    assert fleet.snapshot.spend["day", day.begins_at, ""] == 3
+
+
+def test_the_present_price_counts_where_the_site_names_the_type() -> None:
+    fleet = world({DAY: "100"}).busy_node("gpu1")
+    fleet.policy = replace(fleet.policy, node_types=(CLOUD, replace(GPU, price_per_hour=Decimal("5.00"))))
+    assert fleet.plan().price_per_hour == 5
+    assert left(fleet.snapshot, fleet.policy)["day"] == 95
+
+
+def test_what_a_job_took_of_such_a_node_is_its_users_too() -> None:
+    fleet = world({("user", "day"): "100"}).busy_node("gpu1")
+    fleet.policy = without_gpu(fleet.policy)
+    job = replace(running(began_s_ago=3600, ends_in_s=600, userid=1000), holds=(Holding(Rank(5), 4, 1),))
+    fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
+    day, _ = periods(WALL_AT)
+    assert fleet.snapshot.spend["day", day.begins_at, "user 1000"] == Decimal("1.5")
+
+
+def test_of_an_old_lease_nobody_knows_what_it_costs() -> None:
+    fleet = world({}, price_per_hour_max=Decimal("0.50")).job(tasks(1))
+    fleet.busy_node("gpu1", launch=replace(a_launch("gpu1", fleet.policy), tariff=None))
+    fleet.policy = without_gpu(fleet.policy)
+    assert fleet.plan().price_per_hour == 0
+
+
+def test_a_lease_says_what_its_node_costs() -> None:
+    made = world({}).job(tasks(1, gpus=1)).plan()
+    (bought,) = (action.launch for action in made.actions if isinstance(action, BootNode))
+    assert bought.tariff == Tariff(GPU.price_per_hour, GPU.billing)
 
 
 def test_without_a_budget_nothing_is_counted() -> None:
@@ -277,6 +338,29 @@ def test_without_a_budget_nothing_is_kept() -> None:
     assert orders(fleet.plan()) == ["end-lease cloud1-1"]
 
 
+@pytest.mark.parametrize("jumps_s", [40 * 86_400, -40 * 86_400])
+def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: float) -> None:
+    """A node ends meanwhile, and counts in the day that the clock showed; what was there stays, on record too."""
+    day, month = periods(WALL_AT)
+    before = {("day", day.begins_at, ""): Decimal(9), ("month", month.begins_at, ""): Decimal(49)}
+    fleet = world({DAY: "10", ("", "month"): "50"}).stopping_node("cloud1").but(spend=before)
+    fleet.wait(1, wall_jumps_s=jumps_s)
+    (kept,) = keeps(goes(fleet, "cloud1").decide())
+    assert before.items() <= kept.amounts.items()
+    fleet.wait(1, wall_jumps_s=-jumps_s)
+    assert left(fleet.snapshot, fleet.policy) == {"day": 1, "month": 1}
+
+
+def test_what_is_long_over_is_forgotten() -> None:
+    """A year of days in which a node ended leaves a few of them, and of the months."""
+    fleet = world({DAY: "100"})
+    for _ in range(365):
+        fleet.stopping_node("cloud1", billed_from_s=fleet.snapshot.now_s - 600)
+        goes(fleet.but(counted=frozenset()).wait(86_399), "cloud1")
+    assert len(fleet.snapshot.spend) == 2 * PERIODS_KEPT
+    assert {("day", periods(fleet.snapshot.wall_at)[0].begins_at, "")} <= fleet.snapshot.spend.keys()
+
+
 # --- the last of what is left -----------------------------------------------------------------------------
 
 
@@ -292,12 +376,12 @@ def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
     six_hours = replace(CLOUD, billing=Billing(60.0, 6 * 3600.0))
     day, _ = periods(WALL_AT)
 
-    def left(amount: str) -> list[str]:
+    def bought(amount: str) -> list[str]:
         fleet = a_world(six_hours, budgets={DAY: Decimal(100)}).job(tasks(1), duration_s=300.0)
         return boots(fleet.but(spend={("day", day.begins_at, ""): 100 - Decimal(amount)}).plan())
 
-    assert left("11") == ["cloud1"]
-    assert left("2.39") == []
+    assert bought("11") == ["cloud1"]
+    assert bought("2.39") == []
 
 
 def test_the_period_that_is_worst_off_decides() -> None:

@@ -27,6 +27,7 @@ from tests.builders import (
     NOW_S,
     WALL_AT,
     World,
+    a_cloud_node,
     a_node,
     a_rank,
     a_world,
@@ -89,13 +90,46 @@ def test_a_held_node_does_not_count_for_nodes_min() -> None:
     assert boots(world.plan()) == ["cloud2"]
 
 
-def test_a_hold_takes_a_retirement_back_first() -> None:
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.BUSY])
+def test_a_held_node_that_was_on_its_way_out_keeps_its_drain(state: NodeState) -> None:
+    """Were it undrained, to be drained as held, a job might begin there in between."""
+    up = a_rank("cloud1", online=True)
+    rank = drained(busy(up) if state is NodeState.BUSY else up, drain_text(LaunchId("cloud1-1")))
+    world = hold(a_world().node("cloud1", state, rank=rank))
+    assert (orders(world.decide()), world.why("cloud1")) == ([], "held_by_operator")
+    world.wait(3600).see_ranks(rank).all_is_fresh()
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "held_by_operator")
+
+
+def test_a_hold_takes_a_retirement_back_once_it_is_released() -> None:
     world = hold(a_world().draining_node())
     node = world.id("cloud1")
+    world.see(NodeReleased(node))
     assert orders(world.decide()) == [f"undrain {node}"]
-    world = world.wait(0.1).see(NodeUndrained(node)).see_ranks(a_rank("cloud1", online=True))
+    world.wait(0.1).see(NodeUndrained(node)).see_ranks(a_rank("cloud1", online=True))
     assert world["cloud1"].state is NodeState.IDLE
-    assert orders(world.plan()) == [f"cordon {node} {hold_text(node)}"]
+
+
+def test_a_hold_of_a_draining_node_may_become_a_retirement() -> None:
+    world = retire(hold(a_world().draining_node()))
+    assert orders(world.plan()) == [f"stop-broker {world.id('cloud1')}"]
+    assert world["cloud1"].retiring is not None
+    assert world["cloud1"].retiring.code == "retired_by_operator"
+
+
+def test_a_held_node_that_drains_is_released_after_a_restart_too() -> None:
+    launch = a_node("cloud1").launch
+    rank = drained(a_rank("cloud1", online=True), drain_text(launch.id))
+    world = a_world().see(ClaimHeld(NOW_S, (launch,), Steering({launch.id: ADA})))
+    world.see_cloud(a_cloud_node(launch)).wait(1.0).see_ranks(rank).all_is_fresh()
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "held_by_operator")
+    assert orders(world.see(NodeReleased(launch.id)).plan()) == [f"undrain {launch.id}"]
+
+
+def test_a_held_node_that_drains_does_not_count_as_one_that_goes() -> None:
+    """Above ``nodes_max`` another one has to go instead."""
+    world = hold(a_world(nodes_max=1).draining_node().idle_node("cloud2"))
+    assert world.why("cloud2") == "above_nodes_max"
 
 
 def test_it_is_too_late_to_hold_what_is_being_stopped() -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.flux import record
-from nodemanager.model import Launch, LaunchId, Rank, SlotName, TypeName
+from nodemanager.model import Billing, Launch, LaunchId, Rank, SlotName, Tariff, TypeName
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+TARIFF = Tariff(Decimal("0.40"), Billing(3600.0, 60.0))
 LAUNCH = Launch(
-    LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25, "z1"
+    LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25, "z1", TARIFF
+)
+TARIFFS = st.builds(
+    Tariff, st.decimals(0, 10**6, places=7), st.builds(Billing, st.floats(0, 1e6), st.floats(0, 1e6))
 )
 
 
@@ -25,7 +31,18 @@ def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
     assert record.slot_of(name) == slot
 
 
-@given(st.builds(Launch, NAMES, NAMES, st.integers(0, 10_000), NAMES, NAMES, st.floats(0, 4e9)))
+@given(
+    st.builds(
+        Launch,
+        NAMES,
+        NAMES,
+        st.integers(0, 10_000),
+        NAMES,
+        NAMES,
+        st.floats(0, 4e9),
+        tariff=st.none() | TARIFFS,
+    )
+)
 def test_what_is_written_is_read(launch: Launch) -> None:
     assert record.decoded(record.encoded(launch), launch.slot) == launch
 
@@ -41,12 +58,23 @@ def test_what_is_written_is_read(launch: Launch) -> None:
         ({"client_token": []}, "record.client_token"),
         ({"requested_at": "now"}, "record.requested_at"),
         ({"zone": None}, "record.zone"),
+        ({"tariff": None}, "record.tariff"),
+        ({"tariff": {"price_per_hour": 0.4}}, "record.tariff.price_per_hour"),
+        ({"tariff": {"price_per_hour": "-1"}}, "record.tariff.price_per_hour"),
+        ({"tariff": {"price_per_hour": "1", "window_s": "hour"}}, "record.tariff.window_s"),
+        ({"tariff": {"price_per_hour": "1", "window_s": 60}}, "record.tariff.minimum_s"),
     ],
 )
 def test_a_record_with_a_wrong_field_is_refused_by_its_place(changed: dict[str, object], place: str) -> None:
     fields = json.loads(record.encoded(LAUNCH)) | changed
     with pytest.raises(ValueError, match=place):
         record.decoded(json.dumps(fields), LAUNCH.slot)
+
+
+def test_a_record_of_before_zones_and_tariffs_were_kept_is_read() -> None:
+    fields = json.loads(record.encoded(LAUNCH))
+    del fields["zone"], fields["tariff"]
+    assert record.decoded(json.dumps(fields), LAUNCH.slot) == replace(LAUNCH, zone="", tariff=None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sqlite3
 import stat
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.facts import CloudCallFailed, FailureKind
-from nodemanager.journal import schema, writer
+from nodemanager.journal import rows, schema, writer
 from nodemanager.journal.chronicle import Chronicle, Happened
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
@@ -82,6 +84,56 @@ def test_a_reason_of_the_past_is_found(reader: JournalReader) -> None:
     assert reader.standing_at("7", WALL_AT - 1) is None
     assert reader.launch_of("cloud1", WALL_AT + 50) == "cloud1-1"
     assert reader.launch_of("cloud1", WALL_AT - 10_000) is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "after_s", "what", "code"),
+    [
+        ("7", 15, "waits", "node_coming"),
+        ("7", 105, "began", ""),
+        ("7", 480, "ended", ""),
+        ("cloud1-1", 470, "idle", "paid_time_left"),
+        ("cloud1-1", 510, "ended", ""),
+    ],
+)
+def test_a_reason_stands_until_its_job_begins_or_it_ends(
+    reader: JournalReader, subject: str, after_s: float, what: str, code: str
+) -> None:
+    said = reader.standing_at(subject, WALL_AT + after_s)
+    assert said is not None
+    assert (said["what"], said["code"]) == (what, code)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "kind", "what", "code"),
+    [
+        (5, "because", "waits", "node_ordered"),
+        (15, "standstill", "begins", "not_the_actor"),
+        (25, "because", "waits", "node_ordered"),
+    ],
+)
+def test_a_reason_stands_no_more_while_decisions_stand_still(
+    path: Path, after_s: float, kind: str, what: str, code: str
+) -> None:
+    waiting = a_job(7)
+    moments = [a_moment(jobs=[waiting]), a_moment(10, jobs=[waiting], claimed=False), a_moment(20, jobs=[waiting])]
+    write(path, told(*moments))
+    said = JournalReader(path).standing_at("7", WALL_AT + after_s)
+    assert said is not None
+    assert (said["kind"], said["what"], said["code"]) == (kind, what, code)
+
+
+def test_of_what_nothing_is_said_after_a_standstill_no_reason_stands(path: Path) -> None:
+    """As of a job that is no more among the first of the queue, whose reasons are followed."""
+    moments = [a_moment(jobs=[a_job(7)]), a_moment(10, claimed=False), a_moment(20)]
+    happened = told(*moments)
+    forgotten = replace(
+        happened[1], entries=tuple(it for it in happened[1].entries if it.kind == "standstill")
+    )  # that it has ended was not heard of
+    write(path, [happened[0], forgotten, happened[2]])
+    said = JournalReader(path).standing_at("7", WALL_AT + 25)
+    assert said is not None
+    assert (said["kind"], said["what"], said["code"]) == ("standstill", "ends", "")
 
 
 def test_entries_are_read_by_subject_kind_and_time(reader: JournalReader) -> None:
@@ -182,6 +234,42 @@ def test_one_that_is_corrupt_is_moved_aside_with_a_message(path: Path, rubbish: 
     assert aside.read_bytes() == rubbish
     assert (journal.lost, journal.failure) == (0, "")
     assert len(JournalReader(path).entries()) == len(_told_of(a_story())), "what met with it stands in the new one"
+
+
+def test_one_that_is_begun_anew_says_when_it_begins_and_what_was_set_aside(path: Path) -> None:
+    """Else a report of it would pass for the whole."""
+
+    def scribble() -> None:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.write_bytes(b"rubbish" * 4000)
+
+    story = a_story()
+    write(path, story[:3], story[3:], between=scribble)
+    reader = JournalReader(path)
+    (aside,) = path.parent.glob("*.unusable-*")
+    begun_at = WALL_AT + 460
+    assert (reader.begins_at(), reader.set_aside()) == (begun_at, [aside.name])
+    whole = reader.report(WALL_AT, WALL_AT + 600)
+    assert (whole["begins_at"], whole["set_aside"]) == (begun_at, [aside.name])
+    later = reader.report(begun_at, WALL_AT + 600)
+    assert (later["begins_at"], later["set_aside"]) == (None, []), "all of that span is known"
+
+
+def test_one_that_was_written_before_it_knew_when_it_began_is_told_it_by_what_stands_there(path: Path) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE begun; PRAGMA user_version = 3;")
+    write(path, a_story())
+    begins_at = JournalReader(path).begins_at()
+    assert begins_at == WALL_AT // 3600 * 3600, "spend is kept by the hour"
+
+
+def test_what_is_let_go_does_not_change_when_it_began(path: Path) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM entries")
+    write(path, a_story()[-1:])
+    assert JournalReader(path).begins_at() == WALL_AT
 
 
 def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
@@ -294,6 +382,48 @@ def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_th
     until(lambda: not journal.failure, "it was written")
     journal.stop(10.0)
     assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Sets how many bytes a file may have at the most: what a disk that is nearly full comes to, for SQLite."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_with_room_for_what_is_written_and_none_for_letting_go_of_the_old_has_it_written_once(
+    path: Path, file_size_limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        schema.migrate(connection)
+        old = [(WALL_AT - 40 * 86_400, "because", str(i), "waits", "", " " * 300, "") for i in range(10_000)]
+        connection.executemany(rows.ENTRIES, old)
+        connection.commit()
+    journal = Journal(path)
+    monkeypatch.setattr(writer, "PRUNE_AGAIN_S", 0.0)
+    file_size_limit(500_000)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    assert [log["event"] for log in logs] == ["journal_not_pruned"], "once, and nothing was held"
+    assert (journal.lost, journal.failure) == (0, "")
+    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
+    assert kept.entries(since_at=WALL_AT) == wanted.entries()
+    assert kept.report(WALL_AT, WALL_AT + 1e4) == wanted.report(WALL_AT, WALL_AT + 1e4)
+    file_size_limit(100_000_000)
+    journal.write(story[-1:])
+    assert len(kept.entries(limit=20_000)) == len(wanted.entries()) + len(story[-1].entries), "and the old is gone"
+    journal.close()
 
 
 def test_what_is_still_held_at_the_end_is_said_to_be_lost(path: Path) -> None:

@@ -159,9 +159,9 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 
 
 def submitting_jobs_again_and_again(patch: Patch) -> None:
-    def forgetful(snapshot: Snapshot) -> Any:
+    def forgetful(snapshot: Snapshot, policy: Policy) -> Any:
         jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
-        return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs))
+        return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs), policy)
 
     patch.setattr(plan, "requeues", forgetful)
 

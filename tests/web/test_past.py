@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console, RenderableType
 from starlette.testclient import TestClient
 
+from nodemanager.ask import tables
 from nodemanager.journal.writer import Journal
 from nodemanager.model import JobState, NodeState
+from nodemanager.wording import clock_time
 from tests.builders import WALL_AT, a_job, a_node, whole_nodes
 from tests.journal.stories import a_moment, told
 from tests.web.fleets import HOST, a_stand
@@ -66,6 +70,44 @@ def test_what_was_so_then_is_told_with_its_reason(
     assert (explained["subject"], explained["reason"]["code"]) == (subject, code)
     assert explained["said_at"] <= WALL_AT + after_s
     assert explained["history"]
+
+
+@pytest.mark.parametrize(("after_s", "what", "shown"), [(150, "began", "ran"), (200, "ended", "had ended")])
+def test_a_job_that_had_begun_or_ended_was_kept_by_nothing(
+    client: TestClient, after_s: float, what: str, shown: str
+) -> None:
+    explained = asked(client, "/explain/job/f2", after_s)
+    assert (explained["what"], explained["reason"]) == (what, None)
+    assert shown in as_text(tables.explained(explained))
+
+
+def as_text(shown: RenderableType) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(shown)
+    written = console.file
+    assert isinstance(written, StringIO)
+    return written.getvalue()
+
+
+def test_a_report_says_where_the_history_begins_later_than_it_was_asked_for(client: TestClient) -> None:
+    """As where the journal was deleted, or set aside: what was before is in no sum."""
+    report = client.get(f"/report?since_s={3600}").json()
+    assert report["begins_at"] == WALL_AT
+    assert "begins" in as_text(tables.report(report))
+    whole = client.get(f"/report?since_s={200}").json()
+    assert whole["begins_at"] is None
+    assert "begins" not in as_text(tables.report(whole))
+
+
+def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_set_aside(
+    client: TestClient, tmp_path: Path
+) -> None:
+    aside = tmp_path / "journal.sqlite.unusable-1800000000"
+    aside.write_bytes(b"rubbish")
+    error = client.get(f"/explain/node/cloud1?at={WALL_AT - 1}").json()["error"]
+    assert clock_time(WALL_AT) in error
+    assert aside.name in error
+    assert aside.name in as_text(tables.report(client.get("/report").json()))
 
 
 @pytest.mark.parametrize("path", ["/explain/job/f2", "/explain/node/cloud1", "/explain/type/cloud"])

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from nodemanager.config import load_site
 from nodemanager.whatif.axes import LETTER, LINE, Labels, steps, wait_marks, written_money
+from nodemanager.whatif.charts import BOTTOM, Group, cost_against_wait
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.report import written_report
 from nodemanager.whatif.sentences import comparison, headline, sentences
@@ -190,6 +191,46 @@ def test_no_name_lies_on_another_one(points: list[tuple[float, float, str]]) -> 
         apart = max(one[0], other[0]) - min(one[2], other[2]), max(one[1], other[1]) - min(one[3], other[3])
         assert max(apart) >= -0.2  # as exact as coordinates are written
     assert all(box[0] >= 77.9 and box[2] <= 840.1 for box in boxes)
+
+
+@given(
+    st.floats(60, 340),
+    st.floats(0.5, 280),
+    st.booleans(),
+    st.lists(st.tuples(st.floats(90, 830), st.floats(40, 370)), max_size=8),
+)
+def test_a_bound_has_its_name_by_its_own_line(
+    y: float, apart: float, rises: bool, dots: list[tuple[float, float]]
+) -> None:
+    labels = Labels((78.0, 30.0, 840.0, 374.0))
+    for at in dots:
+        labels.keep_clear(*at, 5.0)
+    low = min(355.0, y + apart)
+    lines = [(y, "no fleet with no extra wait costs less"), (low, "no fleet costs less")]
+    written = labels.write_lines(lines if rises else lines[::-1], "tick")
+    for name in written:
+        found = re.search(r' y="([-\d.]+)"', name)
+        assert found
+        top, foot = float(found[1]) - LINE * 0.8, float(found[1]) + LINE * 0.2
+        own, other = (y, low) if "extra" in name else (low, y)
+        gaps = {line: max(top - line, line - foot) for line in (own, other)}
+        assert 2.9 < gaps[own] < 3.1  # as exact as coordinates are written
+        assert gaps[other] > gaps[own]
+
+
+def test_a_bound_near_nothing_has_room_for_its_name_above_the_axis(tmp_path: Path) -> None:
+    run = replace(_outcome(tmp_path), cost=11.0)
+    picture = cost_against_wait([Group("main", [run])], [("upper", 0.02), ("lower", 0.01)])
+    found = re.search(r'y="([-\d.]+)" class="tick" text-anchor="end">lower<', picture)
+    assert found
+    assert float(found[1]) + LINE * 0.2 <= 420.0 - BOTTOM
+
+
+def test_names_of_bounds_that_lie_close_stand_on_either_side_of_them() -> None:
+    labels = Labels((78.0, 30.0, 840.0, 374.0))
+    upper, lower = labels.write_lines([(200.0, "upper"), (206.0, "lower")], "tick")
+    assert 'y="194.0"' in upper
+    assert 'y="221.0"' in lower
 
 
 # --- the fixed cluster ------------------------------------------------------------------------------------

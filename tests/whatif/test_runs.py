@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +39,14 @@ def _nobody(run: str, jobs: int) -> None:
 
 
 def _a_service_that_saw_jobs_end(path: Path) -> None:
+    a_journal(path, [])
+    _jobs_end(path, range(8))
+
+
+def _jobs_end(path: Path, numbers: Iterable[int]) -> None:
     shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
-    times = [(str(n), BEGUN_AT + 60 * n, BEGUN_AT + 60 * n + 1, BEGUN_AT + 60 * n + 90) for n in range(8)]
-    with closing(sqlite3.connect(a_journal(path, []))) as connection, connection:
+    times = [(str(n), BEGUN_AT + 60 * n, BEGUN_AT + 60 * n + 1, BEGUN_AT + 60 * n + 90) for n in numbers]
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany(
             "INSERT INTO jobs VALUES (?, ?, ?, ?, 120.0, 1, '', ?)", [(*it, shape) for it in times]
         )
@@ -65,6 +70,16 @@ def test_any_workload_can_be_handed_to_another_process(tmp_path: Path, name: str
     assert len(jobs) == (100 if name == POISSON else 8)
     assert list(pickle.loads(pickle.dumps(workload)).read(there)) == jobs  # noqa: S301 - our own
     assert there == here
+
+
+def test_every_policy_gets_the_jobs_of_a_service_that_had_ended_when_it_was_opened(tmp_path: Path) -> None:
+    journal = tmp_path / "service.sqlite"
+    _a_service_that_saw_jobs_end(journal)
+    workload = open_workload(str(journal), a_site(tmp_path), Processors.CORES)
+    before = list(workload.read(Oddities()))
+    _jobs_end(journal, range(8, 12))
+    assert list(workload.read(Oddities())) == before
+    assert len(before) == workload.jobs_about == 8
 
 
 def test_what_runs_come_to_in_other_processes_is_what_they_come_to_here(tmp_path: Path) -> None:
