@@ -40,6 +40,12 @@ def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
     return policy.types.get(launch.type_name, launch.tariff)
 
 
+def price_per_hour(launch: Launch, policy: Policy) -> Decimal:
+    """0 where nobody knows."""
+    tariff = tariff_of(launch, policy)
+    return tariff.price_per_hour if tariff is not None else Decimal(0)
+
+
 def cost(tariff: NodeType | Tariff, lived_s: float) -> Decimal:
     """What a node has cost after so long, in the site's currency."""
     billed_s = paid_s(tariff.billing, lived_s)

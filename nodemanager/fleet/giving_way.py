@@ -7,7 +7,7 @@ from collections.abc import Collection
 from decimal import Decimal
 
 from nodemanager.fleet import obstacles
-from nodemanager.fleet.billing import tariff_of
+from nodemanager.fleet.billing import price_per_hour
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
@@ -43,13 +43,13 @@ def give_way(
     for node in roll_of(snapshot).restless.values():
         leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
         if leaves or node.id in ended:
-            nodes, price = nodes - 1, price - _price(node, policy)
+            nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
     going = []
-    for node in sorted(idle, key=lambda node: (-_price(node, policy), node.launch.id)):
+    for node in sorted(idle, key=lambda node: (-price_per_hour(node.launch, policy), node.launch.id)):
         if nodes <= 0 and price <= 0:
             break
         going.append(node.launch.id)
-        nodes, price = nodes - 1, price - _price(node, policy)
+        nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
     return (job, frozenset(going)) if going and nodes <= 0 and price <= 0 else None
 
 
@@ -84,8 +84,3 @@ def _lacks(job: JobId, shape: Shape, policy: Policy, layout: Layout) -> tuple[in
         nodes += taken
         price += taken * node_type.price_per_hour
     return (nodes - layout.shelf.nodes_left, price - layout.price_left) if short <= 0 else None
-
-
-def _price(node: Node, policy: Policy) -> Decimal:
-    tariff = tariff_of(node.launch, policy)
-    return tariff.price_per_hour if tariff is not None else Decimal(0)

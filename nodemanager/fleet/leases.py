@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from decimal import Decimal
 from typing import NamedTuple
 
-from nodemanager.fleet import supply
+from nodemanager.fleet import billing, supply
 from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.refusals import none_to_be_had
@@ -110,7 +110,7 @@ def _above_limits(
     roll = roll_of(snapshot)
     going = [*ending(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
     nodes = sum(roll.types.values()) + len(supply.strays(snapshot)) - len(going)
-    price = price_per_hour - sum((_price(node, policy) for node in going), Decimal(0))
+    price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in going), Decimal(0))
     weighed: dict[LaunchId, Weighed] = {}
     if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
         return weighed
@@ -122,7 +122,7 @@ def _above_limits(
         price_per_hour_max=policy.price_per_hour_max,
     )
     for node in sorted(leases, key=lambda node: _worth(node, snapshot, found)):
-        its_price = _price(node, policy)
+        its_price = billing.price_per_hour(node.launch, policy)
         if nodes > policy.nodes_max or (price > policy.price_per_hour_max and its_price > 0):
             weighed[node.id] = Weighed(reason)
             nodes, price = nodes - 1, price - its_price
@@ -156,7 +156,9 @@ def _unwanted(
         return weighed
     beyond = beyond_nodes_min(snapshot, policy, ended) if policy.nodes_min > 0 else len(leases)
     ready = idle_or_coming(snapshot, policy, found.needed, ended)
-    for node in sorted(leases, key=lambda node: (-_price(node, policy), -node.requested_s, node.id)):
+    for node in sorted(
+        leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.requested_s, node.id)
+    ):
         name = node.launch.type_name
         node_type = policy.types.get(name)
         spare = node_type is not None and node_type.spares > 0 and ready.get(name, 0) <= node_type.spares
@@ -166,8 +168,3 @@ def _unwanted(
         beyond -= 1
         ready[name] = ready.get(name, 0) - 1
     return weighed
-
-
-def _price(node: Node, policy: Policy) -> Decimal:
-    node_type = policy.types.get(node.launch.type_name)
-    return node_type.price_per_hour if node_type is not None else Decimal(0)
