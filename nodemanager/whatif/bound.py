@@ -81,7 +81,7 @@ class Cover:
             self._begin(now_s)
 
     def _rounded(self, units: Units) -> Units:
-        return units if self.unit_cores == 1 else math.ceil(Fraction(units) / self.unit_cores)
+        return units if self.unit_cores == 1 else -(-units // self.unit_cores)
 
     def _begin(self, at_s: float) -> None:
         short = self._need - self._covered
