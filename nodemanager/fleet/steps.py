@@ -67,7 +67,7 @@ class Outlook:
     allowance: Allowance  # by quotas and breakers
     creates_left: int  # by the rate bucket
     cloud_calls_left: int  # creates and destroys that may still be under way at once
-    leads_s: dict[TypeName, float] = field(default_factory=dict)  # of each type that was asked for
+    stops_s: dict[TypeName, tuple[float, float | None]] = field(default_factory=dict)  # of types asked for
     now_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,10 +78,12 @@ class Outlook:
         block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
-    def stop_lead_s(self, name: TypeName) -> float:
-        if name not in self.leads_s:
-            self.leads_s[name] = measured.stop_lead_s(self.snapshot, name, self.policy)
-        return self.leads_s[name]
+    def stop_s(self, name: TypeName) -> tuple[float, float | None]:
+        """How long before a window's end a node of the type is told to go, and the quickest stop that was seen."""
+        if name not in self.stops_s:
+            lead_s = measured.stop_lead_s(self.snapshot, name, self.policy)
+            self.stops_s[name] = lead_s, measured.quickest_stop_s(self.snapshot, name)
+        return self.stops_s[name]
 
 
 class Step(NamedTuple):
@@ -178,8 +180,7 @@ def _idle(node: Node, outlook: Outlook) -> Step:
     node_type = policy.types.get(name)
     spares = node_type.spares if node_type is not None and counts else 0
     spare = spares > 0 and outlook.ready.get(name, 0) <= spares
-    lead_s = outlook.stop_lead_s(name)
-    quickest_s = measured.quickest_stop_s(outlook.snapshot, name)
+    lead_s, quickest_s = outlook.stop_s(name)
     goes, reason = retirement.weigh(node, node_type, policy, outlook.now_s, surplus, spare, lead_s, quickest_s)
     if not goes:
         return Step(reason)
