@@ -12,10 +12,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 import structlog
 
+from nodemanager.children import end_with
 from nodemanager.simulation.joining import JoinScenario
 from nodemanager.simulation.scenario import Scenario
 from nodemanager.simulation.script import Script, script_of
@@ -132,10 +134,16 @@ def _run(seeds: Sequence[int], only: Numbers | None, jobs: int) -> Iterator[Brok
         yield from (broken for broken in results if broken is not None)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
+    watched, held = context.Pipe(duplex=False)
+    with held, watched, ProcessPoolExecutor(jobs, context, _begin, (watched,)) as pool:
         for broken in pool.map(run_seed, seeds, chunksize=4):
             if broken is not None:
                 yield broken
+
+
+def _begin(watched: Connection) -> None:
+    quiet()
+    end_with(watched)
 
 
 def _show(broken: Broken) -> None:

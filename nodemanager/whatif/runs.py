@@ -5,7 +5,6 @@ from __future__ import annotations
 import copyreg
 import logging
 import multiprocessing
-import os
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,13 +21,12 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from nodemanager import logs
+from nodemanager.children import end_with
 from nodemanager.config import Site
 from nodemanager.whatif.actors import ActorReplay
 from nodemanager.whatif.outcome import Outcome
 from nodemanager.whatif.study import TELL_EVERY, Bounds, Progress, Runner
 from nodemanager.whatif.workload import Oddities, WorkloadError
-
-EXIT_ORPHANED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ _here: list[Runner] = []  # the one that this process was begun with
 
 def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection) -> None:
     logs.configure(logging.CRITICAL)
-    Thread(target=_end_with, args=(watched,), name="parent", daemon=True).start()
+    end_with(watched)
 
     def tell(run: str, jobs: int) -> None:
         if jobs % TELL_EVERY == 0:
@@ -183,13 +181,6 @@ def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection)
                 told.send((run, jobs))
 
     _here[:] = [replace(runner, progress=tell)]
-
-
-def _end_with(parent: Connection) -> None:
-    """Nothing is ever said there: it ends with the one that holds its other end, however that one ends."""
-    with suppress(EOFError, OSError):
-        parent.recv_bytes()
-    os._exit(EXIT_ORPHANED)
 
 
 def _done(run: Run) -> Done:

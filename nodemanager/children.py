@@ -1,0 +1,21 @@
+"""Processes that end with the one that began them, however that one ends."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from threading import Thread
+
+EXIT_ORPHANED = 1
+
+
+def end_with(parent: Connection) -> None:
+    """End this process when nobody holds the other end of a pipe any more, in which nothing is ever said."""
+    Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+
+
+def _watch(parent: Connection) -> None:
+    with suppress(EOFError, OSError):
+        parent.recv_bytes()
+    os._exit(EXIT_ORPHANED)
