@@ -18,6 +18,7 @@ from nodemanager.fleet.line import line_of
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.remade import replace
 from nodemanager.fleet.roll import roll_of
+from nodemanager.fleet.seating import Bin
 from nodemanager.fleet.snapshot import Snapshot
 from nodemanager.fleet.spending import Verdict
 from nodemanager.model import JobId, Rank, Shape
@@ -78,8 +79,8 @@ def _stands(made: Layout, budget: Verdict, policy: Policy) -> bool:
 def _promised(made: Layout, snapshot: Snapshot) -> dict[Rank, float]:
     """Until when each rank that is up, or comes, may be at work for jobs that are laid there and have not begun."""
     ends: dict[Rank, float] = {}
-    for id_, _, rank, free_in_s in _seats(made):
-        _until(ends, rank, snapshot.wall_at + free_in_s, snapshot.jobs[id_].duration_s)
+    for id_, _, bin_, _ in _seats(made):
+        _until(ends, bin_.rank, snapshot.wall_at + bin_.free_in_s, snapshot.jobs[id_].duration_s)
     nodes, of_rank = snapshot.nodes, roll_of(snapshot).of_rank
     for laid in made.dealt.nodes():
         rank = laid.place[1]
@@ -98,13 +99,12 @@ def _until(ends: dict[Rank, float], rank: Rank, begins_at: float, duration_s: fl
         ends[rank] = max(ends.get(rank, 0.0), begins_at + duration_s)
 
 
-def _seats(made: Layout) -> Iterator[tuple[JobId, Shape, Rank, float]]:
-    """The pieces of served jobs that lie on what is there: each with its rank, and when that is free."""
+def _seats(made: Layout) -> Iterator[tuple[JobId, Shape, Bin, int]]:
+    """Where served jobs lie on what is there, and how many of their pieces."""
     for key, seated in made.seating.seated.items():
         for id_ in made.demand.batches[key][: min(seated, made.served_of(key))]:
             for bin_, pieces in made.seating.seats[id_]:
-                for _ in range(pieces):
-                    yield id_, key.shape, bin_.rank, bin_.free_in_s
+                yield id_, key.shape, bin_, pieces
 
 
 # --- users and queues -------------------------------------------------------------------------------------
@@ -113,12 +113,10 @@ def _seats(made: Layout) -> Iterator[tuple[JobId, Shape, Rank, float]]:
 def _rates(made: Layout, policy: Policy) -> dict[JobId, Decimal]:
     """What each job that is served costs an hour, on the nodes that it is laid on."""
     rates: dict[JobId, Decimal] = {}
-    for key, seated in made.seating.seated.items():
-        for id_ in made.demand.batches[key][: min(seated, made.served_of(key))]:
-            for bin_, pieces in made.seating.seats[id_]:
-                of = policy.type_of_slot.get(bin_.slot)
-                if of is not None:
-                    rates[id_] = rates.get(id_, Decimal(0)) + pieces * rate_on(of, key.shape)
+    for id_, shape, bin_, pieces in _seats(made):
+        of = policy.type_of_slot.get(bin_.slot)
+        if of is not None:
+            rates[id_] = rates.get(id_, Decimal(0)) + pieces * rate_on(of, shape)
     for laid in made.dealt.nodes():
         for id_, shape in made.dealt.pieces_on(laid):
             rates[id_] = rates.get(id_, Decimal(0)) + rate_on(laid.offer.node_type, shape)

@@ -12,10 +12,9 @@ from nodemanager.fleet.layout import Layout
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.roll import roll_of
 from nodemanager.fleet.seating import pieces_of
+from nodemanager.fleet.sightings import LEAVING
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.model import JobId, LaunchId, NodeState, Shape, SlotName, TypeName
-
-LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
 
 
 def give_way(
