@@ -63,7 +63,7 @@ DRAWN_MAX = 3  # runs whose nodes and queue are drawn over time
 
 def written_report(study: Study) -> str:
     """The page, as text."""
-    runs = [study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()]
+    runs = study.outcomes
     drawn = runs[:DRAWN_MAX] if study.compared or study.baselines else runs[:1]
     extent = charts.Extent.of(drawn)
     parts = [
@@ -166,8 +166,7 @@ TYPES_NOTE = (
 
 
 def _rows(study: Study, row: Callable[[Study, Outcome], tuple[str, ...]]) -> list[tuple[str, ...]]:
-    others = [*study.compared.values(), *study.baselines.values(), *study.swept.values()]
-    return [row(study, outcome) for outcome in (study.main, *others)]
+    return [row(study, outcome) for outcome in study.outcomes]
 
 
 def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
@@ -261,8 +260,7 @@ def _note(study: Study) -> str:
 
 
 def _most_served(study: Study) -> int:
-    every = (study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values())
-    return max(run.jobs_served for run in every)
+    return max(run.jobs_served for run in study.outcomes)
 
 
 def _bounds(bounds: Bounds, main: Outcome, fixed: Outcome | None) -> str:

@@ -48,6 +48,11 @@ class Study:
     oddities: Oddities = field(default_factory=Oddities)
     cloud: tuple[Figure, ...] = ()  # what the simulated cloud does, and where that is from
 
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of all runs, in the order in which they are shown."""
+        return [self.main, *self.compared.values(), *self.baselines.values(), *self.swept.values()]
+
 
 @dataclass(frozen=True, slots=True)
 class Runner:

@@ -67,7 +67,7 @@ def summary(study: Study, console: Console) -> None:
             f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
             "every job starting when it did on the fixed cluster",
         )
-    for run in _outcomes(study):
+    for run in study.outcomes:
         if run.restarts:
             _say(
                 console,
@@ -106,13 +106,9 @@ def _show(console: Console, table: Table, *, folds: bool = False) -> None:
 HEADS = ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left")
 
 
-def _outcomes(study: Study) -> list[Outcome]:
-    return [study.main, *study.compared.values(), *study.baselines.values(), *study.swept.values()]
-
-
 def _name_room(study: Study, console: Console) -> int:
     """How many letters of a policy's name fit beside its figures."""
-    rows = [HEADS, *(_row(outcome, study.main) for outcome in _outcomes(study))]
+    rows = [HEADS, *(_row(outcome, study.main) for outcome in study.outcomes)]
     figures = sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[1:])
     return max(NAME_MIN, console.width - figures - GAP) if console.is_terminal else WIDTH_MAX
 
@@ -127,7 +123,7 @@ def _runs(study: Study, name_room: int) -> Table:
     )
     for name in HEADS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for outcome in _outcomes(study):
+    for outcome in study.outcomes:
         name, *figures = _row(outcome, study.main)
         cells = [Text(cell) for cell in (shortened(name, name_room), *figures)]
         table.add_row(*cells, style="bold" if outcome is study.main else None)
