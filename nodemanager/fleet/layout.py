@@ -293,9 +293,11 @@ class _Maker:
         self.failed = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}
 
     def _can_come(self, key: BatchKey, job: JobId) -> int:
+        if not self.cores_on_offer:
+            return 0
         if key.shape not in self.can_come:
-            shelf = self._empty_shelf(self.offers)
-            self.can_come[key.shape] = shelf.takes_at_most(self._alone(key, job, pieces_of(key.shape)))
+            alone = self._alone(key, job, pieces_of(key.shape))
+            self.can_come[key.shape] = self._empty_shelf(self.offers).takes_at_most(alone)
         return self.can_come[key.shape]
 
     def _room(self) -> list[Bin]:
