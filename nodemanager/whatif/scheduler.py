@@ -214,6 +214,9 @@ class Scheduler:
         Rooms with as much free are alike, but for whether they are whole, and whether they suit.
         """
         want, _ = want_of(shape)
+        most = (len(ranks) * room_for(shape, *free, whole=True) for free, ranks in self._free.items())
+        if sum(most) < want:
+            return None
         eligible = self._matching(shape.constraint)
         everywhere = len(eligible) == len(self.rooms)
         grants: list[Grant] = []
