@@ -179,7 +179,7 @@ def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> I
     if "checkpoint-period" not in config.get("kvs", {}):
         yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 costs all jobs."
     if QMANAGER not in config:
-        yield f'With Fluxion: [{QMANAGER}] queue-policy = "easy". Its default denies jobs for more nodes than are up.'
+        yield f'With Fluxion: [{QMANAGER}] queue-policy = "easy". Else jobs for more nodes than are up are denied.'
     yield "Rank 0 must be started with -Sbroker.quorum=1 (flux.service does so) and a statedir."
     expected = folder if conf != folder else conf.parent
     if site.flux.bootstrap_dir != expected and conf.name == "conf.d":
