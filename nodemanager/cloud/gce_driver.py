@@ -24,7 +24,7 @@ _NOTHING_HERE = "NO_RESULTS_ON_PAGE"
 
 
 class ApiError(GoogleBaseError):
-    """What the API refused, with its code and headers. ``finished``: an operation that had begun came to this."""
+    """What the API refused, with its code and headers. ``finished``: an operation that had begun ended in this."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str], *, finished: bool) -> None:
         super().__init__(f"{code}: {message}" if code else message, status, code)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class _Response(GCEResponse):
             body = None
         if isinstance(body, dict) and "error" in body:
             code, message = _first_error(body["error"])
-            finished = body.get("kind") == "compute#operation"
+            finished = body.get("kind") == "compute#operation" and body.get("status") == "DONE"
             raise ApiError(self.status, code, message, self.headers, finished=finished)
         if not 200 <= self.status < 300:
             raise ApiError(
