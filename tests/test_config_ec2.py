@@ -238,6 +238,21 @@ def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> 
     assert cautions(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
 
 
+def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
+    (said,) = cautions(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
+    assert "empty, and so is AWS_SECRET_ACCESS_KEY beside AWS_ACCESS_KEY_ID:" in said
+    (said,) = cautions(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
+    assert "empty, and so is AWS_ACCESS_KEY_ID beside AWS_SECRET_ACCESS_KEY:" in said
+    assert "of-env" not in said
+
+
+def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
+    given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
+    (said,) = cautions(site_of(tmp_path), given)
+    assert said.startswith("secret_access_key: there are characters in it that no key of AWS has")
+    assert "of-env" not in said
+
+
 def test_nothing_is_said_of_keys_that_stand_in_the_site_or_of_other_clouds(tmp_path: Path) -> None:
     given = [("Cloud Credentials", "access_key_id", "AKIA"), ("Cloud Credentials", "secret_access_key", "secret")]
     assert cautions(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()

@@ -17,6 +17,7 @@ from libcloud.common.types import LibcloudError
 
 from nodemanager.cloud.ec2_driver import Action, Ec2Driver
 from nodemanager.cloud.ec2_reply import set_in, text_in
+from nodemanager.cloud.libcloud_port import classify
 from nodemanager.model import ProviderId
 from nodemanager.ports import Clock
 
@@ -47,7 +48,7 @@ class Ec2Health:
                 self._known = self._ask()
                 self._failure = ""
             except (BaseHTTPError, LibcloudError, OSError) as error:
-                self._say(str(getattr(error, "message", "")) or str(error))
+                self._say(classify(error, creating=False, now_at=0.0).detail)
         return self._known
 
     def _ask(self) -> Mapping[ProviderId, str]:
