@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +36,9 @@ EXHAUSTED = {"errors": [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "no 
 
 class AToken:
     access_token = "token"
+
+    def forget(self) -> None:
+        self.access_token = "another"
 
 
 def an_instance(**changes: Any) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def gce() -> Iterator[Service]:
 
 
 def cloud_at(service: Service, sleep: Callable[[float], None] = lambda _: None) -> GceCloud:
-    driver = GceDriver("project_name", "robot@example", "key", endpoint=service.url, credential=AToken())
+    driver = GceDriver("project_name", AToken(), endpoint=service.url)
     placements = {TypeName("small"): Placement("global/networks/default", ZONES)}
     return GceCloud(driver, placements, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=sleep)
 
@@ -351,15 +353,17 @@ class TestDestroy:
         assert gce.calls == []
 
 
-class TestCredentials:
-    def test_nothing_is_asked_before_it_must_be(self) -> None:
-        GceDriver("project_name", "robot@example", "key")
+class TestToken:
+    def test_that_ended_early_is_renewed_once(self, gce: Service) -> None:
+        gce.says(*LIST, an_error(401, "authError"), NOTHING)
+        assert cloud_at(gce).list_nodes() == ()
+        assert [call.headers["authorization"] for call in gce.asked(*LIST)] == ["Bearer token", "Bearer another"]
 
-    def test_key_that_cannot_be_used_is_a_matter_of_credentials(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        driver = GceDriver("project_name", "robot@example.iam.gserviceaccount.com", "no key")
-        cloud = GceCloud(driver, {}, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None)
-        assert failure_of(cloud.list_nodes).kind is FailureKind.CREDENTIALS
-        assert list(tmp_path.iterdir()) == []  # libcloud would keep its tokens at home
+    def test_that_ended_early_at_an_insert_makes_one_node(self, gce: Service) -> None:
+        gce.says(*POST, an_error(401, "authError"), said(OPERATION))
+        assert create(cloud_at(gce)).identity == IDENTITY
+
+    def test_that_is_refused_when_new_is_a_matter_of_credentials(self, gce: Service) -> None:
+        gce.says(*LIST, an_error(401, "authError"))
+        assert failure_of(cloud_at(gce).list_nodes).kind is FailureKind.CREDENTIALS
+        assert len(gce.asked(*LIST)) == 2
