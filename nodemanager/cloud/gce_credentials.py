@@ -120,7 +120,7 @@ class _Reply(JsonResponse):
 
     def parse_error(self) -> str:
         try:
-            body = json.loads(self.body)
+            body = json.loads(self.body or "")
         except ValueError:
             body = None
         said = (body.get("error"), body.get("error_description")) if isinstance(body, dict) else ()
@@ -131,7 +131,7 @@ class _Reply(JsonResponse):
 class _Login(GoogleServiceAcctAuthConnection):
     """libcloud's, as far as the signature; what is answered is read by us."""
 
-    responseCls = _Reply  # noqa: N815 - libcloud names its hooks so
+    responseCls: Any = _Reply  # noqa: N815 - libcloud names its hooks so
     retryCls: Any = NoRetry  # noqa: N815
 
     def _token_request(self, request_body: dict[str, Any]) -> Any:
