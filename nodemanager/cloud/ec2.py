@@ -24,6 +24,7 @@ from nodemanager.cloud.ec2_reply import (
     text_in,
     volumes_in,
 )
+from nodemanager.cloud.leftovers import Broom
 from nodemanager.cloud.libcloud_port import (
     TAG_CLUSTER,
     TAG_CLUSTER_UUID,
@@ -80,7 +81,7 @@ class Ec2Cloud:
         self._clock = clock
         self._placements = placements
         self._disks: dict[str, tuple[Disk, ...]] = {}
-        self._left_before: frozenset[Leftover] = frozenset()
+        self._broom = Broom()
         self._throttled = 0  # calls in a row
         self._health = Ec2Health(driver, clock)
 
@@ -118,20 +119,7 @@ class Ec2Cloud:
                 raise foreign(f"{provider_id} was to be terminated, and is not in it")
 
     def sweep(self) -> tuple[Leftover, ...]:
-        left = self._leftovers()
-        twice_seen = sorted(left & self._left_before, key=lambda leftover: leftover.provider_id)
-        removed: list[Leftover] = []
-        failed: CloudError | None = None
-        for leftover in twice_seen:
-            try:
-                self._remove(leftover)
-                removed.append(leftover)
-            except CloudError as error:
-                failed = error  # the others go all the same; this one is found again
-        self._left_before = left - frozenset(removed)
-        if failed is not None and not removed:
-            raise failed
-        return tuple(removed)
+        return self._broom.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
         """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""
