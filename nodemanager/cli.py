@@ -64,6 +64,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     _warn(site)
     try:
         site = app.identified(site)
+        app.keep_name(site)
         front = Front(site)
         outside = app.outside_of(site, front.status)
     except app.NotInitialised as error:
