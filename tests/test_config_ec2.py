@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_launch import Placement
 from nodemanager.cloud.ec2_site import placements_of
 from nodemanager.cloud.providers import cautions, cloud_factory
-from nodemanager.config import ConfigError, Mode, Provider, Site, load_site
+from nodemanager.config import ConfigError, Join, Mode, Provider, Site, load_site
 from nodemanager.model import TypeName
 from tests.contract.cloud_subjects import SystemClock, a_script
 
@@ -226,12 +227,29 @@ def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
     assert site_of(tmp_path, ("Cloud", "provider", "local"), ("Cloud", "region", None)).cloud.region == ""
 
 
+def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(tmp_path: Path) -> None:
+    # Its paths were relative: copied, they led to /etc/state, which the unit cannot write, and not to init's.
+    quickstart = (EXAMPLE.parents[1] / "doc" / "quickstart-ec2.md").read_text(encoding="utf-8")
+    unit = (EXAMPLE.parent / "systemd" / "flux-node-manager.service").read_text(encoding="utf-8")
+    (tmp_path / "site.ini").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
+    site = load_site(tmp_path / "site.ini", {})
+    (output,) = re.findall(r"^flux-node-manager init .* --output (\S+)$", quickstart, re.MULTILINE)
+    (folder,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert site.state_dir == Path("/var/lib") / folder
+    assert site.flux.bootstrap_dir == Path(output)
+    assert site.flux.uri == f"local://{output}/run/local-0"
+    assert site.flux.join is Join.SERVICE
+    for path in (site.flux.bootstrap_dir, site.join.material_dir, site.web.token_file):
+        assert path.is_relative_to(site.state_dir)
+
+
 # --- what is said -----------------------------------------------------------------------------------------
 
 
 def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     (said,) = cautions(site, {})
+    assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
     assert "profiles, SSO, web identity and container credentials are not supported" in said
     (said,) = cautions(site, {"AWS_PROFILE": "ada"})
     assert "AWS_PROFILE (profiles) of the environment is not supported" in said

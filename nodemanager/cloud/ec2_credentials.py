@@ -161,9 +161,9 @@ def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str
     else:
         given = [name for name in _KEY_VARIABLES if environment.get(name)]
         missing = " and ".join(name for name in _KEY_VARIABLES if name not in given)
-        beside = "".join(f" beside {name}" for name in given)
+        beside = f"is {missing} beside {given[0]}" if given else f"are {missing}"
         yield (
-            f"[Cloud Credentials] is empty, and so is {missing}{beside}: the keys will be asked of the instance "
-            "metadata service. That works on an EC2 instance that has a role; profiles, SSO, web identity and "
-            "container credentials are not supported."
+            f"[Cloud Credentials] is empty, and so {beside}: the keys will be asked of the instance metadata service. "
+            "That works on an EC2 instance that has a role; profiles, SSO, web identity and container credentials are "
+            "not supported."
         )
