@@ -163,7 +163,7 @@ def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str
         missing = " and ".join(name for name in _KEY_VARIABLES if name not in given)
         beside = f"is {missing} beside {given[0]}" if given else f"are {missing}"
         yield (
-            f"[Cloud Credentials] is empty, and so {beside}: the keys will be asked of the instance metadata service. "
-            "That works on an EC2 instance that has a role; profiles, SSO, web identity and container credentials are "
-            "not supported."
+            f"[Cloud Credentials] is empty, and so {beside}: the keys will be asked of the instance metadata "
+            "service. That works on an EC2 instance that has a role; profiles, SSO, web identity and container "
+            "credentials are not supported."
         )
