@@ -197,6 +197,26 @@ def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.Captur
     assert "not in the table" not in capsys.readouterr().out
 
 
+def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    site = tmp_path / "site.ini"
+    text = (ROOT / "config" / "gce.ini").read_text()
+    site.write_text(text.replace("zones = europe-west3-a, europe-west3-b\n", "").replace("[Node small]\n", (
+        "[Node small]\nzones = europe-west3-a, us-central1-b\n")).replace(
+        "[Node spot]\n", "[Node spot]\nzones = europe-west3-b\n"))  # fmt: skip
+    cli.main(["prices", "--config", str(site)])
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "n2-standard-" in line]
+    assert [row[:3] for row in rows] == [
+        ["small", "n2-standard-4", "europe-west3"],
+        ["small", "n2-standard-4", "us-central1"],
+        ["spot", "n2-standard-16", "europe-west3"],
+    ]
+    assert "in USD, regions europe-west3, us-central1." in " ".join(said.split())
+
+
 def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prices", "--config", str(EMBEDDED), "--table", str(tmp_path / "none.toml")]) == 1
     assert "none.toml" in capsys.readouterr().err
