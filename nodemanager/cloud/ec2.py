@@ -31,6 +31,7 @@ from nodemanager.cloud.libcloud_port import (
     UserData,
     classify,
     node_request,
+    still_awaited,
 )
 from nodemanager.facts import FailureKind
 from nodemanager.model import (
@@ -73,6 +74,8 @@ class Ec2Cloud:
         user_data: UserData,
         clock: Clock,
         placements: Mapping[TypeName, Placement],
+        *,
+        call_timeout_s: float = 60.0,
     ) -> None:
         self._driver = driver
         self._cluster = cluster
@@ -80,15 +83,18 @@ class Ec2Cloud:
         self._user_data = user_data
         self._clock = clock
         self._placements = placements
+        self._call_timeout_s = call_timeout_s
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._broom = Broom()
         self._throttled = 0  # calls in a row
         self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        started_s = self._clock.monotonic_s()
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
         placement = self._placements.get(node_type.name, Placement())
         parameters = run_instances(request, placement, self._disks_of(node_type.image))
+        still_awaited(self._clock, started_s, self._call_timeout_s)
         with self._foreseen(creating=True):
             made = list(instances_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
             if len(made) != 1:

@@ -259,6 +259,12 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
     return refusal(kind, detail, retry_after_s(asked, now_at))
 
 
+def still_awaited(clock: Clock, started_s: float, call_timeout_s: float) -> None:
+    """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
+    if clock.monotonic_s() - started_s >= call_timeout_s:
+        raise CloudError(FailureKind.TRANSIENT, "what comes before the create took too long: nothing was made")
+
+
 def refusal(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
     """The failure; for want of quota with how far that reaches, as far as the provider's words tell."""
     if kind is not FailureKind.QUOTA:
