@@ -183,7 +183,8 @@ def keep_name(site: Site) -> None:
         with tempfile.NamedTemporaryFile("w", dir=site.state_dir, prefix=".cluster-name.") as draft:
             draft.write(site.cluster + "\n")
             draft.flush()
-            os.link(draft.name, name_file(site.state_dir))  # whole or not at all
+            with suppress(FileExistsError):  # another one has just kept it
+                os.link(draft.name, name_file(site.state_dir))  # whole or not at all
     except OSError as error:
         log: Any = structlog.get_logger()
         log.warning("cluster_name_not_kept", file=str(name_file(site.state_dir)), why=error.strerror)
