@@ -227,14 +227,19 @@ def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
     assert site_of(tmp_path, ("Cloud", "provider", "local"), ("Cloud", "region", None)).cloud.region == ""
 
 
-def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ec2", "gce", "openstack", "azure"])
+def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(
+    tmp_path: Path, name: str
+) -> None:
     # Its paths were relative: copied, they led to /etc/state, which the unit cannot write, and not to init's.
     quickstart = (EXAMPLE.parents[1] / "doc" / "quickstart-ec2.md").read_text(encoding="utf-8")
     unit = (EXAMPLE.parent / "systemd" / "flux-node-manager.service").read_text(encoding="utf-8")
-    (tmp_path / "site.ini").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
-    site = load_site(tmp_path / "site.ini", {})
+    text = EXAMPLE.with_name(f"{name}.ini").read_text(encoding="utf-8")
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    site = load_site(tmp_path / "site.ini", {}, with_credentials=False)
     (output,) = re.findall(r"^flux-node-manager init .* --output (\S+)$", quickstart, re.MULTILINE)
     (folder,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert f"--output {output}" in text
     assert site.state_dir == Path("/var/lib") / folder
     assert site.flux.bootstrap_dir == Path(output)
     assert site.flux.uri == f"local://{output}/run/local-0"
