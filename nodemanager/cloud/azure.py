@@ -143,8 +143,7 @@ class AzureCloud(PatientPort):
             return made
         self._still_awaited(started_s)
         interface = name + _INTERFACE
-        with self._foreseen():  # it costs nothing, and is not the node
-            self.driver.put_interface(interface, self._interface(request))
+        self._put_interface(interface, request)
         try:
             self._still_awaited(started_s)
             with self._foreseen(creating=True):
@@ -153,6 +152,16 @@ class AzureCloud(PatientPort):
             if error.kind is not FailureKind.AMBIGUOUS:
                 with suppress(CloudError), self._foreseen():  # Azure keeps it for 180 s, mostly: it is swept then
                     self.driver.delete_interface(interface)
+            raise
+
+    def _put_interface(self, name: str, request: NodeRequest) -> None:
+        """It costs nothing, and is not the node: one that was made and not answered is put again, or swept up."""
+        try:
+            with self._foreseen():
+                self.driver.put_interface(name, self._interface(request))
+        except CloudError as error:
+            if error.kind is FailureKind.GONE:  # what is not there is its network, or the resource group
+                raise CloudError(FailureKind.CONFIG, error.detail) from error
             raise
 
     def _made_already(self, name: str, launch: LaunchId) -> Node | None:

@@ -202,6 +202,12 @@ class TestCreate:
         assert failure_of(lambda: create(cloud_at(azure))).kind is not FailureKind.AMBIGUOUS
         assert azure.asked("PUT", MACHINE) == []
 
+    @pytest.mark.parametrize("code", ["ResourceGroupNotFound", "NotFound", "ResourceNotFound"])
+    def test_without_its_network_is_a_fault_of_the_site(self, azure: Service, code: str) -> None:
+        # Said to be gone, it was taken for what passes by itself.
+        azure.says("PUT", INTERFACE, an_error(404, code))
+        assert failure_of(lambda: create(cloud_at(azure))).kind is FailureKind.CONFIG
+
     @pytest.mark.parametrize(
         ("reply", "kind"),
         [
