@@ -177,7 +177,12 @@ class LiveInstance:
         for module in reversed(self._scheduler()):
             self._flux("module", "load", module, *FLUXION_OPTIONS.get(module, ()))
 
+    @property
+    def has_fluxion(self) -> bool:
+        return bool({*FLUXION} & {*self._scheduler()})
+
     def _scheduler(self) -> tuple[str, ...]:
+        """Its modules, those that lean on others first."""
         if self._schedulers is None:
             loaded = {line.split()[0] for line in self._flux("module", "list").splitlines()}
             self._schedulers = tuple(it for it in ("sched-simple", *FLUXION) if it in loaded)

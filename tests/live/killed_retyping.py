@@ -27,13 +27,18 @@ STEPS = (
     "file",
     "marker",
     "config.load",
-    "module.remove sched-simple",
+    "module.remove scheduler",
     "module.remove resource",
     "module.load resource",
-    "module.load sched-simple",
+    "module.load scheduler",
     "resource.undrain",
     "answer",
 )
+
+
+def _role(module: str) -> str:
+    """Flux's own scheduler is one module, Fluxion several: the one that has the service."""
+    return "scheduler" if module in ("sched-simple", "sched-fluxion-qmanager") else module
 
 
 class Doom:
@@ -53,7 +58,7 @@ class Doom:
             calls: _RetypingCalls, topic: str, payload: Any = None, *, timeout_s: float | None = None
         ) -> Any:
             answer = ask(calls, topic, payload, timeout_s=timeout_s)
-            self.done(f"{topic} {payload['name']}" if topic.startswith("module.") and payload else topic)
+            self.done(f"{topic} {_role(payload['name'])}" if topic.startswith("module.") and payload else topic)
             return answer
 
         def doomed_commit(calls: _RetypingCalls, changes: Mapping[str, str | None]) -> None:

@@ -103,6 +103,8 @@ def real() -> Iterator[LiveInstance]:
         instance = LiveInstance(Path(directory), slots=len(RANKS))
         try:
             instance.start_head()
+            if instance.has_fluxion:
+                pytest.skip("the simulated Flux gives out ranks as sched-simple does, and this is Fluxion")
             yield instance
         finally:
             instance.reap()
