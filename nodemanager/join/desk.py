@@ -16,7 +16,7 @@ from typing import Any
 from nodemanager.facts import NodeReported
 from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
-from nodemanager.join.ledger import Ledger, LedgerError, decoded_hardware
+from nodemanager.join.ledger import Ledger, LedgerError, decoded_hardware, encoded_hardware
 from nodemanager.join.limits import Buckets
 from nodemanager.join.material import Material, MaterialError
 from nodemanager.join.tickets import SiteKey
@@ -162,7 +162,7 @@ class JoinDesk:
             return Refusal(Refused.TOO_MANY, launch, wait_s)
         if phase is JoinPhase.MEASURED:
             try:
-                decoded_hardware(detail)
+                detail = encoded_hardware(decoded_hardware(detail))
             except ValueError as fault:
                 return Refusal(Refused.MALFORMED, launch, why=str(fault))
         try:
