@@ -11,6 +11,7 @@ One file, nothing but Python's standard library, Python 3.8 or later. Settings c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -526,19 +527,21 @@ class Machine:
         self.rundir = tempfile.mkdtemp(prefix="flux-slot.")
         conf = self.settings.folder / "conf.d"
         certificate = self.settings.folder / "curve.cert"
-        conf.mkdir(mode=0o700, exist_ok=True)
-        write_private(certificate, str(given["curve_cert"]))
-        write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)))
-        if uid != os.getuid():
-            os.chmod(str(self.settings.folder), 0o711)
-            for path in (self.rundir, str(conf), str(conf / "flux.toml"), str(certificate)):
-                os.chown(path, uid, -1)
+        if uid == os.getuid():
+            conf.mkdir(mode=0o700, exist_ok=True)
+        else:
+            # Jobs may run as the broker's user: the files are theirs to read, the folders they are in are root's.
+            own_folder(os.path.realpath(str(self.settings.folder)), 0o711)
+            own_folder(str(conf), 0o755)
+            os.chown(self.rundir, uid, -1)
+        write_private(certificate, str(given["curve_cert"]), uid)
+        write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)), uid)
         filled = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
         command = [
             re.sub(r"\{(\w+)\}", lambda found: filled.get(found.group(1), found.group(0)), part)
             for part in given["command"]
         ]
-        with open(str(self.log_file()), "wb") as log:
+        with os.fdopen(new_file(str(self.log_file()), 0o600), "wb") as log:
             try:
                 self.broker = subprocess.Popen(
                     command,
@@ -790,24 +793,15 @@ def read_proc(pid: int, name: str) -> bytes:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str, uid: int = -1) -> None:
     """Write a file for its owner only, so that it is read whole, as it was or as it is."""
-    draft = "{}.new".format(path)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, str(path))
+    os.replace(draft_of(path, text.encode("utf-8"), 0o600, uid), str(path))
 
 
 def write_through(path: Path, text: str) -> None:
     """Replace a file that others read, with its mode; where it is a mount of its own, write into it."""
     data = text.encode("utf-8", errors="surrogateescape")
-    draft = "{}.flux-node-join".format(path)
-    mode = os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-    os.chmod(draft, mode)
+    draft = draft_of(path, data, os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644)
     try:
         os.replace(draft, str(path))
     except OSError:  # containers mount their hosts file, which can be written and not be replaced
@@ -815,6 +809,37 @@ def write_through(path: Path, text: str) -> None:
         with open(str(path), "r+b") as file:
             file.write(data)
             file.truncate()
+
+
+def draft_of(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
+    """What is to take a file's place, on disk beside it. Its owner is given by its descriptor: a name may lie."""
+    draft = "{}.flux-node-join".format(path)
+    with os.fdopen(new_file(draft, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fchown(file.fileno(), uid, -1)
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    return draft
+
+
+def new_file(path: str, mode: int) -> int:
+    """A descriptor of a file that is surely new: a link in its place is removed, and not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def own_folder(path: str, mode: int) -> None:
+    """Make a folder of ours, or take one that is another's: nobody else is to write where we do."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchown(folder, os.getuid(), -1)
+        os.fchmod(folder, mode)
+    finally:
+        os.close(folder)
 
 
 def with_hosts(before: str, hosts: Dict[str, str]) -> str:
@@ -882,6 +907,13 @@ WantedBy=multi-user.target
 """
 
 
+def unit_word(text: str) -> str:
+    """A word of a command in a unit, whatever it holds: systemd.service(5), "Command lines"."""
+    for mark, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        text = text.replace(mark, instead)
+    return '"{}"'.format(text)
+
+
 def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
     """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
     if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
@@ -889,8 +921,10 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
     program = settings.folder / "flux-node-join"
     source = Path(os.path.abspath(__file__))
     if source != program:
-        shutil.copyfile(str(source), str(program))
-    unit.write_text(UNIT.format(python=sys.executable, program=program, folder=settings.folder), encoding="utf-8")
+        write_private(program, source.read_text(encoding="utf-8"))
+    words = {"python": sys.executable, "program": str(program), "folder": str(settings.folder)}
+    text = UNIT.format(**{name: unit_word(word) for name, word in words.items()})
+    unit.write_text(text, encoding="utf-8")
     for command in (["daemon-reload"], ["enable", unit.name], ["restart", unit.name]):
         if subprocess.run(["systemctl", *command], check=False).returncode != 0:
             return False

@@ -17,6 +17,7 @@ import os
 import re
 import ssl
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,13 +107,12 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
     certificate = bootstrap_dir / "curve.cert"
     if not certificate.is_file():
         raise MaterialError(f"{certificate} is not there: run flux-node-manager init")
-    draft = certificate.with_name(".curve.cert.new")
     _refuse_multi_user(bootstrap_dir)
     try:
-        draft.unlink(missing_ok=True)
-        make_certificate(draft, site.cluster, find_flux(flux_command))
-        _give(draft, certificate)
-        draft.replace(certificate)
+        with tempfile.TemporaryDirectory(prefix="flux-node-manager.") as folder:
+            made = Path(folder) / "curve.cert"
+            make_certificate(made, site.cluster, find_flux(flux_command))
+            replace_file(certificate, made.read_text(encoding="utf-8"))
     except BootstrapError as error:
         raise MaterialError(str(error)) from error
     except OSError as error:
@@ -144,21 +144,22 @@ def _make_tls(site: Site, paths: Paths) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file for its owner only, so that it is read whole, as it was or as it is."""
+    """Write a file for its owner only, so that it is read whole, as it was or as it is.
+
+    What root puts in a place belongs to whom the place belonged to, and else to the folder's owner. In a folder of
+    theirs the draft may be anything: what is there is removed, and the owner given by what was opened.
+    """
     draft = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
-    _give(draft, path)
+        if os.geteuid() == 0:
+            status = (path if path.exists() else path.parent).stat()
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+        os.fsync(descriptor)
     draft.replace(path)
-
-
-def _give(draft: Path, place: Path) -> None:
-    """What root puts in a place belongs to whom the place belonged to, and else to the folder's owner."""
-    if os.geteuid() == 0:
-        status = (place if place.exists() else place.parent).stat()
-        os.chown(draft, status.st_uid, status.st_gid)
 
 
 # --- reading ----------------------------------------------------------------------------------------------

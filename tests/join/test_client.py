@@ -31,6 +31,7 @@ from nodemanager.join.flux_node_join import (
     is_task,
     job_processes,
     serves_the_broker,
+    unit_word,
     with_hosts,
     write_private,
     write_through,
@@ -157,9 +158,13 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
     unit = tmp_path / "flux-node-join.service"
-    unit.write_text(flux_node_join.UNIT.format(python="/bin/sh", program=SOURCE, folder=tmp_path))
+    python = tmp_path / "a python %n"
+    python.symlink_to("/bin/sh")
+    words = {"python": str(python), "program": str(SOURCE), "folder": '/a "$HOME" \\ %n'}
+    unit.write_text(flux_node_join.UNIT.format(**{name: unit_word(word) for name, word in words.items()}))
     ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert str(unit) not in ran.stderr, ran.stderr
+    assert "not executable" not in ran.stderr, ran.stderr
 
 
 SYSTEMCTL = """#!/bin/sh
@@ -204,7 +209,7 @@ def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: P
         "enable flux-node-join.service",
         "restart flux-node-join.service",
     ]
-    assert f"ExecStart={sys.executable} {tmp_path}/flux-node-join {tmp_path}\n" in unit.read_text()
+    assert f'ExecStart="{sys.executable}" "{tmp_path}/flux-node-join" "{tmp_path}"\n' in unit.read_text()
     assert (tmp_path / "flux-node-join").read_text() == SOURCE.read_text()
 
 
@@ -274,3 +279,40 @@ def test_the_broker_runs_as_the_instances_owner_who_reads_what_it_needs_and_none
         assert said.startswith(f"{owner.pw_uid} {owner.pw_dir} \n")
         assert said.endswith("a certificate")
         assert machine.broker_status() == "status 0"
+
+
+def as_nobody() -> None:
+    owner = pwd.getpwnam("nobody")
+    os.setgid(owner.pw_gid)
+    os.setuid(owner.pw_uid)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a broker as somebody else")
+def test_a_job_of_the_brokers_user_gets_nothing_of_roots_by_links_where_root_writes() -> None:
+    """It kills its broker, and root starts it again: folders that an earlier client gave away are taken back."""
+    with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
+        folder = Path(directory)
+        folder.chmod(0o755)
+        roots = folder / "roots"
+        roots.write_text("a secret of root's")
+        roots.chmod(0o600)
+        node = folder / "node"
+        (node / "conf.d").mkdir(parents=True)
+        owner = pwd.getpwnam("nobody").pw_uid
+        links = [node / "broker.log", node / "curve.cert.flux-node-join", node / "conf.d/flux.toml.flux-node-join"]
+        for path in (node, node / "conf.d"):
+            os.chown(path, owner, -1)
+        for link in links:
+            subprocess.run(["ln", "-s", roots, link], preexec_fn=as_nobody, check=True)
+        machine = Machine(settings_in(node, FLUX="/bin/true", USER="nobody"))
+        given = {"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": ["{flux}"]}
+        for _ in range(2):
+            machine.start_broker(given)
+            assert machine.broker is not None
+            machine.broker.wait(20)
+        assert (roots.stat().st_uid, roots.read_text()) == (0, "a secret of root's")
+        written = (node / "curve.cert", node / "conf.d" / "flux.toml")
+        assert [stat.S_IMODE(file.lstat().st_mode) for file in written] == [0o600, 0o600]
+        assert [file.lstat().st_uid for file in written] == [owner, owner]
+        for taken in (node, node / "conf.d"):
+            assert subprocess.run(["touch", taken / "x"], preexec_fn=as_nobody, check=False).returncode != 0

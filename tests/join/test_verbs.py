@@ -93,6 +93,20 @@ def test_rotate_cert_changes_it_for_rank_0_and_for_nodes_and_nothing_else(
     assert paths.site_key.read_text() == key
 
 
+@pytest.mark.usefixtures("flux")
+def test_what_is_put_in_a_folder_of_others_follows_no_link_of_theirs(tmp_path: Path) -> None:
+    """Root may run init and rotate-cert, and the folders are the instance's owner's."""
+    site = a_site(tmp_path)
+    other = tmp_path / "other"
+    other.write_text("not theirs")
+    material, bootstrap = site.join.material_dir, site.flux.bootstrap_dir
+    for place in (material / "bootstrap.json", material / "curve.cert", bootstrap / "curve.cert"):
+        place.with_name(f".{place.name}.new").symlink_to(other)
+    assert run("rotate-cert", tmp_path) == 0
+    assert other.read_text() == "not theirs"
+    assert (material / "curve.cert").read_text() == (bootstrap / "curve.cert").read_text()
+
+
 @pytest.mark.parametrize(
     "table", ["[access]\nallow-guest-user = true\n", '[exec]\nimp = "/usr/libexec/flux-imp"\n']
 )
