@@ -87,6 +87,7 @@ class Settings:
         self.systemd = values.get("SYSTEMD") == "yes"
         self.notice = values.get("NOTICE") or ""  # whose metadata tell that this node is taken back; "" is nobody's
         self.metadata = values.get("METADATA") or METADATA
+        self.machine = as_marks(values.get("MACHINE") or "")  # on which the settings were kept; {} is not known
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
@@ -105,6 +106,7 @@ class Joining:
         self.launch = launch
         self.ticket = ticket
         self.silence_max_s = silence_max_s
+        self.instance = machine.instance()  # this process: the service lets one at a time start a broker
         kept = machine.load()
         self.nonce = str(kept.get("nonce") or "")
         self.lease_key = str(kept.get("lease_key") or "")
@@ -129,6 +131,8 @@ class Joining:
         measured = machine.measured()
         self.reports: List[Tuple[str, str]] = [("measured", json.dumps(measured))] if measured else []
         self.ended = False
+        if machine.is_a_copy():
+            self._give_up("this disk is a copy of another machine's, whose place this one does not take")
 
     def step(self) -> Optional[float]:
         """Do what is due now."""
@@ -225,13 +229,17 @@ class Joining:
             if self.lease_missing_s is None:
                 self.lease_missing_s = now_s
         elif code in FINAL and not self.lease_key:
-            self.cannot = "the join service refuses the ticket: " + code
-            self.machine.log(self.cannot + "; this node does not join")
-            self.call_due_s = now_s + 10 * 365 * 86400.0
+            self._give_up("the join service refuses the ticket: " + code)
             return
         else:
             self.machine.log("the join service refuses: " + code)
         self._call_later(now_s)
+
+    def _give_up(self, why: str) -> None:
+        """Ask for nothing more. This node ends once it has heard of no manager for long enough."""
+        self.cannot = why
+        self.machine.log(why + "; this node does not join")
+        self.call_due_s = self.machine.now_s() + 10 * 365 * 86400.0
 
     def _call_later(self, now_s: float) -> None:
         self.call_due_s = max(now_s, self.machine.now_s()) + self.call_pause_s * self.machine.uniform(0.5, 1.0)
@@ -254,7 +262,7 @@ class Joining:
             self.reports.pop(0)
 
     def _ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        answer: Dict[str, Any] = self.machine.ask(what, dict(body, launch=self.launch))
+        answer: Dict[str, Any] = self.machine.ask(what, dict(body, launch=self.launch, instance=self.instance))
         return answer
 
     def _save(self) -> None:
@@ -364,6 +372,13 @@ class Machine:
     def nonce(self) -> str:
         return secrets.token_hex(32)
 
+    def instance(self) -> str:
+        return secrets.token_hex(16)
+
+    def is_a_copy(self) -> bool:
+        """Whether what lies in our folder was written on another machine."""
+        return not is_same_machine(self.settings.machine, machine_marks())
+
     def log(self, text: str) -> None:
         sys.stderr.write("flux-node-join: {}\n".format(text))
         sys.stderr.flush()
@@ -389,11 +404,15 @@ class Machine:
             kept = json.loads((self.settings.folder / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        # Of another launch: an image made of a node that had joined. Its secrets are not ours.
-        return kept if isinstance(kept, dict) and kept.get("launch") == self.settings.launch else {}
+        # Of another launch: an image made of a node that had joined. Its secrets are not ours, nor are those of
+        # another machine that runs the same launch.
+        if not isinstance(kept, dict) or kept.get("launch") != self.settings.launch:
+            return {}
+        return kept if is_same_machine(as_marks(kept.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
-        write_private(self.settings.folder / "state.json", json.dumps(dict(state, launch=self.settings.launch)))
+        kept = dict(state, launch=self.settings.launch, machine=machine_marks())
+        write_private(self.settings.folder / "state.json", json.dumps(kept))
 
     def write_hosts(self, hosts: Dict[str, str]) -> None:
         """Replace our marked lines in the hosts file, and nothing else in it. Without hosts they go."""
@@ -736,6 +755,48 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     return int(found.group(1)) * 1024
 
 
+# --- which machine it is ---------------------------------------------------------------------------------
+
+# What a copy of a disk does not bring along, the surest first: the hypervisor's name for the machine, which root
+# reads; the provider's, which cloud-init writes before the network is up; the system's, which many copies share.
+MARKS = (
+    ("hypervisor", "/sys/class/dmi/id/product_uuid"),
+    ("provider", "/var/lib/cloud/data/instance-id"),
+    ("system", "/etc/machine-id"),
+)
+
+
+def machine_marks(root: Path = Path("/")) -> Dict[str, str]:
+    """What tells this machine from others; less of it where less can be read."""
+    found = {name: read_mark(root / path[1:]) for name, path in MARKS}
+    return {name: text for name, text in found.items() if text}
+
+
+def read_mark(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_same_machine(one: Dict[str, str], other: Dict[str, str]) -> bool:
+    """By the surest mark that both have; the same where there is none to tell by."""
+    for name, _ in MARKS:
+        if name in one and name in other:
+            return one[name] == other[name]
+    return True
+
+
+def as_marks(kept: Any) -> Dict[str, str]:
+    """Marks as they were kept, in JSON or read from it; {} for anything else."""
+    if isinstance(kept, str):
+        try:
+            kept = json.loads(kept)
+        except ValueError:
+            return {}
+    return {str(name): str(text) for name, text in kept.items()} if isinstance(kept, dict) else {}
+
+
 # --- what the kernel says ---------------------------------------------------------------------------------
 
 
@@ -941,9 +1002,11 @@ def read_settings(arguments: List[str]) -> Settings:
         return Settings({str(key): str(value) for key, value in kept.items()})
     mark = "FLUX_NODE_JOIN_"
     values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
+    values.pop("MACHINE", None)
     settings = Settings(values)
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept_values = dict(values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
+    kept_values["MACHINE"] = json.dumps(machine_marks())
     write_private(settings.folder / "join.json", json.dumps(kept_values))
     return settings
 

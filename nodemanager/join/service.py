@@ -56,6 +56,7 @@ STATUS: Mapping[Refused, int] = {
     Refused.NOT_CURRENT: 404,
     Refused.TOO_SLOW: 408,
     Refused.USED: 409,
+    Refused.IN_USE: 409,
     Refused.TOO_LARGE: 413,
     Refused.TOO_MANY: 429,
     Refused.UNAVAILABLE: 503,
@@ -64,6 +65,7 @@ STATUS: Mapping[Refused, int] = {
 _Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 _Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32,64}$")]
+_Instance = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
 _B = TypeVar("_B", bound="_Body")
 
 
@@ -82,10 +84,12 @@ class _Body(BaseModel):
 class _Redeem(_Body):
     ticket: _Secret
     nonce: _Nonce
+    instance: _Instance = ""
 
 
 class _Fetch(_Body):
     key: _Secret
+    instance: _Instance = ""
 
 
 class _Renew(_Fetch):
@@ -131,13 +135,13 @@ class Counter:
         return app
 
     def _redeem(self, body: _Redeem, source: str) -> Answer:
-        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source)
+        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source, body.instance)
 
     def _fetch(self, body: _Fetch, source: str) -> Answer:
-        return self._desk.fetch(LaunchId(body.launch), body.key, source)
+        return self._desk.fetch(LaunchId(body.launch), body.key, source, body.instance)
 
     def _renew(self, body: _Renew, source: str) -> Answer:
-        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source)
+        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source, body.instance)
 
     def _report(self, body: _Report, source: str) -> Answer:
         if body.phase is JoinPhase.REPLAYED:  # that is for us to say
@@ -195,6 +199,8 @@ class Counter:
         if isinstance(answer, Refusal) and self._lines.wait_s(source, self._monotonic_s()):
             return
         match answer:
+            case Granted(launch=launch, alarm=alarm) if alarm:
+                self._log.error("ticket_replayed", node=launch, source=source, why=alarm)
             case Granted(launch=launch, entry=entry):
                 if path != "/v1/renew":
                     self._log.info("granted", what=path, node=launch, slot=entry.slot, source=source)

@@ -28,8 +28,11 @@ from nodemanager.join.flux_node_join import (
     Settings,
     flux_toml,
     hand_over,
+    is_same_machine,
     is_task,
     job_processes,
+    machine_marks,
+    read_settings,
     serves_the_broker,
     unit_word,
     with_hosts,
@@ -248,6 +251,49 @@ def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> Non
     Machine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
     assert Machine(settings_in(tmp_path)).load()["lease_key"] == "k"
     assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
+
+
+HERE = {"hypervisor": "a", "provider": "i-1", "system": "s"}
+
+
+@pytest.mark.parametrize(
+    ("there", "is_same"),
+    [
+        (HERE, True),
+        ({**HERE, "hypervisor": "b"}, False),
+        ({**HERE, "system": "t"}, True),  # one that is made anew at each boot; the hypervisor knows better
+        ({"provider": "i-2", "system": "s"}, False),
+        ({"system": "t"}, False),
+        ({}, True),
+    ],
+)
+def test_a_machine_is_told_by_the_surest_mark_that_both_have(there: dict[str, str], is_same: bool) -> None:
+    assert is_same_machine(HERE, there) is is_same
+    assert is_same_machine(there, HERE) is is_same
+
+
+def test_marks_are_read_where_there_are_any(tmp_path: Path) -> None:
+    assert machine_marks(tmp_path) == {}
+    for name in ("hypervisor", "provider", "system"):
+        mark = tmp_path / dict(flux_node_join.MARKS)[name][1:]
+        mark.parent.mkdir(parents=True)
+        mark.write_text(f" {name}\n")
+    assert machine_marks(tmp_path) == {name: name for name in HERE}
+
+
+def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is made of the disk of a node that is up, and runs the unit that it finds there."""
+    for name, value in settings_in(tmp_path).values.items():
+        monkeypatch.setenv(f"FLUX_NODE_JOIN_{name}", value)
+    monkeypatch.setattr(flux_node_join, "machine_marks", lambda: HERE)
+    Machine(read_settings([])).save({"nonce": "n", "lease_key": "k"})
+    true_node = Machine(read_settings([str(tmp_path)]))  # after a reboot
+    assert (true_node.load()["lease_key"], true_node.is_a_copy()) == ("k", False)
+    monkeypatch.setattr(flux_node_join, "machine_marks", lambda: {**HERE, "hypervisor": "another"})
+    copy = Machine(read_settings([str(tmp_path)]))
+    assert (copy.load(), copy.is_a_copy()) == ({}, True)
+    new = Machine(read_settings([]))  # its own user-data makes it a node
+    assert (new.load(), new.is_a_copy()) == ({}, False)
 
 
 FOLLOWER = """#!/bin/sh
