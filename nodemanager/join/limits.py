@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 
 SOURCES_MAX = 10_000
+NETWORK_BITS = 64  # of an IPv6 address: whoever has one has as a rule the whole network
+
+
+def network_of(source: str) -> str:
+    """Whom an address is counted for: itself, or its /64 where it is of IPv6; what is no address, as it is."""
+    try:
+        address = ipaddress.ip_address(source.partition("%")[0])
+    except ValueError:
+        return source
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))
 
 
 class Buckets:
