@@ -6,7 +6,6 @@ One object, one thread. Time, roster and ledger are given to it, so that the sim
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
 from nodemanager.join.holders import Holders
 from nodemanager.join.ledger import Ledger, LedgerError, decoded_hardware, encoded_hardware
-from nodemanager.join.limits import Buckets
+from nodemanager.join.limits import Buckets, address_of
 from nodemanager.join.material import Material, MaterialError
 from nodemanager.join.tickets import SiteKey
 from nodemanager.model import JoinPhase, LaunchId, Roster, RosterEntry
@@ -255,7 +254,10 @@ class JoinDesk:
         return self._view, silence_s
 
     def _may_come_from(self, source: str, entry: RosterEntry) -> bool:
-        return not self._rules.check_source or source in entry.addresses
+        if not self._rules.check_source:
+            return True
+        address = address_of(source)
+        return address is not None and address in (address_of(known) for known in entry.addresses)
 
     def _keep(self, launch: LaunchId, phase: JoinPhase, detail: str) -> None:
         self._ledger.report(NodeReported(launch, phase, detail, self._wall_at()))
@@ -288,23 +290,13 @@ def _hosts(roster: Roster, rules: Rules) -> dict[str, str]:
     """Each name with its address: the leader's, and every slot's whose node the provider shows."""
     found = {rules.head_host: rules.head_address}
     found |= {entry.slot: address for entry in roster if (address := _reachable(entry.addresses))}
-    return {name: address for name, address in found.items() if _is_address(address)}
+    return {name: address for name, address in found.items() if address_of(address) is not None}
 
 
 def _reachable(addresses: tuple[str, ...]) -> str:
     """The address by which other nodes reach a node: a private one where it has any."""
-    private = (
-        address for address in addresses if _is_address(address) and ipaddress.ip_address(address).is_private
-    )
+    private = (text for text in addresses if (address := address_of(text)) is not None and address.is_private)
     return next(private, next(iter(addresses), ""))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _printable(text: str) -> str:

@@ -85,6 +85,23 @@ def test_the_source_is_compared_where_the_site_wants_it() -> None:
     granted(desk.redeem(source=SOURCE))
 
 
+@pytest.mark.parametrize(
+    ("known", "source", "is_let_in"),
+    [
+        ("2001:DB8::0005", "2001:db8::5", True),
+        ("10.0.0.5", "::ffff:10.0.0.5", True),
+        ("2001:db8::6", "2001:db8::5", False),  # of the same /64
+        ("node5", "node5", False),  # a name says nothing of where a request comes from
+        ("node5", "", False),
+    ],
+)
+def test_sources_are_compared_as_addresses_and_not_as_texts(known: str, source: str, is_let_in: bool) -> None:
+    desk = Desk(Rules("head", "10.0.0.1", check_source=True), roster=(entry(addresses=(known,)),))
+    answer = desk.redeem(source=source)
+    assert isinstance(answer, Granted) or code(answer) == "wrong_source"
+    assert isinstance(answer, Granted) is is_let_in
+
+
 def test_without_a_roster_or_a_ledger_nobody_is_let_in_and_no_ticket_used_up() -> None:
     desk = Desk(roster=None)
     assert code(desk.redeem()) == "unavailable"
