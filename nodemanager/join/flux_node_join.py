@@ -50,7 +50,7 @@ HOSTS_END = "# flux-node-join: end"
 EXIT_SETTINGS = 78
 
 # What a refusal means that no further try will change: the ticket is not, or no longer, worth anything here.
-FINAL = ("wrong", "expired", "used", "malformed")
+FINAL = ("wrong", "expired", "used", "malformed", "too_large")
 
 
 class Refused(Exception):
@@ -996,19 +996,22 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
 
 
 def read_settings(arguments: List[str]) -> Settings:
-    """From the folder named on the command line, else from the environment, which is then kept in the folder."""
+    """From the folder named on the command line, else from the environment."""
     if arguments:
         kept = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
         return Settings({str(key): str(value) for key, value in kept.items()})
     mark = "FLUX_NODE_JOIN_"
     values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
     values.pop("MACHINE", None)
-    settings = Settings(values)
+    return Settings(values)
+
+
+def keep_settings(settings: Settings) -> None:
+    """Write them to the node's folder, for every later start."""
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept_values = dict(values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
-    kept_values["MACHINE"] = json.dumps(machine_marks())
-    write_private(settings.folder / "join.json", json.dumps(kept_values))
-    return settings
+    kept = dict(settings.values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
+    kept["MACHINE"] = json.dumps(machine_marks())
+    write_private(settings.folder / "join.json", json.dumps(kept))
 
 
 def run(joining: Joining) -> int:
@@ -1036,9 +1039,18 @@ def main(arguments: List[str]) -> int:
     except (KeyError, ValueError, OSError) as error:
         sys.stderr.write("flux-node-join: FLUX_NODE_JOIN_* or FOLDER/join.json is needed: {!r}\n".format(error))
         return EXIT_SETTINGS
-    if not arguments and hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
-        return 0
     machine = Machine(settings)
+    if not arguments:
+        try:
+            keep_settings(settings)
+        except OSError as error:
+            # A node that cannot join costs all the same: it ends as one that nobody lets in.
+            machine.log("{} cannot be used: {}; this node does not join".format(settings.folder, error.strerror))
+            time.sleep(settings.silence_max_s)
+            machine.power_off()
+            return 1
+        if hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
+            return 0
     return run(Joining(machine, settings.launch, settings.ticket, settings.silence_max_s))
 
 

@@ -38,7 +38,14 @@ from nodemanager.join.exchange import Folder, RosterFile, RosterUnreadableError
 from nodemanager.join.gate import BACKLOG, Bounds, Gate, Inside, allowed_connections
 from nodemanager.join.ledger import Ledger, LedgerError
 from nodemanager.join.limits import Buckets, network_of
-from nodemanager.join.material import MaterialError, MaterialSource, Paths, fingerprint, installed_flux_version
+from nodemanager.join.material import (
+    MaterialError,
+    MaterialSource,
+    Paths,
+    fingerprint,
+    installed_flux_version,
+    tls_context,
+)
 from nodemanager.join.tickets import KeyUnusableError, read_key
 from nodemanager.model import JoinPhase, LaunchId
 
@@ -67,6 +74,9 @@ STATUS: Mapping[Refused, int] = {
     Refused.TOO_MANY: 429,
     Refused.UNAVAILABLE: 503,
 }
+
+# The others are for us to say.
+SAID_BY_NODES = frozenset(JoinPhase) - {JoinPhase.REDEEMED, JoinPhase.REPLAYED}
 
 _Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 _Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -163,7 +173,7 @@ class Counter:
         return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source, body.instance)
 
     def _report(self, body: _Report, source: str) -> Answer:
-        if body.phase is JoinPhase.REPLAYED:  # that is for us to say
+        if body.phase not in SAID_BY_NODES:
             return Refusal(Refused.MALFORMED)
         return self._desk.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
 
@@ -321,7 +331,7 @@ class JoinServer(uvicorn.Server):
     says: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
-        self, app: Starlette, listen: str, certificate: tuple[Path, Path], limits: Limits, bounds: Bounds
+        self, app: Starlette, listen: str, context: ssl.SSLContext, limits: Limits, bounds: Bounds
     ) -> None:
         host, _, port = listen.rpartition(":")
         super().__init__(
@@ -342,8 +352,7 @@ class JoinServer(uvicorn.Server):
         )
         self._listen = listen
         self._bounds = bounds
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(*certificate)
+        self._context = context
         rate = CONNECTIONS_PER_REQUEST
         self._connections = Buckets(rate * limits.requests_per_s, rate * limits.requests_burst)
 
@@ -414,7 +423,7 @@ async def serve(site: Site) -> None:
     paths = Paths(site.join.material_dir)
     desk = desk_of(site)
     try:
-        pin = fingerprint(paths.tls_certificate)
+        pin, context = fingerprint(paths.tls_certificate), tls_context(paths)
     except MaterialError as error:
         raise ServiceNotReady(str(error)) from error
     limits = Limits(site.join.requests_per_s, site.join.requests_burst)
@@ -423,8 +432,7 @@ async def serve(site: Site) -> None:
     bounds = replace(wanted, connections_max=allowed_connections(wanted.connections_max))
     if bounds != wanted:
         log.warning("few_connections", connections_max=bounds.connections_max, why="raise the limit of open files")
-    certificate = paths.tls_certificate, paths.tls_key
-    server = JoinServer(counter.app(), site.join.listen, certificate, limits, bounds)
+    server = JoinServer(counter.app(), site.join.listen, context, limits, bounds)
     # Of what is no request uvicorn would say a line each.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.get_running_loop().set_exception_handler(paced_faults(log))

@@ -31,6 +31,7 @@ from nodemanager.join.flux_node_join import (
     is_same_machine,
     is_task,
     job_processes,
+    keep_settings,
     machine_marks,
     read_settings,
     serves_the_broker,
@@ -286,6 +287,7 @@ def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypat
     for name, value in settings_in(tmp_path).values.items():
         monkeypatch.setenv(f"FLUX_NODE_JOIN_{name}", value)
     monkeypatch.setattr(flux_node_join, "machine_marks", lambda: HERE)
+    keep_settings(read_settings([]))
     Machine(read_settings([])).save({"nonce": "n", "lease_key": "k"})
     true_node = Machine(read_settings([str(tmp_path)]))  # after a reboot
     assert (true_node.load()["lease_key"], true_node.is_a_copy()) == ("k", False)
@@ -294,6 +296,16 @@ def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypat
     assert (copy.load(), copy.is_a_copy()) == ({}, True)
     new = Machine(read_settings([]))  # its own user-data makes it a node
     assert (new.load(), new.is_a_copy()) == ({}, False)
+
+
+def test_a_node_that_cannot_keep_anything_ends_its_cost(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    off = tmp_path / "off"
+    values = settings_in(tmp_path / "file" / "node", SILENCE_MAX_S="0", POWEROFF=f"touch {off}").values
+    environment = {f"FLUX_NODE_JOIN_{name}": value for name, value in values.items()}
+    ran = subprocess.run([sys.executable, SOURCE], env=environment, capture_output=True, text=True, check=False)
+    assert "Not a directory; this node does not join" in ran.stderr
+    assert off.exists()
 
 
 FOLLOWER = """#!/bin/sh

@@ -148,7 +148,7 @@ def test_it_asks_again_before_each_start_and_starts_for_ever() -> None:
     assert machine.done.count("fetch") >= 19
 
 
-@pytest.mark.parametrize("code", ["used", "wrong", "expired", "malformed"])
+@pytest.mark.parametrize("code", ["used", "wrong", "expired", "malformed", "too_large"])
 def test_a_ticket_that_is_no_good_is_shown_once_and_the_node_ends_after_the_silence(code: str) -> None:
     machine = FakeMachine(service=refusing(code))
     run_for(machine, a_client(machine), 3599.0)

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from nodemanager.join.desk import Rules
 from nodemanager.join.gate import FILES_SPARE, Bounds, allowed_connections
-from nodemanager.join.material import Paths
+from nodemanager.join.material import Paths, tls_context
 from nodemanager.join.service import Counter, JoinServer, Limits, ServiceNotReady
 from tests.join.desks import KEY, LAUNCH, NONCE, Desk, entry
 from tests.join.test_user_data import a_site
@@ -47,10 +47,10 @@ class Door:
 
 @asynccontextmanager
 async def a_door(
-    certificate: tuple[Path, Path], bounds: Bounds, limits: Limits = LOOSE, desk: Desk | None = None
+    context: ssl.SSLContext, bounds: Bounds, limits: Limits = LOOSE, desk: Desk | None = None
 ) -> AsyncIterator[Door]:
     app = Counter((desk or Desk()).desk, LOOSE).app()
-    server = JoinServer(app, "127.0.0.1:0", certificate, limits, bounds)
+    server = JoinServer(app, "127.0.0.1:0", context, limits, bounds)
     serving = asyncio.create_task(server.serve())
     try:
         while not server.started:  # noqa: ASYNC110 - uvicorn says it by a flag
@@ -62,9 +62,8 @@ async def a_door(
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    paths = Paths(a_site(tmp_path).join.material_dir)
-    return paths.tls_certificate, paths.tls_key
+def context(tmp_path: Path) -> ssl.SSLContext:
+    return tls_context(Paths(a_site(tmp_path).join.material_dir))
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
@@ -92,10 +91,10 @@ async def answer(connection: Connection, request: bytes = CHEAP) -> bytes:
 
 
 def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_leave(
-    certificate: tuple[Path, Path],
+    context: ssl.SSLContext,
 ) -> None:
     async def story() -> None:
-        async with a_door(certificate, Bounds(of_one_source_max=3)) as door:
+        async with a_door(context, Bounds(of_one_source_max=3)) as door:
             silent = [await door.knock() for _ in range(2)]
             secured = await door.enter()
             assert await is_cut(await door.knock())
@@ -114,9 +113,9 @@ def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_le
     run(story())
 
 
-def test_there_are_never_more_than_so_many(certificate: tuple[Path, Path]) -> None:
+def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(certificate, Bounds(connections_max=2)) as door:
+        async with a_door(context, Bounds(connections_max=2)) as door:
             held = [await door.knock() for _ in range(2)]
             assert await is_cut(await door.knock())
             for _, writer in held:
@@ -125,10 +124,10 @@ def test_there_are_never_more_than_so_many(certificate: tuple[Path, Path]) -> No
     run(story())
 
 
-def test_connections_of_a_source_that_come_too_fast_are_cut(certificate: tuple[Path, Path]) -> None:
+def test_connections_of_a_source_that_come_too_fast_are_cut(context: ssl.SSLContext) -> None:
     async def story() -> None:
         slow = Limits(requests_per_s=1e-6, requests_burst=1.0)  # and twice as many connections
-        async with a_door(certificate, Bounds(), slow) as door:
+        async with a_door(context, Bounds(), slow) as door:
             held = [await door.enter() for _ in range(2)]
             assert await is_cut(await door.knock())
             for _, writer in held:
@@ -153,10 +152,10 @@ def test_connections_of_a_source_that_come_too_fast_are_cut(certificate: tuple[P
     ids=["no handshake", "no request", "part of one", "part of the second", "life, silent", "life, at work"],
 )
 def test_a_connection_is_not_held_as_long_as_its_client_likes(
-    certificate: tuple[Path, Path], bounds: Bounds, sends: bytes | None
+    context: ssl.SSLContext, bounds: Bounds, sends: bytes | None
 ) -> None:
     async def story() -> None:
-        async with a_door(certificate, bounds) as door:
+        async with a_door(context, bounds) as door:
             connection = await (door.knock() if sends is None else door.enter())
             connection[1].write(sends or b"")
             assert await is_cut(connection)
@@ -165,13 +164,13 @@ def test_a_connection_is_not_held_as_long_as_its_client_likes(
     run(story())
 
 
-def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(certificate: tuple[Path, Path]) -> None:
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(certificate, Bounds()) as door:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        async with a_door(context, Bounds()) as door:
+            client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
             coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
-            tls = context.wrap_bio(coming, going)
+            tls = client.wrap_bio(coming, going)
             reader, writer = await door.knock()
             while True:
                 try:
@@ -195,11 +194,11 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(certific
     run(story())
 
 
-def test_a_source_is_who_connects_whatever_a_request_says(certificate: tuple[Path, Path]) -> None:
+def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContext) -> None:
     async def story() -> None:
         rules = Rules("head", "10.0.0.1", check_source=True)
         desk = Desk(rules, roster=(entry(addresses=("10.9.9.9",)),))
-        async with a_door(certificate, Bounds(), desk=desk) as door:
+        async with a_door(context, Bounds(), desk=desk) as door:
             body = json.dumps({"launch": LAUNCH, "ticket": KEY.ticket(LAUNCH), "nonce": NONCE})
             reader, writer = await door.enter()
             head = "POST /v1/redeem HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 10.9.9.9\r\nContent-Length: "
@@ -211,10 +210,10 @@ def test_a_source_is_who_connects_whatever_a_request_says(certificate: tuple[Pat
     run(story())
 
 
-def test_a_place_that_is_taken_is_said_with_its_key(certificate: tuple[Path, Path]) -> None:
+def test_a_place_that_is_taken_is_said_with_its_key(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(certificate, Bounds()) as door:
-            other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", certificate, LOOSE, Bounds())
+        async with a_door(context, Bounds()) as door:
+            other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", context, LOOSE, Bounds())
             with pytest.raises(ServiceNotReady, match=r"\[Join\] listen = 127.0.0.1:[0-9]+: "):
                 await other.serve()
 
