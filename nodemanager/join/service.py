@@ -49,6 +49,9 @@ from nodemanager.join.material import (
 from nodemanager.join.tickets import KeyUnusableError, read_key
 from nodemanager.model import JoinPhase, LaunchId
 
+REDEEM, FETCH, RENEW, REPORT = "/v1/redeem", "/v1/fetch", "/v1/renew", "/v1/report"
+CLIENT = "/v1/flux-node-join"
+PATHS = (REDEEM, FETCH, RENEW, REPORT, CLIENT)
 BODY_MAX_BYTES = 16_384
 BODY_WITHIN_S = 10.0
 KEEP_ALIVE_S = 5
@@ -142,11 +145,11 @@ class Counter:
     def app(self) -> Starlette:
         app = Starlette(
             routes=[
-                Route("/v1/redeem", self._route(_Redeem, self._redeem), methods=["POST"]),
-                Route("/v1/fetch", self._route(_Fetch, self._fetch), methods=["POST"]),
-                Route("/v1/renew", self._route(_Renew, self._renew), methods=["POST"]),
-                Route("/v1/report", self._route(_Report, self._report), methods=["POST"]),
-                Route("/v1/flux-node-join", self._serve_client, methods=["GET"]),
+                Route(REDEEM, self._route(_Redeem, self._redeem), methods=["POST"]),
+                Route(FETCH, self._route(_Fetch, self._fetch), methods=["POST"]),
+                Route(RENEW, self._route(_Renew, self._renew), methods=["POST"]),
+                Route(REPORT, self._route(_Report, self._report), methods=["POST"]),
+                Route(CLIENT, self._serve_client, methods=["GET"]),
             ],
             exception_handlers={HTTPException: _plain},
             middleware=[Middleware(_Paced, too_many=self._too_many)],
@@ -160,7 +163,8 @@ class Counter:
         if not wait_s:
             return None
         refusal = Refusal(Refused.TOO_MANY, retry_after_s=wait_s)
-        self._tell(path, source, refusal)
+        # A path that is none of ours may be anything, a ticket too.
+        self._tell(path if path in PATHS else "another path", source, refusal)
         return refusal
 
     def _redeem(self, body: _Redeem, source: str) -> Answer:
@@ -238,7 +242,7 @@ class Counter:
     def _is_worth_a_line(self, path: str, source: str, answer: Answer) -> bool:
         now_s = self._monotonic_s()
         if isinstance(answer, Granted):
-            is_news = answer.alarm or path != "/v1/renew"
+            is_news = answer.alarm or path != RENEW
             return bool(is_news) and not self._granted_lines.wait_s(answer.launch, now_s)
         if self._lines.wait_s(network_of(source), now_s):
             return False

@@ -131,6 +131,14 @@ def test_whatever_is_asked_counts(method: str, path: str) -> None:
     assert statuses[2] == 429
 
 
+def test_a_path_that_holds_a_secret_is_not_logged() -> None:
+    with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=1)) as (service, logged):
+        statuses = [service.ask("GET", f"/v1/redeem/{KEY.ticket(LAUNCH)}").status_code for _ in range(2)]
+    assert statuses == [404, 429]
+    assert len(logged) == 1
+    assert KEY.ticket(LAUNCH) not in logged[0]
+
+
 def test_a_whole_network_of_ipv6_is_one_source() -> None:
     with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         answers = [service.ask("GET", "/x", source=f"2001:db8::{number}") for number in range(3)]
