@@ -58,7 +58,8 @@ OF_THE_CLOUD = "Not given: that of `[Cloud]`."
 # What a key means, where its name and what may be written do not say all of it.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Site": {
-        "cluster": "The cluster's name. Every node carries it as a tag.",
+        "cluster": "The cluster's name. Every node carries it as a tag, by which nodes are listed: it must stay "
+        "what it is while one stands.",
         "cluster_uuid": "Tells the nodes of this cluster from those of another one of its name. `init` makes it "
         "and keeps it in `state_dir/cluster-uuid`, where it is found; a simulated Flux needs none.",
         "state_dir": "Where the UUID and the nodes of a local cloud lie. Relative to the file's folder.",

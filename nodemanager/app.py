@@ -6,7 +6,9 @@ The simulator wires the same actors through the same :func:`wire`, with a ``spaw
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import tempfile
 import threading
 import time
 import uuid
@@ -25,7 +27,7 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Published
 from nodemanager.actors.ticker import Announced, Ticker
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import ConfigError, Join, Site, load_site, uuid_file
+from nodemanager.config import ConfigError, Join, Site, load_site, name_file, uuid_file
 from nodemanager.facts import FailureKind, FluxUnreachable, OperatorFact, Tick
 from nodemanager.fleet.policy import Policy
 from nodemanager.messages import Begin, Mailbox, ManagerMessage, UsePolicy
@@ -170,6 +172,22 @@ def identified(site: Site) -> Site:
         f"{site.path}: cluster {site.cluster} has no UUID: run flux-node-manager init, or give the cluster_uuid of"
         f" the instance under [Site] (it is kept in {uuid_file(site.state_dir)})"
     )
+
+
+def keep_name(site: Site) -> None:
+    """Have the cluster's name on record before the first node carries it, so that no other one is taken later."""
+    if site.flux.simulated or name_file(site.state_dir).exists():
+        return
+    try:
+        site.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=site.state_dir, prefix=".cluster-name.") as draft:
+            draft.write(site.cluster + "\n")
+            draft.flush()
+            with suppress(FileExistsError):  # another one has just kept it
+                os.link(draft.name, name_file(site.state_dir))  # whole or not at all
+    except OSError as error:
+        log: Any = structlog.get_logger()
+        log.warning("cluster_name_not_kept", file=str(name_file(site.state_dir)), why=error.strerror)
 
 
 class NodesCannotJoin(Exception):

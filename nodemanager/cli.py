@@ -22,6 +22,7 @@ from nodemanager.ask.client import Client
 from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
 
 if TYPE_CHECKING:
+    from nodemanager.model import NodeType
     from nodemanager.prices import Compared, PriceTable
 
 EXIT_OK = 0
@@ -64,6 +65,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     _warn(site)
     try:
         site = app.identified(site)
+        app.keep_name(site)
         front = Front(site)
         outside = app.outside_of(site, front.status)
     except app.NotInitialised as error:
@@ -182,7 +184,9 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Hold the site's prices to a table; say what differs and what the table lacks."""
     from nodemanager.prices import PriceTableError, bundled_table, compare, table_in
 
-    region = chosen.region or _region(site)
+    def regions_of(node_type: NodeType) -> Sequence[str]:
+        return (chosen.region,) if chosen.region else _regions(site, node_type)
+
     try:
         table = (
             table_in(Path(chosen.table))
@@ -192,28 +196,37 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    compared = compare(site.node_types, table, region)
-    _print_prices(compared, table, region)
+    compared = compare(site.node_types, table, regions_of)
+    _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
 
 
-def _region(site: Site) -> str:
-    """Where the site's prices hold. Google names it in a zone: us-central1-a is in us-central1."""
-    return site.cloud.region or next((zone.rpartition("-")[0] for zone in site.cloud.zones), "")
+def _regions(site: Site, node_type: NodeType) -> tuple[str, ...]:
+    """Where the node type is bought. Google names the region in a zone: us-central1-a is in us-central1."""
+    if site.cloud.provider is not Provider.GCE:
+        return (site.cloud.region,)
+    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in node_type.zones))
 
 
-def _print_prices(compared: Sequence[Compared], table: PriceTable, region: str) -> None:
+def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:
     from rich import box
     from rich.table import Table
 
-    shown = Table("node type", "size", "market", "site", "table", box=box.SIMPLE_HEAD)
-    shown.add_column("", no_wrap=True)
+    regions = list(dict.fromkeys(row.region for row in compared))
+    shown = Table(box=box.SIMPLE_HEAD)
+    # What a row is looked up by, and figures, stay whole on a narrow terminal too.
+    for title in ("node type", "size", *(["region"] if len(regions) > 1 else []), "market", "site", "table", ""):
+        shown.add_column(title, no_wrap=title not in {"node type", ""}, overflow="fold")
     for row in compared:
-        listed = "-" if row.table_price_per_hour is None else f"{row.table_price_per_hour}"
-        shown.add_row(row.node_type, row.size, str(row.market), f"{row.price_per_hour}", listed, str(row.verdict))
+        listed = "-" if row.table_price_per_hour is None else f"{round(row.table_price_per_hour, 5).normalize():f}"
+        where = [row.region] if len(regions) > 1 else []
+        prices = f"{row.price_per_hour}", listed, str(row.verdict)
+        shown.add_row(row.node_type, row.size, *where, str(row.market), *prices)
     Console().print(shown)
     of = f"of {table.updated}" if table.updated else "of no date"
-    print(f"An hour, on demand. The table is {table.source} {of}, region {region or '(none)'}.")
+    place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
+    currency = f" in {table.currency}," if table.currency else ""
+    print(f"An hour, on demand. The table is {table.source} {of},{currency} {place}.")
     print("The service decides by the site's prices alone.")
 
 

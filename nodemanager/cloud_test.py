@@ -1,8 +1,9 @@
 """``cloud-test``: one node of the cheapest type at the real provider, made, found, made again, and destroyed.
 
 It is done as the service does it, by the same port, under a cluster name of its own: a service that runs meanwhile
-takes no notice. Whatever becomes of it, also on Ctrl-C, the node is destroyed and seen gone, or named as left; and
-its script turns it off after half an hour, should nobody be left to do that.
+takes no notice. Whatever becomes of it, also on Ctrl-C, the node is destroyed and seen gone, or named as left: by
+what replies and lists have shown of it, and by the cluster's name. And its script turns it off after half an hour,
+should nobody be left to do that.
 """
 
 from __future__ import annotations
@@ -12,19 +13,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import TypeVar
 
+from nodemanager.cloud_trail import OVER, Trail
 from nodemanager.config import Provider, Site
 from nodemanager.facts import FailureKind
 from nodemanager.fleet.billing import cost
-from nodemanager.model import CloudNode, CloudState, Launch, LaunchId, NodeType, ProviderId, Rank, SlotName
+from nodemanager.model import (
+    CloudNode,
+    CloudState,
+    Launch,
+    LaunchId,
+    Leftover,
+    NodeType,
+    ProviderId,
+    Rank,
+    SlotName,
+)
 from nodemanager.ports import Clock, CloudError, CloudPort
 
 LIFE_MAX_MIN = 30
 POLL_S = 2.0
 _CLUSTER_MAX_CHARS = 32
 _SUFFIX = "-cloud-test"
-_OVER = (CloudState.TERMINATED,)
 
 # A machine ends by itself, should nobody be left to end it. A process of this machine must not try that: it would
 # turn this machine off.
@@ -72,8 +84,10 @@ class CloudTest:
     wait_max_s: float = 900.0
     _made_s: float | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
+    _trouble: str = field(default="", init=False)  # what was said last of why the end is held up
 
     def __post_init__(self) -> None:
+        self.trail = Trail(self.site.timing.create_grace_s)
         self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
         name = uuid.uuid4().hex[:12]
         self.launch = Launch(
@@ -89,11 +103,14 @@ class CloudTest:
     def run(self) -> None:
         try:
             self._steps()
+        except (CloudError, CloudTestFailed) as error:
+            self.say(f"  {error}")  # now: what follows may take its time, and fail too
+            raise
         finally:
-            if self._asked and not self.keep:
-                self._clean_up()
+            if self._asked and self.keep:
+                self._say_kept()
             elif self._asked:
-                self.say(f"kept: {', '.join(self._standing_ids()) or 'nothing'}; it costs until it is destroyed")
+                self._clean_up()
 
     def _steps(self) -> None:
         price = self.node_type.price_per_hour
@@ -114,29 +131,45 @@ class CloudTest:
         with self._step("running"):
             self._wait_for("the node running", lambda: self._state(created.provider_id) is CloudState.RUNNING)
         with self._step("created again by the same launch: the same node"):
-            again = self.port.create(self.launch, self.node_type)
+            again = self._made()
             if again.provider_id != created.provider_id:
                 raise CloudTestFailed(f"a second node came: {again.provider_id} beside {created.provider_id}")
 
     def _create(self) -> CloudNode:
         try:
-            return self.port.create(self.launch, self.node_type)
+            made = self._made()
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
                 raise
             self.say(f"  the reply was lost ({error.detail}): looking for the node")
-            return self._wait_for("the node of the lost reply", lambda: next(iter(self._ours()), None))
+            made = self._wait_for("the node of the lost reply", lambda: next(iter(self._ours()), None))
+            self.trail.answered(made.provider_id)
+        self.say(f"  made: {made.provider_id}")
+        return made
+
+    def _made(self) -> CloudNode:
+        self.trail.asked(self.clock.monotonic_s())
+        try:
+            made = self.port.create(self.launch, self.node_type)
+        except CloudError as error:
+            if error.kind is not FailureKind.AMBIGUOUS:
+                self.trail.answered(None)
+            raise
+        self.trail.answered(made.provider_id)
+        return made
 
     # --- looking ---
 
     def _ours(self) -> tuple[CloudNode, ...]:
         """What the list shows of this run."""
-        return tuple(
+        ours = tuple(
             node
             for node in self.port.list_nodes()
             if node.identity is not None
             and (node.identity.cluster_uuid, node.identity.launch) == (self.site.cluster_uuid, self.launch.id)
         )
+        self.trail.listed(ours)
+        return ours
 
     def _listed(self, provider_id: ProviderId) -> bool:
         ours = self._ours()
@@ -157,11 +190,8 @@ class CloudTest:
             raise CloudTestFailed(f"{provider_id} is {node.state}: {node.died_because or 'no reason given'}")
         return node.state if node is not None else None
 
-    def _standing_ids(self) -> list[ProviderId]:
-        return [node.provider_id for node in self._ours() if node.state not in _OVER]
-
     def _say_strangers(self, seen: tuple[CloudNode, ...]) -> None:
-        left = [node for node in seen if node.identity is not None and node.state not in _OVER]
+        left = [node for node in seen if node.identity is not None and node.state not in OVER]
         for node in left:
             if node.identity is not None and node.identity.cluster == self.site.cluster:
                 self.say(f"  left by an earlier test, to be destroyed by hand: {node.provider_id}")
@@ -169,32 +199,82 @@ class CloudTest:
     # --- the end ---
 
     def _clean_up(self) -> None:
-        """Destroy whatever the create made, until the list shows it gone."""
-        with self._step("destroyed, and seen gone"):
-            # A create whose reply was lost may show late: an empty list is believed after several looks only.
-            absent = 0
-            deadline_s = self.clock.monotonic_s() + self.wait_max_s
-            while absent < self.site.timing.absences:
-                if self.clock.monotonic_s() > deadline_s:
-                    raise CloudTestFailed(
-                        f"still there after {self.wait_max_s:g} s, and costing: {', '.join(self._standing_ids())}. "
-                        "Destroy it by hand"
-                    )
-                absent = 0 if self._destroy_once() else absent + 1
-                self.pause(POLL_S)
+        """Destroy whatever the creates made, until lists show it gone; name it where they do not."""
+        try:
+            with self._step("destroyed, and seen gone"):
+                self._destroy_all()
+        except BaseException as error:
+            if not isinstance(error, CloudTestFailed):  # which names it already: a Ctrl-C, or a bug
+                self.say(f"  {self._left()}")
+            raise
+        self._sweep()
         if self._made_s is not None:
             lived_s = self.clock.monotonic_s() - self._made_s
             spent: Decimal = cost(self.node_type, lived_s)
             self.say(f"the node lived {lived_s:.0f} s: about {spent:.4f} by the site's price")
 
+    def _destroy_all(self) -> None:
+        # Lists may show a node late: an empty one is believed after several looks only, and where a create was not
+        # answered, or its node never listed, no sooner than the service would.
+        absent = 0
+        began_s = self.clock.monotonic_s()
+        if self.trail.in_doubt(began_s):
+            self.say(f"  a create was not answered: looking for its node for up to {self.trail.grace_s:g} s")
+        while absent < self.site.timing.absences or self.trail.in_doubt(self.clock.monotonic_s()):
+            lasted_s = self.clock.monotonic_s() - began_s
+            if lasted_s > self._patience_s:
+                raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._left()}")
+            absent = 0 if self._destroy_once() else absent + 1
+            self.pause(POLL_S)
+
+    @property
+    def _patience_s(self) -> float:
+        return self.wait_max_s + self.trail.grace_s
+
     def _destroy_once(self) -> bool:
-        """Ask for the end of what is there. False: nothing was."""
-        with suppress(CloudError):  # asked again at the next look
-            standing = self._standing_ids()
-            for provider_id in standing:
-                self.port.destroy(provider_id)
-            return bool(standing)
+        """Ask for the end of what may stand. False: a list was had, and nothing does."""
+        heard = self._attempt(self._ours)
+        standing = self.trail.standing(self.clock.monotonic_s())
+        for provider_id in standing:
+            self._attempt(partial(self.port.destroy, provider_id))
+        return bool(standing) or not heard
+
+    def _attempt(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except CloudError as error:  # tried again at the next look
+            if str(error) != self._trouble:
+                self.say(f"  {error}: tried again, for up to {self._patience_s:g} s")
+            self._trouble = str(error)
+            return False
         return True
+
+    def _sweep(self) -> None:
+        """What the node left behind, too: nobody else looks for what is of this test."""
+        swept: list[Leftover] = []
+        try:
+            for _ in range(2):  # what one look finds the next one deletes
+                swept += self.port.sweep()
+                self.pause(POLL_S)
+        except CloudError as error:
+            self.say(f"  what it left behind is still there, or cannot be looked for: {error}")
+        for leftover in swept:
+            self.say(f"  deleted what it left behind: {leftover.kind} {leftover.provider_id}")
+
+    def _say_kept(self) -> None:
+        with suppress(CloudError):  # then what was seen before is said
+            self._ours()
+        known = ", ".join(self.trail.known) or "nothing that is known of"
+        self.say(
+            f"kept: {known}; it costs until it is destroyed, as whatever has the name {self.site.cluster} does"
+        )
+
+    def _left(self) -> str:
+        known = ", ".join(self.trail.known) or "nothing that is known of"
+        return (
+            f"Left, and maybe costing: {known}. Destroy it by hand, with whatever else has the name "
+            f"{self.site.cluster} at the provider"
+        )
 
     # --- steps ---
 

@@ -40,7 +40,18 @@ from nodemanager.settings import (
     keys_of,
 )
 
-__all__ = ["ConfigError", "Fault", "Join", "Mode", "Provider", "Site", "load_site", "uuid_file", "warnings"]
+__all__ = [
+    "ConfigError",
+    "Fault",
+    "Join",
+    "Mode",
+    "Provider",
+    "Site",
+    "load_site",
+    "name_file",
+    "uuid_file",
+    "warnings",
+]
 
 _NODE = "Node "
 _LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
@@ -134,6 +145,11 @@ def uuid_file(state_dir: Path) -> Path:
     return state_dir / "cluster-uuid"
 
 
+def name_file(state_dir: Path) -> Path:
+    """Where the service keeps the name by which the nodes that it makes are found."""
+    return state_dir / "cluster-name"
+
+
 def load_site(
     path: str | Path, environment: Mapping[str, str] | None = None, *, with_credentials: bool = True
 ) -> Site:
@@ -181,6 +197,8 @@ class _Loading:
         self._faults += secret_faults
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
         cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
+        if site:
+            self._same_name(site.cluster, state_dir)
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
         )
@@ -260,6 +278,21 @@ class _Loading:
                 return kept
             self._fault("Site", "cluster_uuid", f"{file} holds another one, {kept}: nodes carry one of the two")
         return ""
+
+    def _same_name(self, cluster: str, state_dir: Path) -> None:
+        """A fault where nodes may stand that carry another name: they are listed by it, and would cost unseen."""
+        file = name_file(state_dir)
+        try:
+            kept = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return  # it was never kept; or nothing of state_dir can be read, which the UUID's file says
+        if kept != cluster:
+            self._fault(
+                "Site",
+                "cluster",
+                f"this cluster's nodes carry the name {kept}, and by another one those that stand are not found, "
+                f"and go on costing: write cluster = {kept}, or remove {file} once none of them stands",
+            )
 
     def _completed(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir

@@ -13,7 +13,7 @@ from nodemanager.settings import CloudSettings
 _NAME = "Azure"
 _OTHERS = ("security_groups", "key_name", "auth_url", "microversion", "config_drive", "project")
 _IMAGE = re.compile(r"[^:/]+:[^:/]+:[^:/]+:[^:/]+|/subscriptions/\S+/images/\S+")
-_NETWORK = re.compile(r"[^/\s]+/[^/\s]+|/subscriptions/\S+/subnets/\S+")
+_NETWORK = re.compile(r"[^/\s,]+/[^/\s,]+|/subscriptions/\S+/subnets/\S+")
 
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:

@@ -1,5 +1,6 @@
 """Structured lines: readable on a terminal, JSON elsewhere. They go to standard error.
 
+A bug is told with where it was met, never with the values that were in the variables there.
 In systemd's journal, which stamps each line, a line has no time of its own; its level stands first (sd-daemon(3)).
 """
 
@@ -23,9 +24,9 @@ def configure(level: int = logging.INFO) -> None:
     if not in_journal:
         shared.append(structlog.processors.TimeStamper(fmt="iso", utc=not on_terminal))
     rendering: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if on_terminal
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        else [_tracebacks(), structlog.processors.JSONRenderer(default=str)]
     )
     if in_journal:
         rendering.append(_with_level)
@@ -37,6 +38,11 @@ def configure(level: int = logging.INFO) -> None:
     )
     # Pykka tells of an actor's death through the standard library.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _tracebacks() -> structlog.typing.Processor:
+    """Without what the variables held, which structlog shows by itself: in a cloud call they hold its keys."""
+    return structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
 def _with_level(_logger: object, level: str, line: object) -> str:

@@ -7,8 +7,9 @@ so: libcloud's own has zeros for sizes that cost money, and a chooser of the che
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -20,6 +21,9 @@ from typing import Any
 from nodemanager.model import Market, NodeType, TypeName
 
 TOLERANCE = Decimal("0.01")  # of the table's price: less is rounding
+
+_CUSTOM = re.compile(r"((?P<family>[a-z0-9]+)-)?custom-(?P<cpus>[0-9]+)-(?P<mib>[0-9]+)", re.ASCII)
+_READY_MADE = re.compile(r"(?P<family>[a-z0-9]+)-[a-z]+-(?P<cpus>[0-9]+)", re.ASCII)
 
 
 class PriceTableError(Exception):
@@ -37,10 +41,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One node type. ``table_price_per_hour`` is None where the table has none that can be believed."""
+    """One node type in one region. ``table_price_per_hour`` is None where the table has none to be believed."""
 
     node_type: TypeName
     size: str
+    region: str  # "" where the site names none
     market: Market
     price_per_hour: Decimal
     table_price_per_hour: Decimal | None
@@ -58,17 +63,24 @@ class PriceTable:
     source: str
     updated: date | None
     prices: Mapping[str, Mapping[str, Decimal]]
+    currency: str = ""  # "" where the table does not say
 
     def price_per_hour(self, region: str, size: str) -> Decimal | None:
         return self.prices.get(region, {}).get(size)
 
 
-def compare(node_types: Sequence[NodeType], table: PriceTable, region: str) -> tuple[Compared, ...]:
-    """Each node type's price beside the table's for its size in ``region``."""
-    return tuple(_compared(node_type, table.price_per_hour(region, node_type.size)) for node_type in node_types)
+def compare(
+    node_types: Sequence[NodeType], table: PriceTable, regions_of: Callable[[NodeType], Sequence[str]]
+) -> tuple[Compared, ...]:
+    """Each node type's price beside the table's for its size, in each of the regions where it is bought."""
+    return tuple(
+        _compared(node_type, region, table.price_per_hour(region, node_type.size))
+        for node_type in node_types
+        for region in regions_of(node_type)
+    )
 
 
-def _compared(node_type: NodeType, listed: Decimal | None) -> Compared:
+def _compared(node_type: NodeType, region: str, listed: Decimal | None) -> Compared:
     ours = node_type.price_per_hour
     if node_type.market is Market.SPOT:
         verdict = Verdict.SPOT
@@ -80,7 +92,7 @@ def _compared(node_type: NodeType, listed: Decimal | None) -> Compared:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.DEARER if ours > listed else Verdict.CHEAPER
-    return Compared(node_type.name, node_type.size, node_type.market, ours, listed, verdict)
+    return Compared(node_type.name, node_type.size, region, node_type.market, ours, listed, verdict)
 
 
 # --- tables -----------------------------------------------------------------------------------------------
@@ -104,21 +116,34 @@ def bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTable:
         for region, price in listed.items():
             by_region.setdefault(region, {})[node_type.size] = Decimal(str(price))
     updated = datetime.fromtimestamp(bundled["updated"], UTC).date()
-    return PriceTable("apache-libcloud's pricing.json", updated, by_region)
+    return PriceTable("apache-libcloud's pricing.json", updated, by_region, "USD")
 
 
 def _by_parts(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str, Decimal]:
     """What a GCE machine type such as n2-standard-4 costs by region: its virtual CPUs and its memory."""
-    family, _, rest = node_type.size.partition("-")
-    cpus = rest.rpartition("-")[2]
-    if not cpus.isascii() or not cpus.isdigit() or not {"cpu", "ram"} <= families.get(family, {}).keys():
+    parts = _parts_of(node_type)
+    if parts is None:
+        return {}
+    family, cpus, gib = parts
+    if not {"cpu", "ram"} <= families.get(family, {}).keys():
         return {}
     cpu, ram = (families[family][part]["on_demand"] for part in ("cpu", "ram"))
-    gib = Decimal(node_type.memory_bytes) / 2**30
     return {
-        region: int(cpus) * Decimal(str(cpu[region]["price"])) + gib * Decimal(str(ram[region]["price"]))
+        region: cpus * Decimal(str(cpu[region]["price"])) + gib * Decimal(str(ram[region]["price"]))
         for region in cpu.keys() & ram.keys()
     }
+
+
+def _parts_of(node_type: NodeType) -> tuple[str, int, Decimal] | None:
+    """The family in the table, the virtual CPUs and the memory in GiB; None for a machine type made otherwise.
+
+    Custom types have prices of their own and name their memory, in MiB: n2-custom-4-8192, and N1's custom-4-4096.
+    """
+    if custom := _CUSTOM.fullmatch(node_type.size):
+        return f"{custom['family'] or 'n1'}_custom", int(custom["cpus"]), Decimal(custom["mib"]) / 1024
+    if ready := _READY_MADE.fullmatch(node_type.size):
+        return ready["family"], int(ready["cpus"]), Decimal(node_type.memory_bytes) / 2**30
+    return None
 
 
 def table_in(path: Path) -> PriceTable:

@@ -237,6 +237,10 @@ def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
 
 
+def _joined_list(text: str) -> str:
+    return ",".join(_comma_list(text))
+
+
 def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
     """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
     pairs = []
@@ -317,6 +321,7 @@ _Command = Annotated[str, Written("a command and its arguments, in one line", _c
 _Host = Annotated[str, Written("a host name", _matching(NAME))]
 _Path = Annotated[Path, Written("a path", _path)]
 _Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_JoinedWords = Annotated[str, Written("a name, or a list of names separated by commas", _joined_list)]
 _YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
@@ -371,7 +376,7 @@ class CloudSettings(Settings):
     provider: Annotated[Provider, _one_of(Provider)]
     outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
     image: _OptionalWord = ""
-    network: _OptionalWord = ""
+    network: _JoinedWords = ""  # of several, separated by "," alone
     zones: _Words = ()
     region: _OptionalWord = ""
     endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
@@ -514,7 +519,7 @@ class NodeSettings(Settings):
     mode: Annotated[Mode | None, _one_of(Mode)] = None  # None is that of the site
     image: _OptionalWord = ""
     zones: _Words = ()
-    network: _OptionalWord = ""
+    network: _JoinedWords = ""  # of several, separated by "," alone
     subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
     key_name: _OptionalWord = ""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from nodemanager import cli, cloud_test
+from nodemanager import app, cli, cloud_test
 from nodemanager.cloud.local_store import Store
-from nodemanager.config import load_site
+from nodemanager.config import load_site, name_file
 
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "config" / "embedded.ini"
@@ -54,6 +54,42 @@ def test_a_real_site_without_its_uuid_is_refused_with_the_way_out(
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
     assert cli.main(["--config", str(site)]) == 78
     assert "flux-node-manager init" in capsys.readouterr().err
+
+
+def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    text = LOCAL.read_text().replace("../state", str(tmp_path))
+    site.write_text(text)
+    app.keep_name(load_site(site))
+    app.keep_name(load_site(site))
+    assert cli.main(["check", "--config", str(site)]) == 0
+    name, state_dir = load_site(site).cluster, load_site(site).state_dir
+    site.write_text(text.replace(f"cluster = {name}", f"cluster = {name}2"))
+    capsys.readouterr()
+    assert cli.main(["check", "--config", str(site)]) == 78
+    assert f"this cluster's nodes carry the name {name}," in capsys.readouterr().err
+    name_file(state_dir).unlink()
+    assert cli.main(["check", "--config", str(site)]) == 0
+
+
+def test_a_simulated_instance_keeps_no_name(tmp_path: Path) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(EMBEDDED.read_text())
+    app.keep_name(load_site(site))
+    assert not name_file(load_site(site).state_dir).exists()
+
+
+def test_a_name_that_cannot_be_kept_keeps_nothing_from_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "local").write_text("a file where the folder should be")
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
+    app.keep_name(load_site(site))
+    said = capsys.readouterr()
+    assert "cluster_name_not_kept" in said.out + said.err
 
 
 def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +195,26 @@ def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.Captur
     table.write_text("[here]\n" + "".join(f'"{size}" = {price}\n' for size, price in sizes.items()))
     assert cli.main(["prices", "--config", str(EMBEDDED), "--table", str(table), "--region", "here"]) == 0
     assert "not in the table" not in capsys.readouterr().out
+
+
+def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    site = tmp_path / "site.ini"
+    text = (ROOT / "config" / "gce.ini").read_text()
+    site.write_text(text.replace("zones = europe-west3-a, europe-west3-b\n", "").replace("[Node small]\n", (
+        "[Node small]\nzones = europe-west3-a, us-central1-b\n")).replace(
+        "[Node spot]\n", "[Node spot]\nzones = europe-west3-b\n"))  # fmt: skip
+    cli.main(["prices", "--config", str(site)])
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "n2-standard-" in line]
+    assert [row[:3] for row in rows] == [
+        ["small", "n2-standard-4", "europe-west3"],
+        ["small", "n2-standard-4", "us-central1"],
+        ["spot", "n2-standard-16", "europe-west3"],
+    ]
+    assert "in USD, regions europe-west3, us-central1." in " ".join(said.split())
 
 
 def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

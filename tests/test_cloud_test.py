@@ -14,8 +14,8 @@ import pytest
 from nodemanager.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
 from nodemanager.config import Provider, Site, load_site
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, Launch, NodeType
-from nodemanager.ports import CloudError
+from nodemanager.model import CloudNode, CloudState, Launch, Leftover, LeftoverKind, NodeType, ProviderId
+from nodemanager.ports import CloudError, CloudPort
 from nodemanager.simulation.cloud import SimulatedProvider
 from nodemanager.simulation.cloud_faults import CloudFaults
 from nodemanager.simulation.world import World
@@ -171,6 +171,115 @@ def test_a_list_that_shows_the_node_late_is_waited_for_at_the_end_too(account: A
     account.at_pause = lambda _: setattr(account.faults, "p_lost_reply", 0.0)
     account.test().run()
     assert account.standing() == []
+
+
+@dataclass
+class Odd:
+    """A provider's port on which calls go wrong in ways of their own."""
+
+    port: CloudPort
+    made: list[CloudNode] = field(default_factory=list)
+    after_create: Callable[[CloudNode], CloudNode] = lambda node: node
+    before_look: Callable[[], bool] = lambda: True  # False: the list does not show what was made
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        self.made.append(self.port.create(launch, node_type))
+        return self.after_create(self.made[-1])
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        return self.port.list_nodes() if not self.made or self.before_look() else ()
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        if self.made:
+            self.before_look()
+        self.port.destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self.port.sweep()
+
+
+def _interrupt(_: CloudNode) -> CloudNode:
+    raise KeyboardInterrupt
+
+
+def _expired() -> bool:
+    raise CloudError(FailureKind.CREDENTIALS, "RequestExpired: Request has expired.")
+
+
+@pytest.mark.parametrize("lag_s", [0, 4, 8, 60, 110])
+def test_an_interruption_in_the_create_itself_waits_for_the_node_to_show(account: Account, lag_s: float) -> None:
+    # Three empty lists two seconds apart were believed, where the service waits for create_grace.
+    test = account.test()
+    test.port = Odd(test.port, after_create=_interrupt, before_look=lambda: account.world.now_s - began_s >= lag_s)
+    began_s = account.world.now_s
+    with pytest.raises(KeyboardInterrupt):
+        test.run()
+    assert account.standing() == []
+    assert account.world.now_s - began_s < lag_s + 60, "once it has shown, nothing more is waited for"
+    assert any("looking for its node for up to 120 s" in line for line in account.said)
+
+
+def test_an_interrupted_create_that_made_nothing_is_given_up_after_the_grace(account: Account) -> None:
+    test = account.test()
+    test.port = Odd(test.port, after_create=_interrupt, before_look=lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        test.run()
+    assert 120 <= account.world.now_s < 180
+
+
+def test_a_node_that_no_list_shows_is_destroyed_by_the_id_that_the_create_gave(account: Account) -> None:
+    test = account.test()
+    test.wait_max_s = 60
+    test.port = Odd(test.port, before_look=lambda: False)
+    with pytest.raises(CloudTestFailed, match="in vain for the node in the list"):
+        test.run()
+    assert account.standing() == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_node_that_cannot_be_seen_or_destroyed_any_more_is_named(account: Account, keep: bool) -> None:
+    # The keys end after the create: what was to name the node asked for the list once more, and failed.
+    account.keep = keep
+    test = account.test()
+    test.port = Odd(test.port, before_look=_expired)
+    with pytest.raises((CloudError, CloudTestFailed)) as failed:
+        test.run()
+    (node,) = account.standing()
+    said = account.said[-1] if keep else str(failed.value)
+    assert node.provider_id in said
+    assert test.site.cluster in said
+    assert f"  made: {node.provider_id}" in account.said
+    assert "  credentials: RequestExpired: Request has expired." in account.said
+
+
+def test_an_interruption_of_the_end_names_what_is_left(account: Account) -> None:
+    account.faults.p_destroy_ignored = 1.0
+    account.faults.boot_delay_s = (0.0, 0.0)
+
+    def interrupt(_: int) -> None:
+        if account.said[-1].endswith("the same node"):
+            raise KeyboardInterrupt
+
+    account.at_pause = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        account.test().run()
+    (node,) = account.standing()
+    assert node.provider_id in account.said[-1]
+    assert "Destroy it by hand" in account.said[-1]
+
+
+def test_what_the_node_leaves_behind_is_swept_up_and_said(account: Account) -> None:
+    test = account.test()
+    left = Leftover(LeftoverKind.VOLUME, ProviderId("vol-1"), test.launch.id)
+    sweeps = iter([(), (left,)])
+
+    class Sweeping(Odd):
+        def sweep(self) -> tuple[Leftover, ...]:
+            return next(sweeps)
+
+    test.port = Sweeping(test.port)
+    test.run()
+    assert "  deleted what it left behind: volume vol-1" in account.said
 
 
 def test_keep_leaves_the_node_and_names_it(account: Account) -> None:

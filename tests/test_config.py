@@ -11,7 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodemanager.config import ConfigError, Fault, Mode, Provider, Site, judging, load_site, uuid_file, warnings
+from nodemanager.config import (
+    ConfigError,
+    Fault,
+    Mode,
+    Provider,
+    Site,
+    judging,
+    load_site,
+    name_file,
+    uuid_file,
+    warnings,
+)
 from nodemanager.model import Billing, Market, Misfit, NodeType, SlotName, TypeName
 from nodemanager.settings import (
     BudgetSettings,
@@ -590,6 +601,17 @@ def test_a_site_that_names_another_uuid_than_init_left_is_refused(tmp_path: Path
 def test_a_file_that_holds_no_uuid_is_refused(tmp_path: Path, text: str) -> None:
     keep_uuid(tmp_path, text)
     assert the_fault(tmp_path).file == uuid_file(tmp_path / "state")
+
+
+def test_another_name_than_that_of_the_nodes_is_refused(tmp_path: Path) -> None:
+    # Nodes are listed by it: renamed, the cluster lost sight of all of them, without a word.
+    keep_uuid(tmp_path, str(uuid.UUID(int=7)))
+    name_file(tmp_path / "state").write_text("lab\n", encoding="utf-8")
+    assert site_of(tmp_path, ("Site", "cluster", "lab")).cluster == "lab"
+    fault = the_fault(tmp_path, ("Site", "cluster", "lab2"))
+    assert (fault.section, fault.key) == ("Site", "cluster")
+    assert "write cluster = lab," in fault.problem
+    assert str(name_file(tmp_path / "state")) in fault.problem
 
 
 # --- secrets ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_launch import Placement
 from nodemanager.cloud.ec2_site import placements_of
 from nodemanager.cloud.providers import cautions, cloud_factory
-from nodemanager.config import ConfigError, Mode, Provider, Site, load_site
+from nodemanager.config import ConfigError, Join, Mode, Provider, Site, load_site
 from nodemanager.model import TypeName
 from tests.contract.cloud_subjects import SystemClock, a_script
 
@@ -226,16 +227,53 @@ def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
     assert site_of(tmp_path, ("Cloud", "provider", "local"), ("Cloud", "region", None)).cloud.region == ""
 
 
+@pytest.mark.parametrize("name", ["ec2", "gce", "openstack", "azure"])
+def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(
+    tmp_path: Path, name: str
+) -> None:
+    # Its paths were relative: copied, they led to /etc/state, which the unit cannot write, and not to init's.
+    quickstart = (EXAMPLE.parents[1] / "doc" / "quickstart-ec2.md").read_text(encoding="utf-8")
+    unit = (EXAMPLE.parent / "systemd" / "flux-node-manager.service").read_text(encoding="utf-8")
+    text = EXAMPLE.with_name(f"{name}.ini").read_text(encoding="utf-8")
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    site = load_site(tmp_path / "site.ini", {}, with_credentials=False)
+    (output,) = re.findall(r"^flux-node-manager init .* --output (\S+)$", quickstart, re.MULTILINE)
+    (folder,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert f"--output {output}" in text
+    assert site.state_dir == Path("/var/lib") / folder
+    assert site.flux.bootstrap_dir == Path(output)
+    assert site.flux.uri == f"local://{output}/run/local-0"
+    assert site.flux.join is Join.SERVICE
+    for path in (site.flux.bootstrap_dir, site.join.material_dir, site.web.token_file):
+        assert path.is_relative_to(site.state_dir)
+
+
 # --- what is said -----------------------------------------------------------------------------------------
 
 
 def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     (said,) = cautions(site, {})
+    assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
     assert "profiles, SSO, web identity and container credentials are not supported" in said
     (said,) = cautions(site, {"AWS_PROFILE": "ada"})
     assert "AWS_PROFILE (profiles) of the environment is not supported" in said
     assert cautions(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
+
+
+def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
+    (said,) = cautions(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
+    assert "empty, and so is AWS_SECRET_ACCESS_KEY beside AWS_ACCESS_KEY_ID:" in said
+    (said,) = cautions(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
+    assert "empty, and so is AWS_ACCESS_KEY_ID beside AWS_SECRET_ACCESS_KEY:" in said
+    assert "of-env" not in said
+
+
+def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
+    given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
+    (said,) = cautions(site_of(tmp_path), given)
+    assert said.startswith("secret_access_key: there are characters in it that no key of AWS has")
+    assert "of-env" not in said
 
 
 def test_nothing_is_said_of_keys_that_stand_in_the_site_or_of_other_clouds(tmp_path: Path) -> None:

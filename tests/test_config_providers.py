@@ -132,6 +132,9 @@ def test_a_node_type_may_say_for_itself_what_the_cloud_does_not(tmp_path: Path, 
         ("openstack", "zones", "a, b"),
         ("openstack", "project", "lab"),
         ("openstack", "resource_group", "nodes"),
+        ("openstack", "network", "private,"),
+        ("openstack", "network", "private,,storage"),
+        ("openstack", "network", "two words"),
         ("gce", "image", "debian-12"),
         ("gce", "network", "default"),
         ("gce", "region", "europe-west3"),
@@ -139,6 +142,7 @@ def test_a_node_type_may_say_for_itself_what_the_cloud_does_not(tmp_path: Path, 
         ("gce", "config_drive", "yes"),
         ("azure", "image", "debian-12"),
         ("azure", "network", "net"),
+        ("azure", "network", "net/a, net/b"),
         ("azure", "zones", "1, 2"),
         ("azure", "auth_url", "https://x"),
     ],
@@ -199,12 +203,13 @@ def test_an_application_credential_needs_nothing_more(tmp_path: Path) -> None:
     assert (account.application_credential, account.user, account.secret) == (True, "id", "hush")
 
 
-def test_openstack_is_told_what_the_site_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("networks", ["n1,n2", "n1, n2"])
+def test_openstack_is_told_what_the_site_says(tmp_path: Path, networks: str) -> None:
     cloud = GOOD["openstack"].replace(
         "image =", "region = north\nmicroversion = 2.90\nconfig_drive = yes\nsecurity_groups = a, b\nimage ="
     )
     cloud += "user_domain = users\nproject_domain_id = projects\n"
-    site = site_of(tmp_path, cloud, NODE + "network = n1,n2\nkey_name = mine\nsecurity_groups = c\n")
+    site = site_of(tmp_path, cloud, NODE + f"network = {networks}\nkey_name = mine\nsecurity_groups = c\n")
     account = openstack_site.account_of(site)
     assert (account.auth_url, account.region, account.microversion) == (
         "https://cloud.example:5000/v3",

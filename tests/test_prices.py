@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ def priced(size: str, price: str, market: Market = Market.ON_DEMAND) -> NodeType
 
 
 def one(node_type: NodeType, region: str = "here") -> Compared:
-    (compared,) = compare([node_type], TABLE, region)
+    (compared,) = compare([node_type], TABLE, lambda _: (region,))
     return compared
 
 
@@ -68,25 +70,53 @@ def test_libclouds_table_knows_a_common_size_and_marks_its_zeros() -> None:
     known, zero = priced("c5.large", "0.085"), priced("c4.8xlarge", "1.59")
     table = bundled_table("ec2", [known, zero])
     assert table.updated is not None
-    assert [it.verdict for it in compare([known, zero], table, "us-east-1")] == [Verdict.SAME, Verdict.ZERO]
+    assert [it.verdict for it in compare([known, zero], table, lambda _: ("us-east-1",))] == [
+        Verdict.SAME,
+        Verdict.ZERO,
+    ]
 
 
 def test_azures_sizes_are_found_by_the_name_of_its_own() -> None:
     size = priced("Standard_D4s_v3", "0.192")
-    (compared,) = compare([size], bundled_table("azure", [size]), "eastus")
+    (compared,) = compare([size], bundled_table("azure", [size]), lambda _: ("eastus",))
     assert compared.table_price_per_hour == Decimal("0.192")
 
 
 def test_a_machine_type_of_gce_is_priced_by_its_parts() -> None:
     size = replace(priced("n1-standard-4", "0.19"), memory_bytes=15 * 2**30)
-    (compared,) = compare([size], bundled_table("gce", [size]), "us-central1")
+    (compared,) = compare([size], bundled_table("gce", [size]), lambda _: ("us-central1",))
     assert compared.table_price_per_hour == 4 * Decimal("0.031611") + 15 * Decimal("0.004237")
 
 
-@pytest.mark.parametrize("size", ["e2-micro", "x9-standard-4", "n1", ""])
+@pytest.mark.parametrize(
+    "size", ["e2-micro", "x9-standard-4", "n1", "n2-custom-4-8192-ext", "c3-standard-4-lssd", ""]
+)
 def test_a_machine_type_whose_parts_are_not_known_is_missing(size: str) -> None:
     node_type = priced(size, "0.19")
-    assert compare([node_type], bundled_table("gce", [node_type]), "us-central1")[0].verdict is Verdict.MISSING
+    (compared,) = compare([node_type], bundled_table("gce", [node_type]), lambda _: ("us-central1",))
+    assert compared.verdict is Verdict.MISSING
+
+
+@pytest.mark.parametrize(
+    ("size", "family", "gib"), [("n2-custom-4-8192", "n2_custom", 8), ("custom-4-5120", "n1_custom", 5)]
+)
+def test_a_custom_machine_type_is_priced_as_one_by_the_memory_that_it_names(
+    size: str, family: str, gib: int
+) -> None:
+    # Its MiB were read as processors: 186 an hour for four of them.
+    parts = json.loads(files("libcloud").joinpath("data/pricing.json").read_text())["compute"]["gce_instances"]
+    cpu, ram = (Decimal(str(parts[family][part]["on_demand"]["europe-west3"]["price"])) for part in ("cpu", "ram"))
+    node_type = replace(priced(size, "0.19"), memory_bytes=7 * 2**30)
+    (compared,) = compare([node_type], bundled_table("gce", [node_type]), lambda _: ("europe-west3",))
+    assert compared.table_price_per_hour == 4 * cpu + gib * ram
+
+
+def test_a_type_is_compared_in_each_region_where_it_is_bought() -> None:
+    table = PriceTable(
+        "test", None, {"here": {"c5.large": Decimal("0.10")}, "there": {"c5.large": Decimal("0.20")}}
+    )
+    rows = compare([priced("c5.large", "0.10")], table, lambda _: ("here", "there"))
+    assert [(row.region, row.verdict) for row in rows] == [("here", Verdict.SAME), ("there", Verdict.CHEAPER)]
 
 
 def test_a_provider_without_a_table_has_no_prices() -> None:

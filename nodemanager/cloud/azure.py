@@ -2,7 +2,7 @@
 
 A machine is put under a name that only its launch has, so a create that comes again finds what is there. Its
 network interface must be made before it, and goes with it, as its disk does; an interface whose machine was never
-made is shown as a node that waits, and so is given up and deleted as one that never came.
+made is no node, costs nothing, and is swept up.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure_driver import AzureDriver
-from nodemanager.cloud.libcloud_port import TAG_CLUSTER, TAG_LAUNCH, NodeRequest, UserData, refusal
+from nodemanager.cloud.leftovers import Broom
+from nodemanager.cloud.libcloud_port import TAG_CLUSTER_UUID, TAG_LAUNCH, NodeRequest, UserData, refusal
 from nodemanager.cloud.names import unique_name
 from nodemanager.cloud.patient_port import PatientPort, Sleep
 from nodemanager.cloud.transport import foreign
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudNode, CloudState, LaunchId, ProviderId, TypeName
+from nodemanager.model import CloudNode, CloudState, LaunchId, Leftover, LeftoverKind, ProviderId, TypeName
 from nodemanager.ports import Clock, CloudError
 
 USER = "azureuser"
 _INTERFACE = "-nic"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # what Azure names a machine, or an interface
 _STUMBLES = (KeyError, TypeError, ValueError, AttributeError)
 
 # The provisioning, which is all that a list by one call shows: a machine that was powered off still costs.
@@ -89,22 +90,41 @@ class AzureCloud(PatientPort):
         self._location = location
         self._ssh_public_key = ssh_public_key
         self._placements = placements
+        self._broom = Broom()
 
     def destroy(self, provider_id: ProviderId) -> None:
-        """The machine, with which its interface and its disk go; then the interface, if no machine ever had it."""
+        """The machine, with which its interface and its disk go."""
         if not _NAME.fullmatch(provider_id):
-            return  # nothing of ours has a name of another form
+            return  # Azure has no machine of such a name
         with self._gone_is_fine():
-            if provider_id.endswith(_INTERFACE):
-                self.driver.delete_interface(provider_id)
-            else:
-                self.driver.delete_machine(provider_id)
+            self.driver.delete_machine(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self._broom.sweep(self._reading(self._leftovers), self._remove)
+
+    def _leftovers(self) -> frozenset[Leftover]:
+        """Interfaces of ours that no machine has, or waits for: listed first, as a machine may come meanwhile."""
+        interfaces = self.driver.interfaces()
+        machines = self.driver.machines()
+        taken = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
+        standing = {str(_tags_in(machine).get(TAG_LAUNCH)) for machine in machines}
+        return frozenset(
+            Leftover(LeftoverKind.INTERFACE, ProviderId(str(interface.get("name"))), LaunchId(launch))
+            for interface in interfaces
+            if (launch := _launch_of(interface, self._cluster_uuid))
+            and launch not in standing
+            and str(interface.get("id")).lower() not in taken
+            and not _machine_of(interface)
+        )
+
+    def _remove(self, leftover: Leftover) -> None:
+        with self._gone_is_fine():
+            self.driver.delete_interface(leftover.provider_id)
 
     def _list(self) -> Sequence[Node]:
-        interfaces = self.driver.interfaces()
-        # Later, so that what was made in between is a machine, and not a leftover.
+        addresses = _addresses(self.driver.interfaces())
         machines = self.driver.machines()
-        return [*self._machines(machines, _addresses(interfaces)), *self._leftovers(interfaces, machines)]
+        return list(self._machines(machines, addresses))
 
     def _machines(self, machines: Sequence[dict[str, Any]], addresses: Mapping[str, list[str]]) -> Iterator[Node]:
         for machine in machines:
@@ -113,19 +133,6 @@ class AzureCloud(PatientPort):
                 address for interface in _interfaces_of(machine) for address in addresses.get(interface.lower(), ())
             ]
             yield node
-
-    def _leftovers(
-        self, interfaces: Sequence[dict[str, Any]], machines: Sequence[dict[str, Any]]
-    ) -> Iterator[Node]:
-        """Interfaces of ours that no machine has."""
-        taken = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
-        for interface in interfaces:
-            tags = _tags_in(interface)
-            lonely = str(interface.get("id")).lower() not in taken and not _machine_of(interface)
-            if lonely and tags.get(TAG_CLUSTER) == self._cluster:
-                extra = {"tags": tags}
-                name = str(interface.get("name"))
-                yield Node(name, name, NodeState.PENDING, [], [], self.driver, extra=extra)
 
     def _create_node(self, request: NodeRequest) -> Node:
         started_s = self._clock.monotonic_s()
@@ -136,16 +143,25 @@ class AzureCloud(PatientPort):
             return made
         self._still_awaited(started_s)
         interface = name + _INTERFACE
-        with self._foreseen():  # it costs nothing, and is not the node
-            self.driver.put_interface(interface, self._interface(request))
+        self._put_interface(interface, request)
         try:
             self._still_awaited(started_s)
             with self._foreseen(creating=True):
                 return self._node(self.driver.put_machine(name, self._machine(name, interface, request)))
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                with suppress(CloudError), self._foreseen():  # it is listed, and swept later
+                with suppress(CloudError), self._foreseen():  # Azure keeps it for 180 s, mostly: it is swept then
                     self.driver.delete_interface(interface)
+            raise
+
+    def _put_interface(self, name: str, request: NodeRequest) -> None:
+        """It costs nothing, and is not the node: one that was made and not answered is put again, or swept up."""
+        try:
+            with self._foreseen():
+                self.driver.put_interface(name, self._interface(request))
+        except CloudError as error:
+            if error.kind is FailureKind.GONE:  # what is not there is its network, or the resource group
+                raise CloudError(FailureKind.CONFIG, error.detail) from error
             raise
 
     def _made_already(self, name: str, launch: LaunchId) -> Node | None:
@@ -261,6 +277,12 @@ def _interfaces_of(machine: Mapping[str, Any]) -> list[str]:
 def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
     tags = found.get("tags")
     return tags if isinstance(tags, dict) else {}
+
+
+def _launch_of(interface: Mapping[str, Any], cluster_uuid: str) -> str:
+    """For which launch an interface of this cluster's was made; "" for any other."""
+    tags = _tags_in(interface)
+    return str(tags.get(TAG_LAUNCH, "")) if tags.get(TAG_CLUSTER_UUID) == cluster_uuid else ""
 
 
 def _machine_of(interface: Mapping[str, Any]) -> object:

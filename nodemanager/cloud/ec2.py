@@ -24,12 +24,14 @@ from nodemanager.cloud.ec2_reply import (
     text_in,
     volumes_in,
 )
+from nodemanager.cloud.leftovers import Broom
 from nodemanager.cloud.libcloud_port import (
     TAG_CLUSTER,
     TAG_CLUSTER_UUID,
     UserData,
     classify,
     node_request,
+    still_awaited,
 )
 from nodemanager.facts import FailureKind
 from nodemanager.model import (
@@ -72,6 +74,8 @@ class Ec2Cloud:
         user_data: UserData,
         clock: Clock,
         placements: Mapping[TypeName, Placement],
+        *,
+        call_timeout_s: float = 60.0,
     ) -> None:
         self._driver = driver
         self._cluster = cluster
@@ -79,15 +83,18 @@ class Ec2Cloud:
         self._user_data = user_data
         self._clock = clock
         self._placements = placements
+        self._call_timeout_s = call_timeout_s
         self._disks: dict[str, tuple[Disk, ...]] = {}
-        self._left_before: frozenset[Leftover] = frozenset()
+        self._broom = Broom()
         self._throttled = 0  # calls in a row
         self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        started_s = self._clock.monotonic_s()
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
         placement = self._placements.get(node_type.name, Placement())
         parameters = run_instances(request, placement, self._disks_of(node_type.image))
+        still_awaited(self._clock, started_s, self._call_timeout_s)
         with self._foreseen(creating=True):
             made = list(instances_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
             if len(made) != 1:
@@ -118,20 +125,7 @@ class Ec2Cloud:
                 raise foreign(f"{provider_id} was to be terminated, and is not in it")
 
     def sweep(self) -> tuple[Leftover, ...]:
-        left = self._leftovers()
-        twice_seen = sorted(left & self._left_before, key=lambda leftover: leftover.provider_id)
-        removed: list[Leftover] = []
-        failed: CloudError | None = None
-        for leftover in twice_seen:
-            try:
-                self._remove(leftover)
-                removed.append(leftover)
-            except CloudError as error:
-                failed = error  # the others go all the same; this one is found again
-        self._left_before = left - frozenset(removed)
-        if failed is not None and not removed:
-            raise failed
-        return tuple(removed)
+        return self._broom.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
         """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""

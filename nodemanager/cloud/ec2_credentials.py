@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 from pydantic import SecretStr
@@ -38,6 +38,9 @@ NOT_SUPPORTED: Mapping[str, str] = {
 }
 
 
+_KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """What signs a call. ``session_token`` is "" for keys that are not temporary."""
@@ -48,6 +51,19 @@ class Keys:
 
 
 KeySource = Callable[[], Keys]
+
+
+def unfit(keys: Keys) -> str:
+    """What is wrong with keys that cannot be any, without a value; "" with those that may be some."""
+    values = {it.name: getattr(keys, it.name) for it in fields(keys)}
+    # They go into headers.
+    odd = [name for name, value in values.items() if not (value.isascii() and value.isprintable())]
+    if not odd:
+        return ""
+    return (
+        f"{', '.join(odd)}: there are characters in it that no key of AWS has, such as a dash that is none or the "
+        "CR of a file from Windows. Write it anew"
+    )
 
 
 def keys_given(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Keys | None:
@@ -106,7 +122,7 @@ class InstanceRole:
             )
             role = self._call("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
             told = json.loads(self._call("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
-            keys = Keys(told["AccessKeyId"], told["SecretAccessKey"], told["Token"])
+            keys = Keys(*(str(told[name]) for name in ("AccessKeyId", "SecretAccessKey", "Token")))
             return keys, datetime.fromisoformat(told["Expiration"]).timestamp()
         except (OSError, http.client.HTTPException) as error:
             why = f"no keys are given, and {self._service} has none of an instance role: {error}"
@@ -130,7 +146,10 @@ class InstanceRole:
 
 def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Iterator[str]:
     """What an operator should know of where the keys will come from."""
-    if keys_given(credentials, environment) is not None:
+    keys = keys_given(credentials, environment)
+    if keys is not None:
+        if wrong := unfit(keys):
+            yield wrong + "."
         return
     named = [f"{name} ({what})" for name, what in NOT_SUPPORTED.items() if environment.get(name)]
     if named:
@@ -140,8 +159,11 @@ def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str
             "unless this runs on an instance with a role."
         )
     else:
+        given = [name for name in _KEY_VARIABLES if environment.get(name)]
+        missing = " and ".join(name for name in _KEY_VARIABLES if name not in given)
+        beside = f"is {missing} beside {given[0]}" if given else f"are {missing}"
         yield (
-            "[Cloud Credentials] is empty, and so is AWS_ACCESS_KEY_ID: the keys will be asked of the instance "
-            "metadata service. That works on an EC2 instance that has a role; profiles, SSO, web identity and "
-            "container credentials are not supported."
+            f"[Cloud Credentials] is empty, and so {beside}: the keys will be asked of the instance metadata "
+            "service. That works on an EC2 instance that has a role; profiles, SSO, web identity and container "
+            "credentials are not supported."
         )

@@ -22,10 +22,11 @@ from libcloud.compute.drivers.ec2 import API_VERSION, EC2Connection, EC2NodeDriv
 from libcloud.http import LibcloudConnection
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from nodemanager.cloud.ec2_credentials import KeySource
+from nodemanager.cloud.ec2_credentials import KeySource, unfit
 from nodemanager.cloud.ec2_reply import checked, document, foreign, refusal_in, text_in
 from nodemanager.cloud.libcloud_port import classify
 from nodemanager.facts import FailureKind
+from nodemanager.ports import CloudError
 
 READ_TRIES_MAX = 4
 READ_WAIT_MAX_S = 4.0
@@ -146,7 +147,10 @@ class Ec2Driver(EC2NodeDriver):
         self._signed: Any = self.connection
 
     def call(self, action: Action, parameters: Mapping[str, str]) -> Element:
-        """Make one call, once; give the root of its reply. Raises what ``libcloud_port.classify`` reads."""
+        """Make one call, once; give the root of its reply.
+
+        Raises what ``libcloud_port.classify`` reads, or ``CloudError`` where there are no keys to sign it with.
+        """
         self._sign_with_current_keys()
         form = {"Action": str(action), "Version": API_VERSION, **parameters}
         reply = self._signed.request(
@@ -174,6 +178,8 @@ class Ec2Driver(EC2NodeDriver):
 
     def _sign_with_current_keys(self) -> None:
         keys = self._keys()
+        if wrong := unfit(keys):
+            raise CloudError(FailureKind.CREDENTIALS, wrong)
         self._signed.token = keys.session_token
         self._signed.signer.access_key = keys.access_key_id
         self._signed.signer.access_secret = keys.secret_access_key

@@ -1,7 +1,7 @@
 """What EC2 says is wrong with instances that run: failed status checks, and what it has scheduled for them.
 
 It is asked for all at once and only for what is not well, every minute at the most: three reads, whatever the
-number of nodes. Where that cannot be asked, nodes are listed all the same.
+number of nodes. Where that cannot be asked, nodes are listed all the same, and it is asked less and less often.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from libcloud.common.types import LibcloudError
 
 from nodemanager.cloud.ec2_driver import Action, Ec2Driver
 from nodemanager.cloud.ec2_reply import set_in, text_in
+from nodemanager.cloud.libcloud_port import classify
 from nodemanager.model import ProviderId
 from nodemanager.ports import Clock
 
 HEALTH_EVERY_S = 60.0
+HEALTH_EVERY_MAX_S = 960.0  # while it fails: a question that hangs holds up a list
 _CHECKS = ("system", "instance")
 # Each ends or interrupts what runs there.
 _EVENTS = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
@@ -35,19 +37,22 @@ class Ec2Health:
         self._clock = clock
         self._known: Mapping[ProviderId, str] = MappingProxyType({})
         self._asked_s: float | None = None
+        self._every_s = HEALTH_EVERY_S
         self._failure = ""
         self._log: Any = structlog.get_logger()
 
     def impaired(self) -> Mapping[ProviderId, str]:
         """What is wrong with each instance that is not well, in EC2's words. What was known last, if it fails."""
         now_s = self._clock.monotonic_s()
-        if self._asked_s is None or now_s - self._asked_s >= HEALTH_EVERY_S:
+        if self._asked_s is None or now_s - self._asked_s >= self._every_s:
             self._asked_s = now_s
             try:
                 self._known = self._ask()
                 self._failure = ""
+                self._every_s = HEALTH_EVERY_S
             except (BaseHTTPError, LibcloudError, OSError) as error:
-                self._say(str(getattr(error, "message", "")) or str(error))
+                self._every_s = min(HEALTH_EVERY_MAX_S, 2 * self._every_s)
+                self._say(classify(error, creating=False, now_at=0.0).detail)
         return self._known
 
     def _ask(self) -> Mapping[ProviderId, str]:

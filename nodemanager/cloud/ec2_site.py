@@ -22,8 +22,11 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
     placements = placements_of(site)
 
     def port() -> CloudPort:
-        driver = Ec2Driver(endpoint, keys, timeout_s=site.cloud.call_timeout_s)
-        return Ec2Cloud(driver, site.cluster, site.cluster_uuid, user_data, clock, placements)
+        timeout_s = site.cloud.call_timeout_s
+        driver = Ec2Driver(endpoint, keys, timeout_s=timeout_s)
+        return Ec2Cloud(
+            driver, site.cluster, site.cluster_uuid, user_data, clock, placements, call_timeout_s=timeout_s
+        )
 
     return port
 

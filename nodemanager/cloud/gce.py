@@ -33,7 +33,7 @@ LABEL_CLUSTER = "fnm-cluster"
 LABEL_LAUNCH = "fnm-launch"
 
 POLL_S = 1.0
-POLLS_MAX = 30  # an insert that takes longer is left to the lists
+POLLED_MAX_S = 30.0  # an insert that takes longer is left to the lists
 
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
@@ -139,7 +139,7 @@ class GceCloud(PatientPort):
             taken = isinstance(error.__cause__, ApiError) and error.__cause__.http_code == _CONFLICT
             if not taken:
                 raise
-            found = self._reading(lambda: self._node(self.driver.instance(zone, name)))
+            found = self._holder_of(zone, name)
             if self._tags(found).get(TAG_LAUNCH) != launch:
                 raise
             return found
@@ -151,14 +151,36 @@ class GceCloud(PatientPort):
             extra = {"metadata": dict(request.tags)}
             return Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra)
 
+    def _holder_of(self, zone: str, name: str) -> Node:
+        """The instance that has the name. It may be what an insert of ours made whose reply was lost."""
+        try:
+            return self._reading(lambda: self._node(self.driver.instance(zone, name)))
+        except CloudError as error:
+            raise _unseen(f"{zone} has an instance {name}, which cannot be looked at", error) from error
+
     def _wait(self, zone: str, operation: Mapping[str, Any]) -> None:
-        """Wait until an insert is done, or long enough. Raises why it failed: whether there is room shows here."""
-        for _ in range(POLLS_MAX):
-            if operation["status"] == "DONE":
-                return
-            self._sleep(POLL_S)
-            with self._foreseen(creating=True):
-                operation = self.driver.operation(zone, operation["name"])
+        """Wait until an insert is done, or long enough. Raises why it failed: whether there is room shows here.
+
+        An insert that was accepted has made nothing only where its operation says that it ended in an error. A look
+        at it that is refused says nothing of the instance.
+        """
+        polled_s, pause_s = 0.0, POLL_S
+        while operation["status"] != "DONE" and polled_s < POLLED_MAX_S:
+            self._sleep(pause_s)
+            polled_s += pause_s
+            try:
+                with self._foreseen(creating=True):
+                    operation = self.driver.operation(zone, operation["name"])
+                pause_s = POLL_S
+            except CloudError as error:
+                refused = error.__cause__
+                if isinstance(refused, ApiError) and refused.finished:
+                    raise
+                if error.kind is not FailureKind.THROTTLED:
+                    raise _unseen(
+                        "the insert was accepted, and its operation cannot be looked at", error
+                    ) from error
+                pause_s = min(POLLED_MAX_S, max(2 * pause_s, error.retry_after_s))
 
     def _instance(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
         node_type = request.node_type
@@ -172,6 +194,9 @@ class GceCloud(PatientPort):
             "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": node_type.image}}],
             "networkInterfaces": [{"subnetwork" if "/subnetworks/" in network else "network": network}],
         }
+        if node_type.gpus:
+            # It cannot be moved to another host while it runs, and Google refuses what does not say so.
+            instance["scheduling"] = {"onHostMaintenance": "TERMINATE"}
         if node_type.market is Market.SPOT:
             instance["scheduling"] = {
                 "provisioningModel": "SPOT",
@@ -224,6 +249,11 @@ class GceCloud(PatientPort):
             return CloudError(FailureKind.CREDENTIALS, failed.detail)
         kind = _KINDS.get(str(error.code)) if isinstance(error, ApiError) else None
         return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
+
+
+def _unseen(what: str, error: CloudError) -> CloudError:
+    """The failure of a create whose node may stand, whatever kept us from looking at it."""
+    return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
 
 
 def _key(tag: str) -> str:

@@ -7,24 +7,24 @@ project, and wait for minutes. The API: https://cloud.google.com/compute/docs/re
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from libcloud.common.base import Connection, ConnectionUserAndKey
-from libcloud.common.google import GoogleAuthError, GoogleBaseError, GoogleOAuth2Credential
+from libcloud.common.google import GoogleBaseError
 from libcloud.compute.drivers.gce import GCEConnection, GCENodeDriver, GCEResponse
 
+from nodemanager.cloud.gce_credentials import TokenSource
 from nodemanager.cloud.transport import PAGES_MAX, NoRetry, foreign, object_in
 
-SCOPES = ["https://www.googleapis.com/auth/compute"]
+_UNAUTHORIZED = 401
 _PAGE = 500
 _NOTHING_HERE = "NO_RESULTS_ON_PAGE"
 
 
 class ApiError(GoogleBaseError):
-    """What the API refused, with its code and headers. ``finished``: an operation that had begun came to this."""
+    """What the API refused, with its code and headers. ``finished``: an operation that had begun ended in this."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str], *, finished: bool) -> None:
         super().__init__(f"{code}: {message}" if code else message, status, code)  # type: ignore[no-untyped-call]
@@ -42,37 +42,13 @@ class _Response(GCEResponse):
             body = None
         if isinstance(body, dict) and "error" in body:
             code, message = _first_error(body["error"])
-            finished = body.get("kind") == "compute#operation"
+            finished = body.get("kind") == "compute#operation" and body.get("status") == "DONE"
             raise ApiError(self.status, code, message, self.headers, finished=finished)
         if not 200 <= self.status < 300:
             raise ApiError(
                 self.status, "", f"HTTP {self.status} {self.error or ''}".strip(), self.headers, finished=False
             )
         return object_in(body, "a reply")
-
-
-class _Credential:
-    """Google's tokens, asked for when the first is needed, and kept in memory only."""
-
-    def __init__(self, service_account: str, key: str) -> None:
-        self._service_account = service_account
-        self._key = key
-        self._tokens: Any = None
-
-    @property
-    def access_token(self) -> str:
-        try:
-            if self._tokens is None:
-                self._tokens = GoogleOAuth2Credential(  # type: ignore[no-untyped-call]
-                    self._service_account,
-                    self._key,
-                    auth_type="SA" if self._service_account else "GCE",
-                    credential_file=os.devnull,  # libcloud would keep them in the home folder
-                    scopes=SCOPES,
-                )
-            return str(self._tokens.access_token)
-        except (ValueError, KeyError) as error:  # so libcloud says that this machine has no service account
-            raise GoogleAuthError(str(error)) from error  # type: ignore[no-untyped-call]
 
 
 class _Connection(GCEConnection):
@@ -83,13 +59,19 @@ class _Connection(GCEConnection):
         named = {name: value for name, value in named.items() if name in ("timeout", "proxy_url")}
         # Not by way of Google's: it asks for a token at once, and begins in a thread that must not fail.
         ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, **named)  # type: ignore[no-untyped-call]
-        credential: Any = _Credential(user_id, key)
-        self.oauth2_credential = credential
         self.request_path = f"/compute/v1/projects/{project}"
         self.gce_params = None
 
     def request(self, *arguments: Any, **named: Any) -> Any:
-        # Google's repeats whatever met a reset connection, creates too.
+        # Not by way of Google's: it repeats whatever met a reset connection, creates too.
+        try:
+            return Connection.request(self, *arguments, **named)  # type: ignore[no-untyped-call]
+        except ApiError as error:
+            if error.http_code != _UNAUTHORIZED:
+                raise
+        # The token ended before its time, and nothing was done: once more, with a new one.
+        tokens: Any = self.oauth2_credential
+        tokens.forget()
         return Connection.request(self, *arguments, **named)  # type: ignore[no-untyped-call]
 
 
@@ -101,22 +83,19 @@ class GceDriver(GCENodeDriver):
     def __init__(
         self,
         project: str,
-        service_account: str = "",
-        key: str = "",
+        tokens: TokenSource,
         *,
         timeout_s: float = 60.0,
         endpoint: str = "",
-        credential: Any = None,
     ) -> None:
-        """``endpoint`` and ``credential`` (with an ``access_token``) stand in a test for Google's own."""
-        super().__init__(service_account, key, project=project, auth_type="SA", timeout=timeout_s)  # type: ignore[no-untyped-call]
+        """``endpoint`` stands in a test for Google's own."""
+        super().__init__("", "", project=project, auth_type="SA", timeout=timeout_s)  # type: ignore[no-untyped-call]
         connection: Any = self.connection
+        connection.oauth2_credential = tokens
         if endpoint:
             parts = urlsplit(endpoint)
             connection.host, connection.port, connection.secure = parts.hostname, parts.port, False
             connection.connect()
-        if credential is not None:
-            connection.oauth2_credential = credential
 
     def _ex_connection_class_kwargs(self) -> dict[str, Any]:
         return {"project": self.project}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 from nodemanager.cloud.gce import GceCloud, Placement
+from nodemanager.cloud.gce_credentials import METADATA_SERVICE, Granted, Tokens, by_key, of_this_instance
 from nodemanager.cloud.gce_driver import GceDriver
 from nodemanager.cloud.libcloud_port import UserData
 from nodemanager.config import Site
@@ -14,15 +16,10 @@ from nodemanager.ports import Clock, CloudPort
 
 def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
     placements = placements_of(site)
-    given = site.secrets
+    ask = login_of(site.secrets, os.environ, site.cloud.call_timeout_s)
 
     def port() -> CloudPort:
-        driver = GceDriver(
-            site.cloud.project,
-            given.get("service_account", ""),
-            given.get("key", ""),
-            timeout_s=site.cloud.call_timeout_s,
-        )
+        driver = GceDriver(site.cloud.project, Tokens(ask, clock), timeout_s=site.cloud.call_timeout_s)
         return GceCloud(
             driver,
             placements,
@@ -34,6 +31,14 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
         )
 
     return port
+
+
+def login_of(secrets: Mapping[str, str], environment: Mapping[str, str], timeout_s: float) -> Callable[[], Granted]:
+    """Where tokens come from: the site's key, else the instance (at ``GCE_METADATA_HOST``, as Google's tools)."""
+    if "service_account" in secrets:
+        return by_key(secrets["service_account"], secrets["key"], timeout=timeout_s)
+    host = environment.get("GCE_METADATA_HOST")
+    return of_this_instance(f"http://{host}" if host else METADATA_SERVICE)
 
 
 def placements_of(site: Site) -> dict[TypeName, Placement]:

@@ -17,6 +17,7 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError, ProviderError
 from libcloud.compute.base import Node, NodeDriver
 from libcloud.compute.types import NodeState
+from requests.exceptions import InvalidHeader
 
 from nodemanager.facts import FailureKind
 from nodemanager.model import (
@@ -241,6 +242,13 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
     ``creating``: whether the call was to make a node. Then whatever does not prove that none was made is
     ``AMBIGUOUS``; for all other calls it is ``TRANSIENT``, since they may be repeated.
     """
+    if isinstance(error, InvalidHeader):
+        # It was never sent. The error shows the header, and what is odd in one of ours is a key or a token.
+        return CloudError(
+            FailureKind.CREDENTIALS,
+            "a key or token has characters that no HTTP header takes, such as the CR of a file from Windows: "
+            "write it anew",
+        )
     detail = _said(error)
     unsure = FailureKind.AMBIGUOUS if creating else FailureKind.TRANSIENT
     kind = _kind_of_code(detail.partition(":")[0], creating=creating) or _kind_of_status(
@@ -249,6 +257,12 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
     asked = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     return refusal(kind, detail, retry_after_s(asked, now_at))
+
+
+def still_awaited(clock: Clock, started_s: float, call_timeout_s: float) -> None:
+    """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
+    if clock.monotonic_s() - started_s >= call_timeout_s:
+        raise CloudError(FailureKind.TRANSIENT, "what comes before the create took too long: nothing was made")
 
 
 def refusal(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:

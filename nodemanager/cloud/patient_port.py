@@ -13,7 +13,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node, NodeDriver
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from nodemanager.cloud.libcloud_port import LibcloudPort, UserData, classify
+from nodemanager.cloud.libcloud_port import LibcloudPort, UserData, classify, still_awaited
 from nodemanager.cloud.transport import MisconfiguredError
 from nodemanager.facts import FailureKind
 from nodemanager.model import CloudNode, LaunchId
@@ -78,9 +78,7 @@ class PatientPort(LibcloudPort):
         return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
 
     def _still_awaited(self, started_s: float) -> None:
-        """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
-        if self._clock.monotonic_s() - started_s >= self._call_timeout_s:
-            raise CloudError(FailureKind.TRANSIENT, "what comes before the create took too long: nothing was made")
+        still_awaited(self._clock, started_s, self._call_timeout_s)
 
     @contextmanager
     def _foreseen(self, *, creating: bool = False) -> Iterator[None]:

@@ -19,6 +19,7 @@ import tomlkit
 
 from nodemanager.config import Site
 from nodemanager.flux.bootstrap import BootstrapError
+from nodemanager.flux.fluxion import QMANAGER
 from nodemanager.flux_config import (
     Division,
     FluxConfigError,
@@ -184,6 +185,8 @@ def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> I
         yield 'tbon.topo must be "kary:0": a node reaches rank 0 only, and a placeholder cannot be its parent.'
     if "checkpoint-period" not in config.get("kvs", {}):
         yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 costs all jobs."
+    if QMANAGER not in config:
+        yield f'With Fluxion: [{QMANAGER}] queue-policy = "easy". Else jobs for more nodes than are up are denied.'
     yield "Rank 0 must be started with -Sbroker.quorum=1 (flux.service does so) and a statedir."
     expected = folder if conf != folder else conf.parent
     if site.flux.bootstrap_dir != expected and conf.name == "conf.d":

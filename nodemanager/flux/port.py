@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
+
 from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.fields import object_at, whole_at
 from nodemanager.flux.flub import Names
+from nodemanager.flux.fluxion import queues_that_deny
 from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
 from nodemanager.flux.resubmission import again
 from nodemanager.flux.submission import submit
@@ -83,6 +86,7 @@ class RealFluxPort:
         self._division: Mapping[SlotName, TypeName] = {}
         self._look = Look()
         self._ended_known_until_at = 0.0
+        self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
         """Let go of the connection; the next call opens another."""
@@ -106,6 +110,16 @@ class RealFluxPort:
     ) -> Any:
         with self._handle() as handle:
             return ask(handle, topic, payload, rank=rank, timeout_s=timeout_s or self._timeout_s)
+
+    def _warn_of_fluxion(self, config: object) -> None:
+        queues = queues_that_deny(self._ask("module.list"), config)
+        if queues:
+            self._log.warning(
+                "fluxion_denies_jobs",
+                queues=queues,
+                what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: by fcfs jobs for more nodes than'
+                " are up are denied, and none can come for them",
+            )
 
     # --- who acts ---
 
@@ -272,6 +286,7 @@ class RealFluxPort:
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
                 self._config, self._division = config, division_in(config)
+                self._warn_of_fluxion(config)
             self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"the instance answers what cannot be read: {fault}") from fault

@@ -16,7 +16,17 @@ from nodemanager.cloud.azure_driver import AzureDriver
 from nodemanager.cloud.names import unique_name
 from nodemanager.cloud.patient_port import READ_TRIES
 from nodemanager.facts import FailureKind
-from nodemanager.model import CloudState, Identity, LaunchId, NodeType, ProviderId, SlotName, TypeName
+from nodemanager.model import (
+    CloudState,
+    Identity,
+    LaunchId,
+    Leftover,
+    LeftoverKind,
+    NodeType,
+    ProviderId,
+    SlotName,
+    TypeName,
+)
 from nodemanager.ports import CloudError
 from tests.cloud.recorded import LOST, Reply, Service, a_service, of_libcloud, said
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type
@@ -70,6 +80,8 @@ def an_error(status: int, code: str, message: str = "no", **headers: str) -> Rep
     return said({"error": {"code": code, "message": message}}, status, **headers)
 
 
+# An interface of ours whose machine was never made.
+LONELY = an_interface(properties={**an_interface()["properties"], "virtualMachine": None})
 NOT_FOUND = an_error(404, "ResourceNotFound")
 
 
@@ -190,6 +202,12 @@ class TestCreate:
         assert failure_of(lambda: create(cloud_at(azure))).kind is not FailureKind.AMBIGUOUS
         assert azure.asked("PUT", MACHINE) == []
 
+    @pytest.mark.parametrize("code", ["ResourceGroupNotFound", "NotFound", "ResourceNotFound"])
+    def test_without_its_network_is_a_fault_of_the_site(self, azure: Service, code: str) -> None:
+        # Said to be gone, it was taken for what passes by itself.
+        azure.says("PUT", INTERFACE, an_error(404, code))
+        assert failure_of(lambda: create(cloud_at(azure))).kind is FailureKind.CONFIG
+
     @pytest.mark.parametrize(
         ("reply", "kind"),
         [
@@ -273,22 +291,9 @@ class TestList:
         assert (node.died_of is FailureKind.CAPACITY) is (state is CloudState.FAILED)
         assert bool(node.died_because) is (state is CloudState.FAILED)
 
-    def test_shows_an_interface_whose_machine_was_never_made_as_a_node_that_waits(self, azure: Service) -> None:
-        lonely = {**an_interface()["properties"], "virtualMachine": None}
-        azure.says(*INTERFACES, values(an_interface(properties=lonely)))
-        (left,) = cloud_at(azure).list_nodes()
-        assert (left.provider_id, left.state, left.identity) == (f"{NAME}-nic", CloudState.PENDING, IDENTITY)
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"tags": None},
-            {"tags": {"fnm:cluster": "another"}},
-            {"properties": {"ipConfigurations": [], "virtualMachine": {"id": "x"}}},
-        ],
-    )
-    def test_shows_no_interface_of_others(self, azure: Service, changes: dict[str, Any]) -> None:
-        azure.says(*INTERFACES, values(an_interface(**changes)))
+    def test_shows_no_interface_whose_machine_was_never_made(self, azure: Service) -> None:
+        # Shown as a node, it had the lease of a refused create given back only after the boot timeout.
+        azure.says(*INTERFACES, values(LONELY))
         assert cloud_at(azure).list_nodes() == ()
 
     @pytest.mark.parametrize("path", [MACHINES, INTERFACES])
@@ -325,14 +330,73 @@ class TestList:
         assert len(azure.asked(*INTERFACES)) == READ_TRIES
 
 
+class TestSweep:
+    def test_deletes_an_interface_whose_machine_was_never_made_when_it_is_seen_again(self, azure: Service) -> None:
+        azure.says(*INTERFACES, values(LONELY))
+        cloud = cloud_at(azure)
+        assert cloud.sweep() == ()
+        assert azure.asked("DELETE", INTERFACE) == []
+        assert cloud.sweep() == (Leftover(LeftoverKind.INTERFACE, ProviderId(f"{NAME}-nic"), LaunchId("launch-1")),)
+        assert len(azure.asked("DELETE", INTERFACE)) == 1
+
+    def test_finds_again_what_azure_keeps_for_a_while_after_a_refused_machine(self, azure: Service) -> None:
+        reserved = an_error(400, "NicReservedForAnotherVm", "reserved for another Virtual Machine for 180 seconds")
+        azure.says("PUT", MACHINE, an_error(409, "SkuNotAvailable"))
+        azure.says("DELETE", INTERFACE, reserved, reserved, Reply(202))
+        azure.says(*INTERFACES, values(LONELY))
+        cloud = cloud_at(azure)
+        assert failure_of(lambda: create(cloud)).kind is FailureKind.CAPACITY
+        assert cloud.list_nodes() == ()
+        assert cloud.sweep() == ()
+        assert "NicReserved" in failure_of(cloud.sweep).detail
+        assert [left.provider_id for left in cloud.sweep()] == [f"{NAME}-nic"]
+
+    def test_takes_a_name_as_long_as_azure_has_them(self, azure: Service) -> None:
+        name = "x" * 80
+        azure.says(*INTERFACES, values({**LONELY, "name": name, "id": f"{INTERFACES[1]}/{name}"}))
+        azure.says("DELETE", f"{INTERFACES[1]}/{name}", Reply(202))
+        cloud = cloud_at(azure)
+        assert [len(cloud.sweep()) for _ in range(2)] == [0, 1]
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"tags": None},
+            {"tags": {"fnm:cluster": CLUSTER}},
+            {"tags": {**TAGS, "fnm:cluster-uuid": "another"}},
+            {"tags": {**TAGS, "fnm:launch": "of-the-machine"}},
+            {"id": f"{INTERFACES[1]}/the-machines-own"},
+            {"properties": {"ipConfigurations": [], "virtualMachine": {"id": "x"}}},
+        ],
+    )
+    def test_leaves_what_is_of_others_or_of_a_machine(self, azure: Service, changes: dict[str, Any]) -> None:
+        own = {"networkProfile": {"networkInterfaces": [{"id": f"{INTERFACES[1]}/THE-MACHINES-OWN"}]}}
+        machine = a_machine(name="m", tags={**TAGS, "fnm:launch": "of-the-machine"})
+        azure.says(*MACHINES, values({**machine, "properties": {**machine["properties"], **own}}))
+        azure.says(*INTERFACES, values({**LONELY, **changes}))
+        cloud = cloud_at(azure)
+        assert [cloud.sweep() for _ in range(3)] == [()] * 3
+        assert [call for call in azure.calls if call.method == "DELETE"] == []
+
+    @pytest.mark.parametrize("path", [MACHINES, INTERFACES])
+    def test_of_a_list_that_is_not_whole_deletes_nothing(self, azure: Service, path: tuple[str, str]) -> None:
+        azure.says(*INTERFACES, values(LONELY))
+        azure.says(*path, said({}))
+        cloud = cloud_at(azure)
+        for _ in range(2):
+            assert failure_of(cloud.sweep).kind is FailureKind.TRANSIENT
+        assert [call for call in azure.calls if call.method == "DELETE"] == []
+
+
 class TestDestroy:
     def test_is_one_call_that_waits_for_nothing(self, azure: Service) -> None:
         cloud_at(azure).destroy(ProviderId(NAME))
         assert [call.method for call in azure.calls] == ["POST", "DELETE"]
 
-    def test_of_a_leftover_deletes_the_interface(self, azure: Service) -> None:
-        cloud_at(azure).destroy(ProviderId(f"{NAME}-nic"))
-        assert len(azure.asked("DELETE", INTERFACE)) == 1
+    def test_of_a_name_as_long_as_azure_has_them_is_asked_for(self, azure: Service) -> None:
+        azure.says("DELETE", f"{MACHINES[1]}/{'x' * 64}", Reply(202))
+        cloud_at(azure).destroy(ProviderId("x" * 64))
+        assert [call.method for call in azure.calls] == ["POST", "DELETE"]
 
     @pytest.mark.parametrize("reply", [NOT_FOUND, Reply(204)])  # libcloud raises for a 204
     def test_of_one_that_is_gone_is_no_error(self, azure: Service, reply: Reply) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -218,6 +219,21 @@ def test_an_image_that_cannot_be_looked_up_just_now_makes_no_doubtful_create(
     front.faults.append(Fault("DescribeImages", "InternalError", status=500, times=100))
     assert failure_of(lambda: cloud.create(a_launch(), a_type())).kind is FailureKind.TRANSIENT
     assert not front.calls["RunInstances"]
+
+
+def test_a_create_that_nobody_waits_for_any_more_is_not_sent(front: MotoFront) -> None:
+    # The look for the image had lasted 87 s of an order's 60: its node would have been given up as absent.
+    class Late(SystemClock):
+        readings = itertools.chain([0.0], itertools.repeat(60.0))
+
+        def monotonic_s(self) -> float:
+            return next(self.readings)
+
+    driver = Ec2Driver(endpoint_of(REGION, front.url), lambda: KEYS, sleep=lambda _: None)
+    cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, Late(), {}, call_timeout_s=60.0)
+    assert failure_of(lambda: cloud.create(a_launch(), a_type())).kind is FailureKind.TRANSIENT
+    assert front.calls["DescribeImages"] == 1
+    assert front.calls["RunInstances"] == 0
 
 
 def test_sixteen_kib_of_user_data_arrive_and_one_byte_more_is_refused_before_it_is_sent(front: MotoFront) -> None:

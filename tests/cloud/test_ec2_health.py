@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_credentials import Keys
 from nodemanager.cloud.ec2_driver import Ec2Driver, endpoint_of
-from nodemanager.cloud.ec2_health import HEALTH_EVERY_S
+from nodemanager.cloud.ec2_health import HEALTH_EVERY_MAX_S, HEALTH_EVERY_S
 from nodemanager.simulation.world import World
 from tests.cloud.moto_faults import Fault
 from tests.cloud.moto_front import NAMESPACE, REGION, SECRETS, MotoFront
@@ -126,6 +126,25 @@ def test_what_may_not_be_asked_is_said_once_and_the_list_comes_all_the_same(fron
             listed.world.advance_by(HEALTH_EVERY_S)
     (warning,) = (log for log in logs if log["event"] == "health_not_known")
     assert "UnauthorizedOperation" in warning["why"]
+
+
+def test_what_fails_again_and_again_is_asked_less_and_less_often_until_it_is_answered(front: MotoFront) -> None:
+    # A question that hangs lasts as long as a list may: asked at each list, it made every one as late.
+    listed = Listed(front)
+    fault = Fault(STATUS, "UnauthorizedOperation", status=403, times=1_000)
+    front.faults.append(fault)
+
+    def asked_in(minutes: int) -> int:
+        before = front.calls[STATUS]
+        for _ in range(minutes):
+            listed.impaired()
+            listed.world.advance_by(HEALTH_EVERY_S)
+        return front.calls[STATUS] - before
+
+    assert asked_in(64) == 7  # in the minutes 0, 2, 6, 14, and every 16 from there on
+    front.faults.remove(fault)
+    listed.world.advance_by(HEALTH_EVERY_MAX_S)
+    assert asked_in(3) == 3 * 3
 
 
 def test_what_was_known_stays_while_it_cannot_be_asked(front: MotoFront) -> None:

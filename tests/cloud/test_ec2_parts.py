@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from nodemanager.cloud.ec2 import Ec2Cloud
 from nodemanager.cloud.ec2_credentials import InstanceRole, Keys, key_source, keys_given
 from nodemanager.cloud.ec2_driver import Action, Ec2Driver, Endpoint, endpoint_of
 from nodemanager.cloud.ec2_launch import Placement, client_token, run_instances
@@ -210,6 +211,29 @@ def test_keys_are_those_of_the_site_else_of_the_environment() -> None:
 def test_keys_are_shown_nowhere() -> None:
     assert "of-env" not in repr(keys_given({}, ENVIRONMENT))
     assert "session" not in repr(keys_given({}, ENVIRONMENT))
+
+
+@pytest.mark.parametrize("odd", ["SECRET\r", "SECRET\n", "SECRET\u2010", "S\u00d6CRET", "SEC\x00RET"])
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("AWS_ACCESS_KEY_ID", "access_key_id"),
+        ("AWS_SECRET_ACCESS_KEY", "secret_access_key"),
+        ("AWS_SESSION_TOKEN", "session_token"),
+    ],
+)
+def test_keys_that_cannot_be_any_are_refused_by_their_name_and_not_shown(
+    odd: str, variable: str, name: str
+) -> None:
+    # One in a header ended the process, or was shown whole in each failure of a list.
+    keys = key_source({}, {**ENVIRONMENT, variable: odd}, FrozenClock())
+    driver = Ec2Driver(endpoint_of("us-east-1", "http://127.0.0.1:9"), keys, sleep=lambda _: None)
+    cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), {})
+    with pytest.raises(CloudError) as failed:
+        cloud.list_nodes()
+    assert failed.value.kind is FailureKind.CREDENTIALS
+    assert name in failed.value.detail
+    assert "CRET" not in str(failed.value)
 
 
 class MetadataService:

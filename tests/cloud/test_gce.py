@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodemanager.cloud.gce import LABEL_CLUSTER, LABEL_LAUNCH, POLLS_MAX, GceCloud, Placement
+from nodemanager.cloud.gce import LABEL_CLUSTER, LABEL_LAUNCH, POLL_S, POLLED_MAX_S, GceCloud, Placement
 from nodemanager.cloud.gce_driver import GceDriver
 from nodemanager.cloud.names import launch_digest
 from nodemanager.cloud.patient_port import READ_TRIES
@@ -37,6 +36,9 @@ EXHAUSTED = {"errors": [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "no 
 
 class AToken:
     access_token = "token"
+
+    def forget(self) -> None:
+        self.access_token = "another"
 
 
 def an_instance(**changes: Any) -> dict[str, Any]:
@@ -77,10 +79,10 @@ def gce() -> Iterator[Service]:
         yield service
 
 
-def cloud_at(service: Service) -> GceCloud:
-    driver = GceDriver("project_name", "robot@example", "key", endpoint=service.url, credential=AToken())
+def cloud_at(service: Service, sleep: Callable[[float], None] = lambda _: None) -> GceCloud:
+    driver = GceDriver("project_name", AToken(), endpoint=service.url)
     placements = {TypeName("small"): Placement("global/networks/default", ZONES)}
-    return GceCloud(driver, placements, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None)
+    return GceCloud(driver, placements, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=sleep)
 
 
 def a_gce_type(**changes: Any) -> NodeType:
@@ -128,6 +130,13 @@ class TestCreate:
         scheduling = gce.asked(*POST)[0].body["scheduling"]
         assert (scheduling["provisioningModel"], scheduling["instanceTerminationAction"]) == ("SPOT", "DELETE")
 
+    @pytest.mark.parametrize("market", Market)
+    def test_of_a_node_with_gpus_says_that_it_is_stopped_for_its_hosts_maintenance(
+        self, gce: Service, market: Market
+    ) -> None:
+        cloud_at(gce).create(a_launch(), a_gce_type(gpus=1, market=market))
+        assert gce.asked(*POST)[0].body["scheduling"]["onHostMaintenance"] == "TERMINATE"
+
     def test_looks_for_the_launch_first_and_takes_what_it_finds(self, gce: Service) -> None:
         gce.says(*LIST, a_list(an_instance()))
         assert create(cloud_at(gce)).identity == IDENTITY
@@ -170,7 +179,51 @@ class TestCreate:
         gce.says(*WAIT, said(OPERATION))
         gce.says(*INSTANCE, an_error(404, "notFound"))
         assert create(cloud_at(gce)).state is CloudState.PENDING
-        assert len(gce.asked(*WAIT)) == POLLS_MAX
+        assert len(gce.asked(*WAIT)) == POLLED_MAX_S / POLL_S
+
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            an_error(401, "authError"),
+            an_error(403, "forbidden"),
+            an_error(403, "quotaExceeded"),
+            an_error(404, "notFound"),
+            an_error(400, "invalid"),
+            an_error(503, "backendError"),
+            said({**DONE, "status": "RUNNING", "error": EXHAUSTED}),
+            said({}),
+            LOST,
+        ],
+        ids=lambda reply: f"{reply.status} {reply.body[-60:]}",
+    )
+    def test_insert_that_was_accepted_may_have_made_a_node_whatever_a_look_at_it_meets(
+        self, gce: Service, refused: Reply
+    ) -> None:
+        # Taken for "nothing was made", the slot got a second node, and the first belonged to nobody.
+        gce.says(*WAIT, refused)
+        assert failure_of(lambda: create(cloud_at(gce))).kind is FailureKind.AMBIGUOUS
+        assert len(gce.asked(*POST)) == 1
+        assert gce.asked(*POST_B) == []
+
+    @pytest.mark.parametrize("refused", [an_error(403, "rateLimitExceeded"), an_error(429, "", Retry_After="7")])
+    def test_look_that_comes_too_often_is_made_again_later(self, gce: Service, refused: Reply) -> None:
+        gce.says(*WAIT, refused, refused, said(DONE))
+        pauses: list[float] = []
+        created = create(cloud_at(gce, pauses.append))
+        assert created.identity == IDENTITY
+        assert pauses == [POLL_S, *([2 * POLL_S, 4 * POLL_S] if "rate" in refused.body else [7.0, 14.0])]
+
+    def test_looks_that_come_too_often_to_the_end_leave_it_to_the_lists(self, gce: Service) -> None:
+        gce.says(*WAIT, an_error(403, "rateLimitExceeded"))
+        assert create(cloud_at(gce)).identity == IDENTITY
+
+    @pytest.mark.parametrize(
+        "reply", [an_error(403, "rateLimitExceeded"), an_error(401, "authError"), an_error(404, "notFound"), LOST]
+    )
+    def test_name_that_is_taken_by_what_cannot_be_looked_at_is_ambiguous(self, gce: Service, reply: Reply) -> None:
+        gce.says(*POST, an_error(409, "alreadyExists"))
+        gce.says(*INSTANCE, reply)
+        assert failure_of(lambda: create(cloud_at(gce))).kind is FailureKind.AMBIGUOUS
 
     @pytest.mark.parametrize(
         ("reply", "kind"),
@@ -300,15 +353,17 @@ class TestDestroy:
         assert gce.calls == []
 
 
-class TestCredentials:
-    def test_nothing_is_asked_before_it_must_be(self) -> None:
-        GceDriver("project_name", "robot@example", "key")
+class TestToken:
+    def test_that_ended_early_is_renewed_once(self, gce: Service) -> None:
+        gce.says(*LIST, an_error(401, "authError"), NOTHING)
+        assert cloud_at(gce).list_nodes() == ()
+        assert [call.headers["authorization"] for call in gce.asked(*LIST)] == ["Bearer token", "Bearer another"]
 
-    def test_key_that_cannot_be_used_is_a_matter_of_credentials(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        driver = GceDriver("project_name", "robot@example.iam.gserviceaccount.com", "no key")
-        cloud = GceCloud(driver, {}, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None)
-        assert failure_of(cloud.list_nodes).kind is FailureKind.CREDENTIALS
-        assert list(tmp_path.iterdir()) == []  # libcloud would keep its tokens at home
+    def test_that_ended_early_at_an_insert_makes_one_node(self, gce: Service) -> None:
+        gce.says(*POST, an_error(401, "authError"), said(OPERATION))
+        assert create(cloud_at(gce)).identity == IDENTITY
+
+    def test_that_is_refused_when_new_is_a_matter_of_credentials(self, gce: Service) -> None:
+        gce.says(*LIST, an_error(401, "authError"))
+        assert failure_of(cloud_at(gce).list_nodes).kind is FailureKind.CREDENTIALS
+        assert len(gce.asked(*LIST)) == 2

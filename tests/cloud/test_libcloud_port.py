@@ -29,6 +29,15 @@ def http(status: int | str, message: str = "", headers: dict[str, str] | None = 
 
 
 class TestClassify:
+    @pytest.mark.parametrize("creating", [True, False])
+    def test_a_header_that_cannot_be_sent_is_not_shown(self, creating: bool) -> None:
+        with pytest.raises(requests.exceptions.InvalidHeader) as refused:
+            requests.get("http://127.0.0.1:9", headers={"X-Token": "a-secret\r"}, timeout=1)
+        assert "a-secret" in str(refused.value)
+        failed = classify(refused.value, creating=creating, now_at=NOW_AT)
+        assert failed.kind is FailureKind.CREDENTIALS
+        assert "a-secret" not in failed.detail
+
     @pytest.mark.parametrize(
         ("detail", "reach"),
         [

@@ -384,10 +384,24 @@ def an_ec2_subject(_: Path) -> CloudSubject:
     return Ec2Subject()
 
 
+def a_gce_subject(_: Path) -> CloudSubject:
+    from tests.contract.gce_subject import GceSubject  # noqa: PLC0415 - it is made of what stands here
+
+    return GceSubject()
+
+
+def an_azure_subject(_: Path) -> CloudSubject:
+    from tests.contract.azure_subject import AzureSubject  # noqa: PLC0415
+
+    return AzureSubject()
+
+
 SUBJECTS: dict[str, Built] = {
     "local": LocalSubject,
     "simulated": a_simulated_subject,
     "ec2": an_ec2_subject,
+    "gce": a_gce_subject,
+    "azure": an_azure_subject,
     "openstack": OpenStackSubject,
     "flux": an_outer_flux,
 }

@@ -116,6 +116,7 @@ def test_the_configuration_names_every_host_and_what_it_offers(site: Site) -> No
             ],
         },
         "kvs": {"checkpoint-period": "10s"},
+        "sched-fluxion-qmanager": {"queue-policy": "easy"},
         "node-manager": {"slots": {"cloud": "cloud[01-03]", "gpu": "gpu[1-2]"}},
     }
 

@@ -1,0 +1,191 @@
+"""Azure as a subject of the contract: the adapter over HTTP, a small state behind it.
+
+What is asked and answered is of the forms that libcloud recorded; how it comes about (an interface goes with its
+machine, and is kept for a while after a refused one) is as Azure's pages tell it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodemanager.cloud.azure import AzureCloud, Placement
+from nodemanager.cloud.azure_driver import AzureDriver
+from nodemanager.model import CloudNode, Identity, Launch, NodeType, ProviderId
+from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, of_libcloud, said
+from tests.contract.cloud_subjects import (
+    CLUSTER,
+    CLUSTER_UUID,
+    CloudSubject,
+    SystemClock,
+    a_launch,
+    a_script,
+    a_type,
+    until,
+)
+
+_GROUP = "/subscriptions/sub/resourceGroups/nodes/providers"
+_PATH = re.compile(
+    rf"{_GROUP}/(?P<kind>Microsoft\.Compute/virtualMachines|Microsoft\.Network/networkInterfaces)(/(?P<name>.+))?"
+)
+_MACHINES, _INTERFACES = "Microsoft.Compute/virtualMachines", "Microsoft.Network/networkInterfaces"
+_TOKEN = of_libcloud("azure_arm/_77777777_7777_7777_7777_777777777777_oauth2_token")
+_BOOTS_AFTER = 2  # lists
+_GOES_AFTER = 2
+
+
+@dataclass
+class _Kept:
+    body: dict[str, Any]
+    listed: int = 0
+    leaves_at: int | None = None
+
+    @property
+    def interface(self) -> str:
+        (interface,) = self.body["properties"]["networkProfile"]["networkInterfaces"]
+        return str(interface["id"]).rpartition("/")[2]
+
+
+class AzureService(Service):
+    """One resource group."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.machines: dict[str, _Kept] = {}
+        self.interfaces: dict[str, dict[str, Any]] = {}
+        self.reserved: set[str] = set()  # interfaces of refused machines
+        self.losing = self.throttling = False
+        self.refusal: tuple[int, str] | None = None
+
+    def answer(self, call: Call) -> Reply:
+        asked = _PATH.fullmatch(call.path)
+        if asked is None:
+            return said({**_TOKEN, "expires_on": str(int(time.time()) + 3600)})
+        if self.throttling:
+            return self._refused(429, "TooManyRequests", Retry_After="7")
+        name = asked["name"] or ""
+        match call.method, asked["kind"]:
+            case "GET", kind if not name:
+                return said({"value": self._machines() if kind == _MACHINES else list(self.interfaces.values())})
+            case "GET", "Microsoft.Compute/virtualMachines" if name in self.machines:
+                return said(self.machines[name].body)
+            case "PUT", "Microsoft.Compute/virtualMachines":
+                return self._put_machine(name, call.path, call.body)
+            case "PUT", _:
+                self.interfaces[name] = {**call.body, "name": name, "id": call.path}
+                return said(self.interfaces[name], 201)
+            case "DELETE", "Microsoft.Compute/virtualMachines" if name in self.machines:
+                kept = self.machines[name]
+                kept.body["properties"]["provisioningState"] = "Deleting"
+                kept.leaves_at = kept.leaves_at or kept.listed + _GOES_AFTER
+                return Reply(202)
+            case "DELETE", "Microsoft.Network/networkInterfaces" if name in self.interfaces:
+                if name in self.reserved:
+                    return self._refused(400, "NicReservedForAnotherVm")
+                del self.interfaces[name]
+                return Reply(202)
+        return self._refused(404, "ResourceNotFound")
+
+    def _put_machine(self, name: str, path: str, body: dict[str, Any]) -> Reply:
+        made = {"provisioningState": "Creating", "timeCreated": f"2026-11-21T10:36:{len(self.machines):02}+00:00"}
+        kept = _Kept({**body, "name": name, "id": path, "properties": {**body["properties"], **made}})
+        if self.refusal is not None:
+            self.reserved.add(kept.interface)
+            return self._refused(*self.refusal)
+        self.machines[name] = kept
+        self.interfaces[kept.interface]["properties"]["virtualMachine"] = {"id": path}
+        return LOST if self.losing else said(kept.body, 201)
+
+    def _machines(self) -> list[dict[str, Any]]:
+        for name, kept in list(self.machines.items()):
+            kept.listed += 1
+            properties = kept.body["properties"]
+            if properties["provisioningState"] == "Creating" and kept.listed > _BOOTS_AFTER:
+                properties["provisioningState"] = "Succeeded"
+            if kept.leaves_at is not None and kept.listed >= kept.leaves_at:
+                del self.machines[name], self.interfaces[kept.interface]
+        return [kept.body for kept in self.machines.values()]
+
+    def _refused(self, status: int, code: str, **headers: str) -> Reply:
+        return said({"error": {"code": code, "message": "no"}}, status, **headers)
+
+
+class _OfAnyImage(AzureCloud):
+    """The contract's types name images of other providers, and Azure's have parts."""
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        return super().create(launch, replace(node_type, image="debian:debian-12:12:latest"))
+
+
+def _a_cloud(service: AzureService, cluster: str, cluster_uuid: str) -> AzureCloud:
+    driver = AzureDriver("tenant", "sub", "client", "not-a-secret", "nodes", endpoint=service.url)
+    return _OfAnyImage(
+        driver,
+        "westeurope",
+        "ssh-ed25519 AAAA",
+        defaultdict(lambda: Placement("net/subnet")),
+        cluster,
+        cluster_uuid,
+        a_script,
+        SystemClock(),
+        sleep=lambda _: None,
+    )
+
+
+class AzureSubject(CloudSubject):
+    port: AzureCloud
+    remembers_the_dead = False
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self.service = self._open.enter_context(a_service(AzureService))
+        self.port = self.another_port()
+
+    def another_port(self) -> AzureCloud:
+        return _a_cloud(self.service, CLUSTER, CLUSTER_UUID)
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        until(reached, what)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def add_stranger(self, identity: Identity | None) -> ProviderId:
+        if identity is None:
+            body = {"tags": {}, "properties": {"networkProfile": {"networkInterfaces": [{"id": "x/of-others"}]}}}
+            self.service.interfaces["of-others"] = {"name": "of-others", "id": "x/of-others", "properties": {}}
+            self.service.interfaces["of-others"]["properties"]["ipConfigurations"] = []
+            self.port.driver.put_machine("stranger", body)
+            return ProviderId("stranger")
+        theirs = _a_cloud(self.service, identity.cluster, identity.cluster_uuid)
+        launch = a_launch("theirs", identity.slot, identity.type_name)
+        return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        self.service.losing = True
+        yield
+        self.service.losing = False
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        self.service.refusal = (409, "AllocationFailed")
+        yield
+        self.service.refusal = None
+
+    @contextmanager
+    def at_quota(self) -> Iterator[None]:
+        self.service.refusal = (409, "QuotaExceeded")
+        yield
+        self.service.refusal = None
+
+    @contextmanager
+    def throttling(self) -> Iterator[None]:
+        self.service.throttling = True
+        yield
+        self.service.throttling = False
