@@ -200,7 +200,7 @@ class _Loading:
         if site:
             self._same_name(site.cluster, state_dir)
         self._faults += _contradictions(
-            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
+            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
         )
         if cloud:
             needed = _of_the_provider(self._document, cloud, nodes)
@@ -408,6 +408,7 @@ def _contradictions(
     cloud: CloudSettings | None,
     limits: Limits | None,
     timing: Timing | None,
+    join: JoinSettings | None,
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
@@ -416,6 +417,19 @@ def _contradictions(
     if flux and flux.join is Join.FLUB and len(nodes) > 1:
         yield document.fault(
             "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
+        )
+    if (
+        flux
+        and flux.join is Join.SERVICE
+        and cloud
+        and cloud.provider is Provider.FLUX
+        and join
+        and join.check_source
+    ):
+        yield document.fault(
+            "Join",
+            "check_source",
+            "an outer instance tells of its nodes only their names: provider = flux needs no",
         )
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")

@@ -190,7 +190,10 @@ def _bracketed(numbers: Sequence[str]) -> str:
 
 
 def parse_idset(text: str) -> tuple[int, ...]:
-    """The ids of a set such as "0-2,5" or "[0-2,5]", ascending; "" is the empty set."""
+    """The ids of a set such as "0-2,5" or "[0-2,5]", ascending; "" is the empty set.
+
+    Commas too many are passed over, as by flux-core's ``idset_decode``: ``--requires=rank:1,`` is a job that runs.
+    """
     start, end = (1, len(text) - 1) if text.startswith("[") and text.endswith("]") else (0, len(text))
     if start >= end:
         return ()
@@ -221,6 +224,8 @@ def _ranges(text: str, start: int, end: int, *, of_ids: bool = False) -> list[tu
     """The comma-separated ranges in ``text[start:end]``: lowest, highest, and the width of the lowest."""
     found: list[tuple[int, int, int]] = []
     for item in text[start:end].split(","):
+        if of_ids and not item:
+            continue
         bounds = _RANGE.fullmatch(item)
         if bounds is None:
             _refuse(text, start, 'a number or a range such as "0-3" is needed')

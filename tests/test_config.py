@@ -405,6 +405,11 @@ def test_a_key_that_must_be_given_is_missed_at_its_section(tmp_path: Path, secti
     [
         ([("Flux", "head_address", None)], "head_address", "must be given: where the nodes reach rank 0"),
         ([("Cloud", "provider", "simulated")], "provider", "a simulated cloud has no node for a real Flux"),
+        (
+            [("Flux", "join", "service"), ("Cloud", "provider", "flux"), ("Join", "check_source", "yes")],
+            "check_source",
+            "an outer instance tells of its nodes only their names: provider = flux needs no",
+        ),
         ([("Limits", "nodes_min", "5")], "nodes_min", "must not be above nodes_max = 4"),
         ([("Timing", "settle", "11s")], "settle", "must not be longer than settle_max"),
         (

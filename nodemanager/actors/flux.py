@@ -105,14 +105,13 @@ class FluxWorker(CrashOnlyActor):
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
-            hardware = self._port.measured() if self._acts else {}
-        except FluxError as error:
-            self._manager.tell(FluxUnreachable(started_s, str(error)))
-        else:
             took_s = self._clock.monotonic_s() - started_s
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
-            if hardware:
+            # Afterwards: it is asked of the nodes themselves, of which some may hang.
+            if self._acts and (hardware := self._port.measured()):
                 self._manager.tell(RanksMeasured(hardware))
+        except FluxError as error:
+            self._manager.tell(FluxUnreachable(started_s, str(error)))
 
     def _keep(self, order: KeepSteering | KeepSpend) -> None:
         started_s = self._clock.monotonic_s()

@@ -15,6 +15,7 @@ import importlib
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -27,6 +28,7 @@ Future = Any  # flux.future.Future
 LEADER = 0
 _DISCOVERY_TIMEOUT_S = 20.0
 _VERSION_TIMEOUT_S = 5.0
+_LEAST_WAIT_S = 0.01  # less than none is for ever
 # Answers of a broker that is well: the connection they came by is kept.
 _ANSWERS = frozenset(
     {
@@ -220,9 +222,10 @@ def _each(
     with ExitStack() as futures:
         sent = {rank: futures.enter_context(handle.rpc(topic, payload, rank)) for rank in ranks}
         answers: dict[int, Any] = {}
+        end_s = time.monotonic() + timeout_s
         for rank, future in sent.items():
             with suppress(CallFailed), named(_at(topic, rank)):
-                answers[rank] = read(future.wait_for(timeout_s))
+                answers[rank] = read(future.wait_for(_left_s(end_s)))
         return answers
 
 
@@ -236,10 +239,16 @@ def ask_all(
         for topic, payload in payloads.items():
             with named(_at(topic, rank)):
                 sent[topic] = futures.enter_context(handle.rpc(topic, payload, rank))
+        end_s = time.monotonic() + timeout_s
         for topic, future in sent.items():
             with named(_at(topic, rank)):
-                answers[topic] = future.wait_for(timeout_s).get()
+                answers[topic] = future.wait_for(_left_s(end_s)).get()
         return answers
+
+
+def _left_s(end_s: float) -> float:
+    """Of one time for all that were sent together. An answer that is there is read in no time."""
+    return max(_LEAST_WAIT_S, end_s - time.monotonic())
 
 
 def _at(topic: str, rank: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,20 +57,26 @@ def propose(site: Site, folder: Path) -> Proposal:
         _add_resources(site, after, _holder(tables, "resource", conf))
     except FluxConfigError as error:
         raise BootstrapError(f"{conf}: {error}") from error
-    diff = "".join(
-        line
-        for path, text in after.items()
-        for line in difflib.unified_diff(
-            before[path].splitlines(keepends=True), text.splitlines(keepends=True), str(path), str(path)
-        )
-    )
+    diff = "".join(_diff(path, before[path], text) for path, text in after.items())
     config = {key: value for table in tables.values() for key, value in table.items()}
     return Proposal(diff, tuple(_notes(site, config, folder, conf)))
 
 
+def _diff(path: Path, before: str, after: str) -> str:
+    """As ``patch`` reads it: what has no newline at its end is said to have none."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), str(path), str(path))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends. Nothing but a newline ends a line for ``patch``."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
 def _text(path: Path) -> str:
+    """With the ends of its lines as they are."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeError) as error:
         raise BootstrapError(f"{path}: {error}") from error
 

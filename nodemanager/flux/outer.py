@@ -1,7 +1,8 @@
 """Jobs of an outer Flux instance as nodes of ours: ``provider = flux``, and what ``expand`` submits.
 
-A node is a job of one task that runs a slot's user-data: the broker that joins the inner instance. Its end is the
-job's cancel. The job's name says whose cluster it is, its attribute ``user.node-manager`` which launch.
+A node is a job of one task that runs a slot's user-data, a file of the job: the broker that joins the inner
+instance. Its end is the job's cancel. The job's name says whose cluster it is, its attribute ``user.node-manager``
+which launch.
 
 Payloads are those of flux-core's modules ``job-list``, ``job-info`` and ``job-manager``; a jobspec is RFC 25's, V1.
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import errno
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from nodemanager.facts import FailureKind
@@ -37,6 +40,8 @@ USER_KEY = "node-manager"
 SHOWN_AFTER_END_S = 600.0
 _EVERY_JOB = 0
 _ATTRIBUTES = ["name", "state", "t_submit", "nodelist", "exception_type", "exception_note"]
+_SCRIPT = "user-data"
+_PRIVATE_FILE = stat.S_IFREG | stat.S_IRUSR | stat.S_IWUSR
 _RUN, _CLEANUP, _INACTIVE = 16, 32, 64  # flux-core's job.h
 
 UserData = Callable[[Launch, NodeType], str]
@@ -72,10 +77,7 @@ class OuterFlux:
             if node.identity is not None and node.identity.launch == launch.id:
                 return node
         identity = Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name)
-        script = self._user_data(launch, node_type)
-        jobspec = jobspec_of(
-            job_name(self._cluster), ["/bin/sh", "-c", script], 1, node_type, user={USER_KEY: _tags(identity)}
-        )
+        jobspec = node_jobspec(identity, self._user_data(launch, node_type), node_type)
         with self._handle() as handle:
             try:
                 job_id = submit(handle, jobspec, timeout_s=self._timeout_s)
@@ -216,21 +218,39 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
     )
 
 
+def node_jobspec(identity: Identity, script: str, node_type: NodeType) -> dict[str, Any]:
+    """The job that a node is. Its script may hold a ticket, and everybody sees arguments: it comes as a file."""
+    command = ["/bin/sh", f"{{{{tmpdir}}}}/{_SCRIPT}"]  # of the job, which only its user may enter
+    user = {USER_KEY: _tags(identity)}
+    return jobspec_of(job_name(identity.cluster), command, 1, node_type, user=user, files={_SCRIPT: script})
+
+
 def jobspec_of(
-    name: str, command: Sequence[str], nodes: int, node_type: NodeType, *, user: Mapping[str, object]
+    name: str,
+    command: Sequence[str],
+    nodes: int,
+    node_type: NodeType,
+    *,
+    user: Mapping[str, object],
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """One task a node, with a node type's cores and GPUs, until it is cancelled."""
+    """One task a node, with a node type's cores and GPUs, until it is cancelled.
+
+    ``files`` are texts by their names, which Flux puts into the job's ``tmpdir`` (RFC 37).
+    """
     units = [{"type": "core", "count": node_type.cores}]
     units += [{"type": "gpu", "count": node_type.gpus}] if node_type.gpus else []
     slot = {"type": "slot", "count": 1, "label": "broker", "with": units}
+    system: dict[str, Any] = {"duration": 0, "cwd": "/", "environment": {}, "job": {"name": name}}
+    if files:
+        system["files"] = {
+            path: {"mode": _PRIVATE_FILE, "encoding": "utf-8", "data": text} for path, text in files.items()
+        }
     return {
         "version": 1,
         "resources": [{"type": "node", "count": nodes, "with": [slot]}],
         "tasks": [{"command": list(command), "slot": "broker", "count": {"per_slot": 1}}],
-        "attributes": {
-            "system": {"duration": 0, "cwd": "/", "environment": {}, "job": {"name": name}},
-            "user": dict(user),
-        },
+        "attributes": {"system": system, "user": dict(user)},
     }
 
 

@@ -312,7 +312,7 @@ class RealFluxPort:
             return {}
         with self._handle() as handle:
             topologies = ask_texts(handle, "resource.topo-get", unknown, timeout_s=self._timeout_s)
-        # One that does not answer is leaving; should it come back, it is asked then.
+        # One that does not answer is leaving, or hangs; should it come back, it is asked then.
         self._measured |= frozenset(unknown)
         try:
             return {Rank(rank): read_topology(text) for rank, text in topologies.items()}

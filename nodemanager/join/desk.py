@@ -6,18 +6,19 @@ One object, one thread. Time, roster and ledger are given to it, so that the sim
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from nodemanager.facts import NodeReported
 from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
-from nodemanager.join.ledger import Ledger, LedgerError, decoded_hardware
-from nodemanager.join.limits import Buckets
+from nodemanager.join.holders import Holders
+from nodemanager.join.ledger import Ledger, LedgerError, decoded_hardware, encoded_hardware
+from nodemanager.join.limits import Buckets, address_of
 from nodemanager.join.material import Material, MaterialError
 from nodemanager.join.tickets import SiteKey
 from nodemanager.model import JoinPhase, LaunchId, Roster, RosterEntry
@@ -25,6 +26,8 @@ from nodemanager.model import JoinPhase, LaunchId, Roster, RosterEntry
 REPORTS_PER_S = 0.2  # of one launch
 REPORTS_BURST = 20
 RETRY_S = 5.0
+SILENT_RENEWALS = 2.5  # a node that has missed so many is taken to have ended
+SILENT_MAX_S = 120.0  # at the most, however seldom a site has its nodes renew
 
 
 class Refused(StrEnum):
@@ -35,6 +38,7 @@ class Refused(StrEnum):
     EXPIRED = "expired"  # the ticket is no longer taken
     USED = "used"  # the ticket was redeemed with another nonce
     NOT_CURRENT = "not_current"  # the launch holds no slot, or not yet as far as the service has heard
+    IN_USE = "in_use"  # another process of this launch was heard of just now
     WRONG_SOURCE = "wrong_source"  # the request comes from none of the node's addresses
     TOO_LARGE = "too_large"
     TOO_MANY = "too_many"
@@ -57,6 +61,7 @@ class Granted:
     launch: LaunchId
     entry: RosterEntry
     body: Mapping[str, Any] = field(repr=False)
+    alarm: str = ""  # what an operator should look at all the same
 
 
 Answer = Granted | Refusal
@@ -103,18 +108,19 @@ class JoinDesk:
         self._ledger = ledger
         self._wall_at = wall_at
         self._reports = Buckets(REPORTS_PER_S, REPORTS_BURST)
+        self._holders = Holders(min(SILENT_MAX_S, SILENT_RENEWALS * rules.renew_s))
         self._view = _view_of((), rules)
 
-    def redeem(self, launch: LaunchId, ticket: str, nonce: str, source: str) -> Answer:
+    def redeem(self, launch: LaunchId, ticket: str, nonce: str, source: str, instance: str = "") -> Answer:
         """A ticket for all that a node needs. The same nonce gets the same; another is a replay."""
         if not tickets.same(ticket, self._key.ticket(launch)):
             return Refusal(Refused.WRONG)
         try:
-            return self._redeem(launch, tickets.nonce_hash(nonce), source)
+            return self._redeem(launch, tickets.nonce_hash(nonce), source, instance)
         except (LedgerError, RosterUnreadableError, MaterialError) as error:
             return Refusal(Refused.UNAVAILABLE, launch, RETRY_S, str(error))
 
-    def _redeem(self, launch: LaunchId, nonce_hash: str, source: str) -> Answer:
+    def _redeem(self, launch: LaunchId, nonce_hash: str, source: str, instance: str) -> Answer:
         view, silence_s = self._look()
         entry = view.entries.get(launch)
         if entry is None:
@@ -131,18 +137,23 @@ class JoinDesk:
             return Refusal(Refused.USED, launch, why=f"from {source}")
         if not in_time:
             return Refusal(Refused.EXPIRED, launch)
+        holds, alarm = self._heard(launch, instance, source)
+        if not holds:
+            return _in_use(launch, source)
         self._keep(launch, JoinPhase.REDEEMED, f"by {source}")
         given = self._given(entry, view, silence_s, material)
-        return Granted(launch, entry, {**given, "lease_key": self._key.lease_key(launch, nonce_hash)})
+        return Granted(launch, entry, {**given, "lease_key": self._key.lease_key(launch, nonce_hash)}, alarm)
 
-    def fetch(self, launch: LaunchId, key: str, source: str) -> Answer:
-        """All that a node needs, anew: asked before each start of a broker."""
-        del source
-        return self._for_leaseholder(launch, key, self._given)
+    def fetch(self, launch: LaunchId, key: str, source: str, instance: str = "") -> Answer:
+        """All that a node needs, anew: asked before each start of a broker, of which a launch has one."""
+        answer = self._for_leaseholder(launch, key, self._given)
+        if isinstance(answer, Refusal):
+            return answer
+        holds, alarm = self._heard(launch, instance, source)
+        return replace(answer, alarm=alarm) if holds else _in_use(launch, source)
 
-    def renew(self, launch: LaunchId, key: str, hosts_digest: str, source: str) -> Answer:
+    def renew(self, launch: LaunchId, key: str, hosts_digest: str, source: str, instance: str = "") -> Answer:
         """Whether the lease still stands, whether a manager lives, and the addresses if they have changed."""
-        del source
 
         def say(entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
             said = self._standing(entry, view, silence_s, material)
@@ -150,7 +161,10 @@ class JoinDesk:
                 del said["hosts"]
             return said
 
-        return self._for_leaseholder(launch, key, say)
+        answer = self._for_leaseholder(launch, key, say)
+        if isinstance(answer, Refusal):
+            return answer
+        return replace(answer, alarm=self._heard(launch, instance, source)[1])
 
     def report(self, launch: LaunchId, key: str, phase: JoinPhase, detail: str, source: str) -> Answer:
         """Keep what a node says of itself for the manager."""
@@ -162,7 +176,7 @@ class JoinDesk:
             return Refusal(Refused.TOO_MANY, launch, wait_s)
         if phase is JoinPhase.MEASURED:
             try:
-                decoded_hardware(detail)
+                detail = encoded_hardware(decoded_hardware(detail))
             except ValueError as fault:
                 return Refusal(Refused.MALFORMED, launch, why=str(fault))
         try:
@@ -221,18 +235,36 @@ class JoinDesk:
             "hosts_digest": view.hosts_digest,
         }
 
+    def _heard(self, launch: LaunchId, instance: str, source: str) -> tuple[bool, str]:
+        """Whether this process may start a broker, and what is to be said of it."""
+        heard = self._holders.heard(launch, instance, self._wall_at())
+        if not heard.is_second:
+            return heard.holds, ""
+        alarm = f"its lease key is used by two processes at once, one of them from {source}: was its disk copied?"
+        with suppress(LedgerError):  # an alarm that cannot be kept is in our own log
+            self._keep(launch, JoinPhase.REPLAYED, alarm)
+        return heard.holds, alarm
+
     def _look(self) -> tuple[_View, float]:
         """The roster as it is asked for, made anew only where the roster is another."""
         roster, silence_s = self._roster.current()
         if roster is not self._view.roster:
             self._view = _view_of(roster, self._rules)
+            self._holders.keep_only(self._view.entries)
         return self._view, silence_s
 
     def _may_come_from(self, source: str, entry: RosterEntry) -> bool:
-        return not self._rules.check_source or source in entry.addresses
+        if not self._rules.check_source:
+            return True
+        address = address_of(source)
+        return address is not None and address in (address_of(known) for known in entry.addresses)
 
     def _keep(self, launch: LaunchId, phase: JoinPhase, detail: str) -> None:
         self._ledger.report(NodeReported(launch, phase, detail, self._wall_at()))
+
+
+def _in_use(launch: LaunchId, source: str) -> Refusal:
+    return Refusal(Refused.IN_USE, launch, RETRY_S, f"{source} asks, and another was heard of just now")
 
 
 def broker_command(slot: str) -> list[str]:
@@ -258,23 +290,13 @@ def _hosts(roster: Roster, rules: Rules) -> dict[str, str]:
     """Each name with its address: the leader's, and every slot's whose node the provider shows."""
     found = {rules.head_host: rules.head_address}
     found |= {entry.slot: address for entry in roster if (address := _reachable(entry.addresses))}
-    return {name: address for name, address in found.items() if _is_address(address)}
+    return {name: address for name, address in found.items() if address_of(address) is not None}
 
 
 def _reachable(addresses: tuple[str, ...]) -> str:
     """The address by which other nodes reach a node: a private one where it has any."""
-    private = (
-        address for address in addresses if _is_address(address) and ipaddress.ip_address(address).is_private
-    )
+    private = (text for text in addresses if (address := address_of(text)) is not None and address.is_private)
     return next(private, next(iter(addresses), ""))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _printable(text: str) -> str:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from nodemanager.facts import JoinFact
-from nodemanager.join.ledger import READ_MAX, LedgerError, read_reports
+from nodemanager.join.ledger import LedgerError, Page, read_page
 from nodemanager.model import LaunchId, Roster, RosterEntry, SlotName
 from nodemanager.ports import JoinError
 
@@ -39,7 +41,9 @@ class FileExchange:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
+        self._ledger = 0
         self._read_until = 0
+        self._log: Any = structlog.get_logger()
 
     def post(self, roster: Roster, wall_at: float) -> None:
         path = self._folder.roster
@@ -52,16 +56,20 @@ class FileExchange:
             raise JoinError(f"{path} cannot be written: {error.strerror}") from error
 
     def reports(self) -> tuple[JoinFact, ...]:
-        found: list[JoinFact] = []
+        pages: list[Page] = []
+        ledger, read_until = self._ledger, self._read_until
         try:
-            while rows := read_reports(self._folder.ledger, self._read_until):
-                self._read_until = rows[-1][0]
-                found += [report for _, report in rows]
-                if len(rows) < READ_MAX:
+            while page := read_page(self._folder.ledger, ledger, read_until):
+                pages.append(page)
+                ledger, read_until = page.ledger, page.place
+                if page.is_last:
                     break
         except LedgerError as error:
             raise JoinError(str(error)) from error
-        return tuple(found)
+        self._ledger, self._read_until = ledger, read_until
+        for why in (why for page in pages for why in page.unreadable):
+            self._log.error("report_unreadable", why=why)
+        return tuple(fact for page in pages for fact in page.facts)
 
 
 def encoded(roster: Roster, wall_at: float) -> str:

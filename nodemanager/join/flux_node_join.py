@@ -11,6 +11,7 @@ One file, nothing but Python's standard library, Python 3.8 or later. Settings c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -49,7 +50,7 @@ HOSTS_END = "# flux-node-join: end"
 EXIT_SETTINGS = 78
 
 # What a refusal means that no further try will change: the ticket is not, or no longer, worth anything here.
-FINAL = ("wrong", "expired", "used", "malformed")
+FINAL = ("wrong", "expired", "used", "malformed", "too_large")
 
 
 class Refused(Exception):
@@ -86,6 +87,7 @@ class Settings:
         self.systemd = values.get("SYSTEMD") == "yes"
         self.notice = values.get("NOTICE") or ""  # whose metadata tell that this node is taken back; "" is nobody's
         self.metadata = values.get("METADATA") or METADATA
+        self.machine = as_marks(values.get("MACHINE") or "")  # on which the settings were kept; {} is not known
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
@@ -104,6 +106,7 @@ class Joining:
         self.launch = launch
         self.ticket = ticket
         self.silence_max_s = silence_max_s
+        self.instance = machine.instance()  # this process: the service lets one at a time start a broker
         kept = machine.load()
         self.nonce = str(kept.get("nonce") or "")
         self.lease_key = str(kept.get("lease_key") or "")
@@ -128,6 +131,8 @@ class Joining:
         measured = machine.measured()
         self.reports: List[Tuple[str, str]] = [("measured", json.dumps(measured))] if measured else []
         self.ended = False
+        if machine.is_a_copy():
+            self._give_up("this disk is a copy of another machine's, whose place this one does not take")
 
     def step(self) -> Optional[float]:
         """Do what is due now."""
@@ -224,13 +229,17 @@ class Joining:
             if self.lease_missing_s is None:
                 self.lease_missing_s = now_s
         elif code in FINAL and not self.lease_key:
-            self.cannot = "the join service refuses the ticket: " + code
-            self.machine.log(self.cannot + "; this node does not join")
-            self.call_due_s = now_s + 10 * 365 * 86400.0
+            self._give_up("the join service refuses the ticket: " + code)
             return
         else:
             self.machine.log("the join service refuses: " + code)
         self._call_later(now_s)
+
+    def _give_up(self, why: str) -> None:
+        """Ask for nothing more. This node ends once it has heard of no manager for long enough."""
+        self.cannot = why
+        self.machine.log(why + "; this node does not join")
+        self.call_due_s = self.machine.now_s() + 10 * 365 * 86400.0
 
     def _call_later(self, now_s: float) -> None:
         self.call_due_s = max(now_s, self.machine.now_s()) + self.call_pause_s * self.machine.uniform(0.5, 1.0)
@@ -253,7 +262,7 @@ class Joining:
             self.reports.pop(0)
 
     def _ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        answer: Dict[str, Any] = self.machine.ask(what, dict(body, launch=self.launch))
+        answer: Dict[str, Any] = self.machine.ask(what, dict(body, launch=self.launch, instance=self.instance))
         return answer
 
     def _save(self) -> None:
@@ -363,6 +372,13 @@ class Machine:
     def nonce(self) -> str:
         return secrets.token_hex(32)
 
+    def instance(self) -> str:
+        return secrets.token_hex(16)
+
+    def is_a_copy(self) -> bool:
+        """Whether what lies in our folder was written on another machine."""
+        return not is_same_machine(self.settings.machine, machine_marks())
+
     def log(self, text: str) -> None:
         sys.stderr.write("flux-node-join: {}\n".format(text))
         sys.stderr.flush()
@@ -388,11 +404,15 @@ class Machine:
             kept = json.loads((self.settings.folder / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        # Of another launch: an image made of a node that had joined. Its secrets are not ours.
-        return kept if isinstance(kept, dict) and kept.get("launch") == self.settings.launch else {}
+        # Of another launch: an image made of a node that had joined. Its secrets are not ours, nor are those of
+        # another machine that runs the same launch.
+        if not isinstance(kept, dict) or kept.get("launch") != self.settings.launch:
+            return {}
+        return kept if is_same_machine(as_marks(kept.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
-        write_private(self.settings.folder / "state.json", json.dumps(dict(state, launch=self.settings.launch)))
+        kept = dict(state, launch=self.settings.launch, machine=machine_marks())
+        write_private(self.settings.folder / "state.json", json.dumps(kept))
 
     def write_hosts(self, hosts: Dict[str, str]) -> None:
         """Replace our marked lines in the hosts file, and nothing else in it. Without hosts they go."""
@@ -526,19 +546,21 @@ class Machine:
         self.rundir = tempfile.mkdtemp(prefix="flux-slot.")
         conf = self.settings.folder / "conf.d"
         certificate = self.settings.folder / "curve.cert"
-        conf.mkdir(mode=0o700, exist_ok=True)
-        write_private(certificate, str(given["curve_cert"]))
-        write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)))
-        if uid != os.getuid():
-            os.chmod(str(self.settings.folder), 0o711)
-            for path in (self.rundir, str(conf), str(conf / "flux.toml"), str(certificate)):
-                os.chown(path, uid, -1)
+        if uid == os.getuid():
+            conf.mkdir(mode=0o700, exist_ok=True)
+        else:
+            # Jobs may run as the broker's user: the files are theirs to read, the folders they are in are root's.
+            own_folder(os.path.realpath(str(self.settings.folder)), 0o711)
+            own_folder(str(conf), 0o755)
+            os.chown(self.rundir, uid, -1)
+        write_private(certificate, str(given["curve_cert"]), uid)
+        write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)), uid)
         filled = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
         command = [
             re.sub(r"\{(\w+)\}", lambda found: filled.get(found.group(1), found.group(0)), part)
             for part in given["command"]
         ]
-        with open(str(self.log_file()), "wb") as log:
+        with os.fdopen(new_file(str(self.log_file()), 0o600), "wb") as log:
             try:
                 self.broker = subprocess.Popen(
                     command,
@@ -733,6 +755,48 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     return int(found.group(1)) * 1024
 
 
+# --- which machine it is ---------------------------------------------------------------------------------
+
+# What a copy of a disk does not bring along, the surest first: the hypervisor's name for the machine, which root
+# reads; the provider's, which cloud-init writes before the network is up; the system's, which many copies share.
+MARKS = (
+    ("hypervisor", "/sys/class/dmi/id/product_uuid"),
+    ("provider", "/var/lib/cloud/data/instance-id"),
+    ("system", "/etc/machine-id"),
+)
+
+
+def machine_marks(root: Path = Path("/")) -> Dict[str, str]:
+    """What tells this machine from others; less of it where less can be read."""
+    found = {name: read_mark(root / path[1:]) for name, path in MARKS}
+    return {name: text for name, text in found.items() if text}
+
+
+def read_mark(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_same_machine(one: Dict[str, str], other: Dict[str, str]) -> bool:
+    """By the surest mark that both have; the same where there is none to tell by."""
+    for name, _ in MARKS:
+        if name in one and name in other:
+            return one[name] == other[name]
+    return True
+
+
+def as_marks(kept: Any) -> Dict[str, str]:
+    """Marks as they were kept, in JSON or read from it; {} for anything else."""
+    if isinstance(kept, str):
+        try:
+            kept = json.loads(kept)
+        except ValueError:
+            return {}
+    return {str(name): str(text) for name, text in kept.items()} if isinstance(kept, dict) else {}
+
+
 # --- what the kernel says ---------------------------------------------------------------------------------
 
 
@@ -790,24 +854,15 @@ def read_proc(pid: int, name: str) -> bytes:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str, uid: int = -1) -> None:
     """Write a file for its owner only, so that it is read whole, as it was or as it is."""
-    draft = "{}.new".format(path)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, str(path))
+    os.replace(draft_of(path, text.encode("utf-8"), 0o600, uid), str(path))
 
 
 def write_through(path: Path, text: str) -> None:
     """Replace a file that others read, with its mode; where it is a mount of its own, write into it."""
     data = text.encode("utf-8", errors="surrogateescape")
-    draft = "{}.flux-node-join".format(path)
-    mode = os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-    os.chmod(draft, mode)
+    draft = draft_of(path, data, os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644)
     try:
         os.replace(draft, str(path))
     except OSError:  # containers mount their hosts file, which can be written and not be replaced
@@ -815,6 +870,37 @@ def write_through(path: Path, text: str) -> None:
         with open(str(path), "r+b") as file:
             file.write(data)
             file.truncate()
+
+
+def draft_of(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
+    """What is to take a file's place, on disk beside it. Its owner is given by its descriptor: a name may lie."""
+    draft = "{}.flux-node-join".format(path)
+    with os.fdopen(new_file(draft, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fchown(file.fileno(), uid, -1)
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    return draft
+
+
+def new_file(path: str, mode: int) -> int:
+    """A descriptor of a file that is surely new: a link in its place is removed, and not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def own_folder(path: str, mode: int) -> None:
+    """Make a folder of ours, or take one that is another's: nobody else is to write where we do."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchown(folder, os.getuid(), -1)
+        os.fchmod(folder, mode)
+    finally:
+        os.close(folder)
 
 
 def with_hosts(before: str, hosts: Dict[str, str]) -> str:
@@ -882,6 +968,13 @@ WantedBy=multi-user.target
 """
 
 
+def unit_word(text: str) -> str:
+    """A word of a command in a unit, whatever it holds: systemd.service(5), "Command lines"."""
+    for mark, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        text = text.replace(mark, instead)
+    return '"{}"'.format(text)
+
+
 def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
     """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
     if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
@@ -889,8 +982,10 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
     program = settings.folder / "flux-node-join"
     source = Path(os.path.abspath(__file__))
     if source != program:
-        shutil.copyfile(str(source), str(program))
-    unit.write_text(UNIT.format(python=sys.executable, program=program, folder=settings.folder), encoding="utf-8")
+        write_private(program, source.read_text(encoding="utf-8"))
+    words = {"python": sys.executable, "program": str(program), "folder": str(settings.folder)}
+    text = UNIT.format(**{name: unit_word(word) for name, word in words.items()})
+    unit.write_text(text, encoding="utf-8")
     for command in (["daemon-reload"], ["enable", unit.name], ["restart", unit.name]):
         if subprocess.run(["systemctl", *command], check=False).returncode != 0:
             return False
@@ -901,17 +996,22 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
 
 
 def read_settings(arguments: List[str]) -> Settings:
-    """From the folder named on the command line, else from the environment, which is then kept in the folder."""
+    """From the folder named on the command line, else from the environment."""
     if arguments:
         kept = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
         return Settings({str(key): str(value) for key, value in kept.items()})
     mark = "FLUX_NODE_JOIN_"
     values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
-    settings = Settings(values)
+    values.pop("MACHINE", None)
+    return Settings(values)
+
+
+def keep_settings(settings: Settings) -> None:
+    """Write them to the node's folder, for every later start."""
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept_values = dict(values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
-    write_private(settings.folder / "join.json", json.dumps(kept_values))
-    return settings
+    kept = dict(settings.values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
+    kept["MACHINE"] = json.dumps(machine_marks())
+    write_private(settings.folder / "join.json", json.dumps(kept))
 
 
 def run(joining: Joining) -> int:
@@ -939,9 +1039,18 @@ def main(arguments: List[str]) -> int:
     except (KeyError, ValueError, OSError) as error:
         sys.stderr.write("flux-node-join: FLUX_NODE_JOIN_* or FOLDER/join.json is needed: {!r}\n".format(error))
         return EXIT_SETTINGS
-    if not arguments and hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
-        return 0
     machine = Machine(settings)
+    if not arguments:
+        try:
+            keep_settings(settings)
+        except OSError as error:
+            # A node that cannot join costs all the same: it ends as one that nobody lets in.
+            machine.log("{} cannot be used: {}; this node does not join".format(settings.folder, error.strerror))
+            time.sleep(settings.silence_max_s)
+            machine.power_off()
+            return 1
+        if hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
+            return 0
     return run(Joining(machine, settings.launch, settings.ticket, settings.silence_max_s))
 
 

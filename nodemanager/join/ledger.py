@@ -7,10 +7,13 @@ is on disk before the answer leaves. The manager reads the reports from the same
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from nodemanager.facts import JoinFact, NodeMeasured, NodeReported
 from nodemanager.model import Hardware, JoinPhase, LaunchId
@@ -19,6 +22,13 @@ REPORTS_KEPT_MAX = 50  # of one launch
 REPLAYS_KEPT_MAX = 10
 DETAIL_MAX_CHARS = 2000
 READ_MAX = 1000  # reports read at once
+# More than any machine has. What a node says of itself is laid out core by core, should its type be declared anew.
+THREADS_MAX = 100_000
+GPUS_MAX = 10_000
+MEMORY_MAX_BYTES = 2**60
+_HARDWARE_MAX = {"cores": THREADS_MAX, "threads": THREADS_MAX, "gpus": GPUS_MAX, "memory_bytes": MEMORY_MAX_BYTES}
+_HARDWARE_ALLOWED = ", ".join(f"{name} (at most {most})" for name, most in _HARDWARE_MAX.items())
+_MARK_MAX = 2**31 - 1
 _BUSY_S = 5.0
 
 _SCHEMA = """
@@ -34,6 +44,21 @@ CREATE INDEX IF NOT EXISTS reports_of_launch ON reports (launch, id);
 
 
 Reports = tuple[tuple[int, JoinFact], ...]  # each with its id, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What stands in a ledger beyond a place, up to ``READ_MAX`` rows. The oldest first.
+
+    ``ledger`` tells one ledger from the one that takes its place. ``unreadable`` says of each row that is no report
+    why.
+    """
+
+    ledger: int
+    place: int
+    facts: tuple[JoinFact, ...]
+    unreadable: tuple[str, ...]
+    is_last: bool
 
 
 class LedgerError(Exception):
@@ -55,6 +80,10 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
+            if (
+                self._db.execute("PRAGMA user_version").fetchone()[0] == 0
+            ):  # who reads it is to know it from the next
+                self._db.execute(f"PRAGMA user_version = {1 + secrets.randbelow(_MARK_MAX)}")
         except sqlite3.Error as error:
             self._db.close()
             raise LedgerError(f"{path} cannot be used: {error}") from error
@@ -125,45 +154,75 @@ class Ledger:
             raise LedgerError(f"old marks could not be dropped: {error}") from error
 
     def reports(self, after: int) -> Reports:
-        """As :func:`read_reports`, of this very ledger."""
-        return _reports(self._db, after)
+        """The reports beyond an id, each with its own, oldest first."""
+        return tuple((id_, fact) for id_, fact in _rows(self._db, after) if not isinstance(fact, str))
 
 
-def read_reports(path: Path, after: int) -> Reports:
-    """Reports beyond an id, each with its own, oldest first; none where there is no file yet.
+def read_page(path: Path, ledger: int, place: int) -> Page | None:
+    """What stands beyond a place of a ledger; from the start where it is another ledger. None where there is none.
 
     Raises :class:`LedgerError`.
     """
     if not path.exists():
-        return ()
+        return None
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
-            return _reports(db, after)
+            db.execute("BEGIN")  # all of one moment
+            mark = int(db.execute("PRAGMA user_version").fetchone()[0])
+            last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'reports'").fetchone()
+            # One that was restored is the same, and was here before: it is behind what was read.
+            goes_on = mark == ledger and (last[0] if last is not None else 0) >= place
+            rows = _rows(db, place if goes_on else 0)
     except sqlite3.Error as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
-
-
-def _reports(db: sqlite3.Connection, after: int) -> Reports:
-    query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
-    rows = db.execute(query, (after, READ_MAX)).fetchall()
-    known = set(JoinPhase)
-    return tuple(
-        (id_, _fact(NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at)))
-        for id_, launch, phase, detail, reported_at in rows
-        if phase in known
+    return Page(
+        ledger=mark,
+        place=rows[-1][0] if rows else (place if goes_on else 0),
+        facts=tuple(fact for _, fact in rows if not isinstance(fact, str)),
+        unreadable=tuple(fact for _, fact in rows if isinstance(fact, str)),
+        is_last=len(rows) < READ_MAX,
     )
 
 
-def _fact(report: NodeReported) -> JoinFact:
-    if report.phase is not JoinPhase.MEASURED:
-        return report
-    return NodeMeasured(report.launch, decoded_hardware(report.detail), report.reported_at)
+def _rows(db: sqlite3.Connection, after: int) -> list[tuple[int, JoinFact | str]]:
+    """Rows beyond an id: each a fact, or why it is none."""
+    query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
+    return [(row[0], _fact(*row)) for row in db.execute(query, (after, READ_MAX))]
+
+
+def _fact(id_: int, launch: str, phase: str, detail: str, reported_at: float) -> JoinFact | str:
+    try:
+        report = NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at)
+        if report.phase is not JoinPhase.MEASURED:
+            return report
+        return NodeMeasured(report.launch, decoded_hardware(detail), reported_at)
+    except ValueError as fault:
+        return f"report {id_} of {launch}: {fault}"
+
+
+# --- what a machine has -----------------------------------------------------------------------------------
+
+
+def encoded_hardware(hardware: Hardware) -> str:
+    """As :func:`decoded_hardware` reads it, and nothing else that came with it."""
+    return json.dumps(asdict(hardware))
 
 
 def decoded_hardware(text: str) -> Hardware:
     """What a client says of its machine, as a JSON object of four whole numbers. Raises ``ValueError``."""
-    read = json.loads(text)
-    names = ("cores", "threads", "gpus", "memory_bytes")
-    if not isinstance(read, dict) or any(type(read.get(name)) is not int or read[name] < 0 for name in names):
-        raise ValueError(f"an object of whole numbers is needed: {', '.join(names)}")
-    return Hardware(*(read[name] for name in names))
+    try:
+        read = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(read, dict) or not all(
+        _is_count(read.get(name), most) for name, most in _HARDWARE_MAX.items()
+    ):
+        raise ValueError(f"an object of whole numbers is needed: {_HARDWARE_ALLOWED}")
+    hardware = Hardware(*(read[name] for name in _HARDWARE_MAX))
+    if hardware.cores > hardware.threads:
+        raise ValueError("a core has one thread or more, so there are no more cores than threads")
+    return hardware
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most

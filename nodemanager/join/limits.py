@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 SOURCES_MAX = 10_000
+NETWORK_BITS = 64  # of an IPv6 address: whoever has one has as a rule the whole network
+
+
+def address_of(text: str) -> IPv4Address | IPv6Address | None:
+    """An address, however it is written: ``::ffff:10.0.0.5`` is one of IPv4. None for what is none, as a name."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def network_of(source: str) -> str:
+    """Whom an address is counted for: itself, or its /64 where it is of IPv6; what is no address, as it is."""
+    address = address_of(source)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, NETWORK_BITS), strict=False))
+    return str(address or source)
 
 
 class Buckets:

@@ -17,6 +17,7 @@ import os
 import re
 import ssl
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from nodemanager.config import Join, Site
 from nodemanager.flux.bootstrap import BootstrapError, find_flux, make_certificate
-from nodemanager.join.tickets import make_key
+from nodemanager.join.tickets import is_open_to_others, make_key
 
 _TLS_YEARS = 20
 _VERSION_TIMEOUT_S = 20
@@ -79,7 +80,8 @@ class Material:
 def make_material(site: Site, bootstrap_dir: Path) -> str:
     """Make what is missing in ``material_dir``, and bring the copies up to date; give the fingerprint.
 
-    Keys that are there stay: tickets and user-data depend on them. Raises :class:`MaterialError`.
+    Keys that are there stay: tickets and user-data depend on them. A pair of which a half is missing is made anew.
+    Raises :class:`MaterialError`.
     """
     paths = Paths(site.join.material_dir)
     _refuse_multi_user(bootstrap_dir)
@@ -87,13 +89,15 @@ def make_material(site: Site, bootstrap_dir: Path) -> str:
         site.join.material_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not paths.site_key.exists():
             make_key(paths.site_key)
-        if not paths.tls_certificate.exists():
-            _make_tls(site, paths)
+        if not (paths.tls_certificate.exists() and paths.tls_key.exists()):
+            _make_tls(site, paths)  # one is of no use without the other
         copied = {"bootstrap": _table(bootstrap_dir), "owner_uid": (bootstrap_dir / "curve.cert").stat().st_uid}
         replace_file(paths.bootstrap, json.dumps(copied, indent=1) + "\n")
         replace_file(paths.curve_certificate, (bootstrap_dir / "curve.cert").read_text(encoding="utf-8"))
     except OSError as error:
         raise MaterialError(f"{error.filename or site.join.material_dir}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise MaterialError(f"{bootstrap_dir / 'curve.cert'} is no certificate: it is no text") from error
     return fingerprint(paths.tls_certificate)
 
 
@@ -106,13 +110,12 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
     certificate = bootstrap_dir / "curve.cert"
     if not certificate.is_file():
         raise MaterialError(f"{certificate} is not there: run flux-node-manager init")
-    draft = certificate.with_name(".curve.cert.new")
     _refuse_multi_user(bootstrap_dir)
     try:
-        draft.unlink(missing_ok=True)
-        make_certificate(draft, site.cluster, find_flux(flux_command))
-        _give(draft, certificate)
-        draft.replace(certificate)
+        with tempfile.TemporaryDirectory(prefix="flux-node-manager.") as folder:
+            made = Path(folder) / "curve.cert"
+            make_certificate(made, site.cluster, find_flux(flux_command))
+            replace_file(certificate, made.read_text(encoding="utf-8"))
     except BootstrapError as error:
         raise MaterialError(str(error)) from error
     except OSError as error:
@@ -144,21 +147,22 @@ def _make_tls(site: Site, paths: Paths) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file for its owner only, so that it is read whole, as it was or as it is."""
+    """Write a file for its owner only, so that it is read whole, as it was or as it is.
+
+    What root puts in a place belongs to whom the place belonged to, and else to the folder's owner. In a folder of
+    theirs the draft may be anything: what is there is removed, and the owner given by what was opened.
+    """
     draft = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
-    _give(draft, path)
+        if os.geteuid() == 0:
+            status = (path if path.exists() else path.parent).stat()
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+        os.fsync(descriptor)
     draft.replace(path)
-
-
-def _give(draft: Path, place: Path) -> None:
-    """What root puts in a place belongs to whom the place belonged to, and else to the folder's owner."""
-    if os.geteuid() == 0:
-        status = (place if place.exists() else place.parent).stat()
-        os.chown(draft, status.st_uid, status.st_gid)
 
 
 # --- reading ----------------------------------------------------------------------------------------------
@@ -177,6 +181,32 @@ def fingerprint(certificate: Path) -> str:
             f"{certificate} is no certificate: remove it, and run flux-node-manager init"
         ) from error
     return hashlib.sha256(der).hexdigest()
+
+
+def tls_context(paths: Paths) -> ssl.SSLContext:
+    """The service's own certificate and its key, for the server's side. Raises :class:`MaterialError`."""
+    fingerprint(paths.tls_certificate)
+    _refuse_open(paths.tls_key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(paths.tls_certificate, paths.tls_key)
+    except ssl.SSLError as error:
+        raise MaterialError(
+            f"{paths.tls_key} is not the key of {paths.tls_certificate}: put back the one that is. Without it,"
+            " remove both and run flux-node-manager init; nodes that are up then do not know the service any more"
+        ) from error
+    return context
+
+
+def _refuse_open(path: Path) -> None:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise MaterialError(
+            f"{path} cannot be read ({error.strerror}): put it back, or run flux-node-manager init"
+        ) from error
+    if is_open_to_others(status):
+        raise MaterialError(f"others may read {path}: chmod 600 {path}")
 
 
 class MaterialSource:
@@ -205,13 +235,21 @@ class MaterialSource:
         return self._material
 
     def _read(self) -> Material:
+        _refuse_open(self._paths.curve_certificate)
         kept = json.loads(self._paths.bootstrap.read_text(encoding="utf-8"))
         return Material(
             bootstrap=dict(kept["bootstrap"]),
-            curve_certificate=self._paths.curve_certificate.read_text(encoding="utf-8"),
+            curve_certificate=_certificate_text(self._paths.curve_certificate),
             flux_version=self._flux_version,
             owner_uid=int(kept["owner_uid"]),
         )
+
+
+def _certificate_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MaterialError(f"{path} is not what init writes: it is no text; run flux-node-manager init") from error
 
 
 def installed_flux_version(flux_command: str = "flux") -> str:

@@ -7,44 +7,60 @@ showed. The requests are decided one after the other in one thread, which owns t
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import structlog
 import uvicorn
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nodemanager.config import Site
 from nodemanager.join import flux_node_join
 from nodemanager.join.desk import Answer, Granted, JoinDesk, Refusal, Refused, Rules
 from nodemanager.join.exchange import Folder, RosterFile, RosterUnreadableError
+from nodemanager.join.gate import BACKLOG, Bounds, Gate, Inside, allowed_connections
 from nodemanager.join.ledger import Ledger, LedgerError
-from nodemanager.join.limits import Buckets
-from nodemanager.join.material import MaterialError, MaterialSource, Paths, fingerprint, installed_flux_version
+from nodemanager.join.limits import Buckets, network_of
+from nodemanager.join.material import (
+    MaterialError,
+    MaterialSource,
+    Paths,
+    fingerprint,
+    installed_flux_version,
+    tls_context,
+)
 from nodemanager.join.tickets import KeyUnusableError, read_key
 from nodemanager.model import JoinPhase, LaunchId
 
+REDEEM, FETCH, RENEW, REPORT = "/v1/redeem", "/v1/fetch", "/v1/renew", "/v1/report"
+CLIENT = "/v1/flux-node-join"
+PATHS = (REDEEM, FETCH, RENEW, REPORT, CLIENT)
 BODY_MAX_BYTES = 16_384
 BODY_WITHIN_S = 10.0
-FIRST_REQUEST_WITHIN_S = 20.0  # of a connection, its TLS handshake done
 KEEP_ALIVE_S = 5
 STOP_S = 5  # what requests under way get when the service is told to end
-CONNECTIONS_MAX = 2000
-REFUSALS_LOGGED_PER_S = 1 / 60  # of one source address
-REFUSALS_LOGGED_BURST = 10
+CONNECTIONS_PER_REQUEST = 2.0  # how much faster than its requests a source's connections may come
+LINES_PER_S = 1 / 60  # of one source that is refused, of one launch that is let in, of one kind of fault
+LINES_BURST = 10
+REFUSALS_LOGGED_PER_S = 1.0  # of all sources together
+REFUSALS_LOGGED_BURST = 200
 FORGET_EVERY_S = 3600.0
 KEPT_S = 14 * 86_400.0  # what is remembered of a launch that is no more
 
@@ -56,14 +72,19 @@ STATUS: Mapping[Refused, int] = {
     Refused.NOT_CURRENT: 404,
     Refused.TOO_SLOW: 408,
     Refused.USED: 409,
+    Refused.IN_USE: 409,
     Refused.TOO_LARGE: 413,
     Refused.TOO_MANY: 429,
     Refused.UNAVAILABLE: 503,
 }
 
+# The others are for us to say.
+SAID_BY_NODES = frozenset(JoinPhase) - {JoinPhase.REDEEMED, JoinPhase.REPLAYED}
+
 _Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 _Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32,64}$")]
+_Instance = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
 _B = TypeVar("_B", bound="_Body")
 
 
@@ -82,10 +103,12 @@ class _Body(BaseModel):
 class _Redeem(_Body):
     ticket: _Secret
     nonce: _Nonce
+    instance: _Instance = ""
 
 
 class _Fetch(_Body):
     key: _Secret
+    instance: _Instance = ""
 
 
 class _Renew(_Fetch):
@@ -110,7 +133,10 @@ class Counter:
         self._desk = desk
         self._buckets = Buckets(limits.requests_per_s, limits.requests_burst)
         self._monotonic_s = monotonic_s
-        self._lines = Buckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)  # who knocks must not fill the disk
+        # Who knocks must not fill the disk; nor who was let in.
+        self._lines = Buckets(LINES_PER_S, LINES_BURST)
+        self._granted_lines = Buckets(LINES_PER_S, LINES_BURST)
+        self._all_refusals = Buckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)
         # SQLite waits for the disk: in a thread of its own, not in the loop's.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
         self._log: Any = structlog.get_logger()
@@ -119,28 +145,39 @@ class Counter:
     def app(self) -> Starlette:
         app = Starlette(
             routes=[
-                Route("/v1/redeem", self._route(_Redeem, self._redeem), methods=["POST"]),
-                Route("/v1/fetch", self._route(_Fetch, self._fetch), methods=["POST"]),
-                Route("/v1/renew", self._route(_Renew, self._renew), methods=["POST"]),
-                Route("/v1/report", self._route(_Report, self._report), methods=["POST"]),
-                Route("/v1/flux-node-join", self._serve_client, methods=["GET"]),
+                Route(REDEEM, self._route(_Redeem, self._redeem), methods=["POST"]),
+                Route(FETCH, self._route(_Fetch, self._fetch), methods=["POST"]),
+                Route(RENEW, self._route(_Renew, self._renew), methods=["POST"]),
+                Route(REPORT, self._route(_Report, self._report), methods=["POST"]),
+                Route(CLIENT, self._serve_client, methods=["GET"]),
             ],
             exception_handlers={HTTPException: _plain},
+            middleware=[Middleware(_Paced, too_many=self._too_many)],
         )
         app.router.redirect_slashes = False
         return app
 
+    def _too_many(self, path: str, source: str) -> Refusal | None:
+        """Of whatever is asked, before it is looked at."""
+        wait_s = self._buckets.wait_s(network_of(source), self._monotonic_s())
+        if not wait_s:
+            return None
+        refusal = Refusal(Refused.TOO_MANY, retry_after_s=wait_s)
+        # A path that is none of ours may be anything, a ticket too.
+        self._tell(path if path in PATHS else "another path", source, refusal)
+        return refusal
+
     def _redeem(self, body: _Redeem, source: str) -> Answer:
-        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source)
+        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source, body.instance)
 
     def _fetch(self, body: _Fetch, source: str) -> Answer:
-        return self._desk.fetch(LaunchId(body.launch), body.key, source)
+        return self._desk.fetch(LaunchId(body.launch), body.key, source, body.instance)
 
     def _renew(self, body: _Renew, source: str) -> Answer:
-        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source)
+        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source, body.instance)
 
     def _report(self, body: _Report, source: str) -> Answer:
-        if body.phase is JoinPhase.REPLAYED:  # that is for us to say
+        if body.phase not in SAID_BY_NODES:
             return Refusal(Refused.MALFORMED)
         return self._desk.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
 
@@ -159,7 +196,7 @@ class Counter:
         self, kind: type[_B], decide: Callable[[_B, str], Answer]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            source = request.client.host if request.client is not None else ""
+            source = _source(request)
             answer = await self._answer(request, source, kind, decide)
             self._tell(request.url.path, source, answer)
             return _response(answer)
@@ -169,8 +206,6 @@ class Counter:
     async def _answer(
         self, request: Request, source: str, kind: type[_B], decide: Callable[[_B, str], Answer]
     ) -> Answer:
-        if wait_s := self._buckets.wait_s(source, self._monotonic_s()):
-            return Refusal(Refused.TOO_MANY, retry_after_s=wait_s)
         try:
             raw = await asyncio.wait_for(_body(request), BODY_WITHIN_S)
         except TimeoutError:
@@ -186,24 +221,49 @@ class Counter:
         return await asyncio.get_running_loop().run_in_executor(self._thread, decide, body, source)
 
     async def _serve_client(self, request: Request) -> Response:
-        source = request.client.host if request.client is not None else ""
-        if wait_s := self._buckets.wait_s(source, self._monotonic_s()):
-            return _response(Refusal(Refused.TOO_MANY, retry_after_s=wait_s))
+        del request
         return PlainTextResponse(self._client)
 
     def _tell(self, path: str, source: str, answer: Answer) -> None:
-        if isinstance(answer, Refusal) and self._lines.wait_s(source, self._monotonic_s()):
+        if not self._is_worth_a_line(path, source, answer):
             return
         match answer:
+            case Granted(launch=launch, alarm=alarm) if alarm:
+                self._log.error("ticket_replayed", node=launch, source=source, why=alarm)
             case Granted(launch=launch, entry=entry):
-                if path != "/v1/renew":
-                    self._log.info("granted", what=path, node=launch, slot=entry.slot, source=source)
+                self._log.info("granted", what=path, node=launch, slot=entry.slot, source=source)
             case Refusal(code=Refused.USED, launch=launch):
                 self._log.error("ticket_replayed", node=launch, source=source)
             case Refusal(code=Refused.UNAVAILABLE, why=why):
                 self._log.error("unavailable", what=path, why=why)
             case Refusal(code=code, launch=launch, why=why):
                 self._log.warning("refused", what=path, code=str(code), node=launch, source=source, why=why)
+
+    def _is_worth_a_line(self, path: str, source: str, answer: Answer) -> bool:
+        now_s = self._monotonic_s()
+        if isinstance(answer, Granted):
+            is_news = answer.alarm or path != RENEW
+            return bool(is_news) and not self._granted_lines.wait_s(answer.launch, now_s)
+        if self._lines.wait_s(network_of(source), now_s):
+            return False
+        # Who has shown that it knows a launch's secret is not drowned by those who have not.
+        return answer.launch is not None or not self._all_refusals.wait_s("", now_s)
+
+
+class _Paced:
+    """Every request of a source counts, whatever path and method it is of."""
+
+    def __init__(self, app: ASGIApp, too_many: Callable[[str, str], Refusal | None]) -> None:
+        self._app = app
+        self._too_many = too_many
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._too_many(scope["path"], _source(Request(scope))) if scope["type"] == "http" else None
+        await (self._app if refusal is None else _response(refusal))(scope, receive, send)
+
+
+def _source(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 async def _body(request: Request) -> bytes | None:
@@ -238,27 +298,101 @@ async def _plain(request: Request, error: Exception) -> Response:
 
 
 class _Impatient(H11Protocol):
-    """A connection that sends no request is not kept open for ever."""
+    """A connection on which no request is under way is not kept open for long, whatever part of one it sends."""
+
+    headers_s: float
+    left: Callable[[], None]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_WITHIN_S, self._leave_the_silent)
+        self._answers = 0
+        self._expect_request()
 
-    def _leave_the_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.left()
+
+    def on_response_complete(self) -> None:
+        self._answers += 1
+        self._expect_request()
+        super().on_response_complete()
+
+    def _expect_request(self) -> None:
+        self.loop.call_later(self.headers_s, self._leave_the_slow, self._answers)
+
+    def _leave_the_slow(self, answers: int) -> None:
+        is_under_way = self.cycle is not None and not self.cycle.response_complete
+        if self._answers == answers and not is_under_way and not self.transport.is_closing():
             self.transport.close()
 
 
-class _Server(uvicorn.Server):
-    """Says when it listens, and not before."""
+class JoinServer(uvicorn.Server):
+    """An application behind TLS and a :class:`Gate`. It says when it listens, and not before.
+
+    ``requests_per_s`` and ``burst`` are what one source may ask; its connections may come a little faster.
+    """
 
     says: Mapping[str, str] = MappingProxyType({})
 
+    def __init__(
+        self, app: Starlette, listen: str, context: ssl.SSLContext, limits: Limits, bounds: Bounds
+    ) -> None:
+        host, _, port = listen.rpartition(":")
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host.strip("[]"),
+                port=int(port),
+                http=_Impatient,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # the source is whoever connects, loopback too
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_S,
+            )
+        )
+        self._listen = listen
+        self._bounds = bounds
+        self._context = context
+        rate = CONNECTIONS_PER_REQUEST
+        self._connections = Buckets(rate * limits.requests_per_s, rate * limits.requests_burst)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            log: Any = structlog.get_logger()
-            log.info("join_service_started", **self.says)
+        """As uvicorn's own, which has TLS begin before anybody can count. Raises :class:`ServiceNotReady`."""
+        del sockets
+        loop = asyncio.get_running_loop()
+        gate = Gate(self._context, self._bounds, self._is_too_fast, self._inside)
+        host, port = self.config.host, self.config.port
+        try:
+            self.servers = [await loop.create_server(gate, host, port, backlog=BACKLOG)]
+        except OSError as error:
+            raise ServiceNotReady(f"[Join] listen = {self._listen}: {error.strerror or error}") from error
+        self.started = True
+        structlog.get_logger().info("join_service_started", **self.says)
+
+    def _is_too_fast(self, source: str) -> bool:
+        return self._connections.wait_s(source, time.monotonic()) > 0
+
+    def _inside(self) -> Inside:
+        protocol = _Impatient(self.config, self.server_state, self.lifespan.state)
+        protocol.headers_s = self._bounds.headers_s
+        return cast("Inside", protocol)
+
+
+def paced_faults(log: Any, monotonic_s: Callable[[], float] = time.monotonic) -> Callable[..., None]:
+    """For an event loop: what it would log of each connection and each try to accept one, now and then."""
+    lines = Buckets(LINES_PER_S, LINES_BURST)
+
+    def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        del loop
+        what = str(context.get("message") or "a fault")
+        if not lines.wait_s(what, monotonic_s()):
+            log.error("connection_fault", what=what, why=repr(context.get("exception")))
+
+    return tell
 
 
 def desk_of(site: Site) -> JoinDesk:
@@ -293,34 +427,26 @@ async def serve(site: Site) -> None:
     paths = Paths(site.join.material_dir)
     desk = desk_of(site)
     try:
-        pin = fingerprint(paths.tls_certificate)
+        pin, context = fingerprint(paths.tls_certificate), tls_context(paths)
     except MaterialError as error:
         raise ServiceNotReady(str(error)) from error
-    counter = Counter(desk, Limits(site.join.requests_per_s, site.join.requests_burst))
-    host, _, port = site.join.listen.rpartition(":")
-    server = _Server(
-        uvicorn.Config(
-            counter.app(),
-            host=host,
-            port=int(port),
-            ssl_keyfile=str(paths.tls_key),
-            ssl_certfile=str(paths.tls_certificate),
-            http=_Impatient,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_S,
-        )
-    )
+    limits = Limits(site.join.requests_per_s, site.join.requests_burst)
+    counter = Counter(desk, limits)
+    wanted = Bounds()
+    bounds = replace(wanted, connections_max=allowed_connections(wanted.connections_max))
+    if bounds != wanted:
+        log.warning("few_connections", connections_max=bounds.connections_max, why="raise the limit of open files")
+    server = JoinServer(counter.app(), site.join.listen, context, limits, bounds)
+    # Of what is no request uvicorn would say a line each.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    asyncio.get_running_loop().set_exception_handler(paced_faults(log))
     # uvicorn ends at these, and then gives them back to whoever handled them before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.says = {"listen": site.join.listen, "fingerprint": pin}
     forgetting = asyncio.create_task(counter.forget_now_and_then())
-    await server.serve()
-    forgetting.cancel()
+    try:
+        await server.serve()
+    finally:
+        forgetting.cancel()
     log.info("stopped")

@@ -63,11 +63,16 @@ def make_key(path: Path) -> None:
         file.write(secrets.token_hex(KEY_BYTES) + "\n")
 
 
+def is_open_to_others(status: os.stat_result) -> bool:
+    """Whether anybody but its owner may read or write a file that holds a secret."""
+    return bool(status.st_mode & _OTHERS)
+
+
 def read_key(path: Path) -> SiteKey:
     """Raises :class:`KeyUnusableError`."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+            if is_open_to_others(os.fstat(file.fileno())):
                 raise KeyUnusableError(f"others may read {path}: chmod 600 {path}")
             text = file.read(2 * KEY_BYTES + 2).strip()
     except OSError as error:

@@ -85,10 +85,14 @@ set -u
 umask 077
 """
 
-# A node that nobody lets in must end its own cost too, so the fetch is given up after the same silence.
+# A node that nobody lets in must end its own cost too, so the fetch is given up after the same silence; and one
+# that cannot keep anything ends then, so that there is time to look at it.
 _FETCH = """\
 export FLUX_NODE_JOIN_PARENT="$PPID"
-mkdir -p "$FLUX_NODE_JOIN_DIR" || exit 1
+mkdir -p "$FLUX_NODE_JOIN_DIR" || {
+  sleep "$FLUX_NODE_JOIN_SILENCE_MAX_S"
+  exec /bin/sh -c "$FLUX_NODE_JOIN_POWEROFF"
+}
 client=$FLUX_NODE_JOIN_DIR/flux-node-join
 python3 - "$client" <<'EOF' || exec /bin/sh -c "$FLUX_NODE_JOIN_POWEROFF"
 import hashlib, http.client, os, ssl, sys, time

@@ -7,6 +7,7 @@ slot, and none that was not given it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -151,14 +152,14 @@ class SimulatedJoins:
 
     @staticmethod
     def _decide(desk: JoinDesk, what: str, body: Mapping[str, Any], source: str) -> Answer:
-        launch = LaunchId(body["launch"])
+        launch, instance = LaunchId(body["launch"]), body["instance"]
         match what:
             case "redeem":
-                return desk.redeem(launch, body["ticket"], body["nonce"], source)
+                return desk.redeem(launch, body["ticket"], body["nonce"], source, instance)
             case "fetch":
-                return desk.fetch(launch, body["key"], source)
+                return desk.fetch(launch, body["key"], source, instance)
             case "renew":
-                return desk.renew(launch, body["key"], body["hosts_digest"], source)
+                return desk.renew(launch, body["key"], body["hosts_digest"], source, instance)
             case _:
                 return desk.report(launch, body["key"], JoinPhase(body["phase"]), body["detail"], source)
 
@@ -306,6 +307,12 @@ class SimulatedMachine:
 
     def nonce(self) -> str:
         return f"{self.joins.draws.getrandbits(256):064x}"
+
+    def instance(self) -> str:
+        return hashlib.sha256(f"{self.name} {self.life}".encode()).hexdigest()
+
+    def is_a_copy(self) -> bool:
+        return False
 
     def log(self, text: str) -> None:
         del text

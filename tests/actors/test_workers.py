@@ -269,6 +269,12 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
         assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), *measured]
 
 
+def test_what_was_seen_is_told_before_the_nodes_are_asked_which_may_hang() -> None:
+    worker, told = flux_worker(Flux("measured"))
+    worker.on_receive(LookAtRanks())
+    assert told == [RanksSeen(7.0, (RANK,), WISH, 3), FluxUnreachable(7.0, "no answer")]
+
+
 def test_a_look_tells_how_long_it_took() -> None:
     clock = World(1)
 

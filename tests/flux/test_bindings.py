@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+import pytest
+
+from nodemanager.flux import bindings
 
 ROOT = Path(__file__).parents[2]
 CONNECT = "from nodemanager.flux import bindings\nbindings.connect('local:///nowhere')\nprint('connected')"
@@ -105,3 +112,39 @@ def _run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Hanging:
+    """A connection to an instance of which nobody answers, and the time that waiting takes."""
+
+    now_s: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def rpc(self, topic: str, payload: object, rank: int) -> Self:
+        del topic, payload, rank
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait_for(self, timeout_s: float) -> Self:
+        assert timeout_s > 0.0, "Flux waits for ever"
+        self.now_s += timeout_s
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+
+def test_ranks_that_hang_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = Hanging()
+    monkeypatch.setattr(bindings, "time", hanging)
+    assert bindings.ask_texts(hanging, "resource.topo-get", range(16), timeout_s=5.0) == {}
+    assert hanging.now_s < 106.0
+    assert bindings.ask_each(hanging, "attr.get", {}, range(16), timeout_s=5.0) == {}
+    assert hanging.now_s < 112.0

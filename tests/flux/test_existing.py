@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def applied(diff: str, folder: Path) -> dict[str, object]:
-    subprocess.run(["patch", "--dry-run", "-d/", "-p1"], input=diff, text=True, check=True, capture_output=True)
-    subprocess.run(["patch", "-d/", "-p1"], input=diff, text=True, check=True, capture_output=True)
+    for how in ("--dry-run", "--no-backup-if-mismatch"):
+        ran = subprocess.run(["patch", how, "-d/", "-p1"], input=diff, text=True, check=False, capture_output=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "fuzz" not in ran.stdout + ran.stderr
     config: dict[str, object] = {}
     for path in (folder / "conf.d").glob("*.toml"):
         config |= tomllib.loads(path.read_text())
@@ -99,6 +102,28 @@ def test_the_diff_makes_it_elastic_and_keeps_what_is_there(site: Site, folder: P
     }
     assert set(division_in(config).values()) == {"cloud"}
     assert "# all of them" in (folder / "conf.d" / "bootstrap.toml").read_text()
+    assert propose(site, folder).diff == ""
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text.rstrip("\n"),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("\n", "\r\n").removesuffix("\r\n"),
+        lambda text: f"# one\u2028line\n{text}",
+        lambda text: f"{text}\n\n",
+    ],
+    ids=["no newline at the end", "CRLF", "CRLF and none at the end", "another separator", "blank lines"],
+)
+def test_the_diff_can_be_applied_however_the_files_are_written(
+    site: Site, folder: Path, written: Callable[[str], str]
+) -> None:
+    for path in (folder / "conf.d").glob("*.toml"):
+        path.write_bytes(written(path.read_text()).encode())
+    config = applied(str(propose(site, folder)), folder)
+    assert hosts_of(config)[-1] == "cloud4"
+    assert set(division_in(config).values()) == {"cloud"}
     assert propose(site, folder).diff == ""
 
 

@@ -49,9 +49,14 @@ class Desk:
         return self.roster, self.silence_s
 
     def redeem(
-        self, nonce: str = NONCE, source: str = SOURCE, ticket: str = "", launch: LaunchId = LAUNCH
+        self,
+        nonce: str = NONCE,
+        source: str = SOURCE,
+        ticket: str = "",
+        launch: LaunchId = LAUNCH,
+        instance: str = "",
     ) -> Answer:
-        return self.desk.redeem(launch, ticket or KEY.ticket(launch), nonce, source)
+        return self.desk.redeem(launch, ticket or KEY.ticket(launch), nonce, source, instance)
 
     def key(self) -> str:
         return str(granted(self.redeem())["lease_key"])

@@ -28,9 +28,14 @@ from nodemanager.join.flux_node_join import (
     Settings,
     flux_toml,
     hand_over,
+    is_same_machine,
     is_task,
     job_processes,
+    keep_settings,
+    machine_marks,
+    read_settings,
     serves_the_broker,
+    unit_word,
     with_hosts,
     write_private,
     write_through,
@@ -157,9 +162,13 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
     unit = tmp_path / "flux-node-join.service"
-    unit.write_text(flux_node_join.UNIT.format(python="/bin/sh", program=SOURCE, folder=tmp_path))
+    python = tmp_path / "a python %n"
+    python.symlink_to("/bin/sh")
+    words = {"python": str(python), "program": str(SOURCE), "folder": '/a "$HOME" \\ %n'}
+    unit.write_text(flux_node_join.UNIT.format(**{name: unit_word(word) for name, word in words.items()}))
     ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert str(unit) not in ran.stderr, ran.stderr
+    assert "not executable" not in ran.stderr, ran.stderr
 
 
 SYSTEMCTL = """#!/bin/sh
@@ -204,7 +213,7 @@ def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: P
         "enable flux-node-join.service",
         "restart flux-node-join.service",
     ]
-    assert f"ExecStart={sys.executable} {tmp_path}/flux-node-join {tmp_path}\n" in unit.read_text()
+    assert f'ExecStart="{sys.executable}" "{tmp_path}/flux-node-join" "{tmp_path}"\n' in unit.read_text()
     assert (tmp_path / "flux-node-join").read_text() == SOURCE.read_text()
 
 
@@ -245,6 +254,60 @@ def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> Non
     assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
 
 
+HERE = {"hypervisor": "a", "provider": "i-1", "system": "s"}
+
+
+@pytest.mark.parametrize(
+    ("there", "is_same"),
+    [
+        (HERE, True),
+        ({**HERE, "hypervisor": "b"}, False),
+        ({**HERE, "system": "t"}, True),  # one that is made anew at each boot; the hypervisor knows better
+        ({"provider": "i-2", "system": "s"}, False),
+        ({"system": "t"}, False),
+        ({}, True),
+    ],
+)
+def test_a_machine_is_told_by_the_surest_mark_that_both_have(there: dict[str, str], is_same: bool) -> None:
+    assert is_same_machine(HERE, there) is is_same
+    assert is_same_machine(there, HERE) is is_same
+
+
+def test_marks_are_read_where_there_are_any(tmp_path: Path) -> None:
+    assert machine_marks(tmp_path) == {}
+    for name in ("hypervisor", "provider", "system"):
+        mark = tmp_path / dict(flux_node_join.MARKS)[name][1:]
+        mark.parent.mkdir(parents=True)
+        mark.write_text(f" {name}\n")
+    assert machine_marks(tmp_path) == {name: name for name in HERE}
+
+
+def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is made of the disk of a node that is up, and runs the unit that it finds there."""
+    for name, value in settings_in(tmp_path).values.items():
+        monkeypatch.setenv(f"FLUX_NODE_JOIN_{name}", value)
+    monkeypatch.setattr(flux_node_join, "machine_marks", lambda: HERE)
+    keep_settings(read_settings([]))
+    Machine(read_settings([])).save({"nonce": "n", "lease_key": "k"})
+    true_node = Machine(read_settings([str(tmp_path)]))  # after a reboot
+    assert (true_node.load()["lease_key"], true_node.is_a_copy()) == ("k", False)
+    monkeypatch.setattr(flux_node_join, "machine_marks", lambda: {**HERE, "hypervisor": "another"})
+    copy = Machine(read_settings([str(tmp_path)]))
+    assert (copy.load(), copy.is_a_copy()) == ({}, True)
+    new = Machine(read_settings([]))  # its own user-data makes it a node
+    assert (new.load(), new.is_a_copy()) == ({}, False)
+
+
+def test_a_node_that_cannot_keep_anything_ends_its_cost(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    off = tmp_path / "off"
+    values = settings_in(tmp_path / "file" / "node", SILENCE_MAX_S="0", POWEROFF=f"touch {off}").values
+    environment = {f"FLUX_NODE_JOIN_{name}": value for name, value in values.items()}
+    ran = subprocess.run([sys.executable, SOURCE], env=environment, capture_output=True, text=True, check=False)
+    assert "Not a directory; this node does not join" in ran.stderr
+    assert off.exists()
+
+
 FOLLOWER = """#!/bin/sh
 echo "$(id -u) $HOME $FLUX_NODE_JOIN_TICKET$FLUX_URI"
 cat "$2"/flux.toml "$(sed -n 's/curve_cert = "\\(.*\\)"/\\1/p' "$2/flux.toml")"
@@ -274,3 +337,40 @@ def test_the_broker_runs_as_the_instances_owner_who_reads_what_it_needs_and_none
         assert said.startswith(f"{owner.pw_uid} {owner.pw_dir} \n")
         assert said.endswith("a certificate")
         assert machine.broker_status() == "status 0"
+
+
+def as_nobody() -> None:
+    owner = pwd.getpwnam("nobody")
+    os.setgid(owner.pw_gid)
+    os.setuid(owner.pw_uid)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a broker as somebody else")
+def test_a_job_of_the_brokers_user_gets_nothing_of_roots_by_links_where_root_writes() -> None:
+    """It kills its broker, and root starts it again: folders that an earlier client gave away are taken back."""
+    with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
+        folder = Path(directory)
+        folder.chmod(0o755)
+        roots = folder / "roots"
+        roots.write_text("a secret of root's")
+        roots.chmod(0o600)
+        node = folder / "node"
+        (node / "conf.d").mkdir(parents=True)
+        owner = pwd.getpwnam("nobody").pw_uid
+        links = [node / "broker.log", node / "curve.cert.flux-node-join", node / "conf.d/flux.toml.flux-node-join"]
+        for path in (node, node / "conf.d"):
+            os.chown(path, owner, -1)
+        for link in links:
+            subprocess.run(["ln", "-s", roots, link], preexec_fn=as_nobody, check=True)
+        machine = Machine(settings_in(node, FLUX="/bin/true", USER="nobody"))
+        given = {"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": ["{flux}"]}
+        for _ in range(2):
+            machine.start_broker(given)
+            assert machine.broker is not None
+            machine.broker.wait(20)
+        assert (roots.stat().st_uid, roots.read_text()) == (0, "a secret of root's")
+        written = (node / "curve.cert", node / "conf.d" / "flux.toml")
+        assert [stat.S_IMODE(file.lstat().st_mode) for file in written] == [0o600, 0o600]
+        assert [file.lstat().st_uid for file in written] == [owner, owner]
+        for taken in (node, node / "conf.d"):
+            assert subprocess.run(["touch", taken / "x"], preexec_fn=as_nobody, check=False).returncode != 0

@@ -32,6 +32,7 @@ class FakeMachine:
     running: bool = False
     busy: bool = False
     disk_is_full: bool = False
+    copied: bool = False
     notice: str = ""
     said: list[dict[str, Any]] = field(default_factory=list)  # the reports
     hardware: dict[str, int] = field(default_factory=dict)
@@ -44,6 +45,12 @@ class FakeMachine:
 
     def nonce(self) -> str:
         return "n"
+
+    def instance(self) -> str:
+        return "i"
+
+    def is_a_copy(self) -> bool:
+        return self.copied
 
     def log(self, text: str) -> None:
         pass
@@ -141,7 +148,7 @@ def test_it_asks_again_before_each_start_and_starts_for_ever() -> None:
     assert machine.done.count("fetch") >= 19
 
 
-@pytest.mark.parametrize("code", ["used", "wrong", "expired", "malformed"])
+@pytest.mark.parametrize("code", ["used", "wrong", "expired", "malformed", "too_large"])
 def test_a_ticket_that_is_no_good_is_shown_once_and_the_node_ends_after_the_silence(code: str) -> None:
     machine = FakeMachine(service=refusing(code))
     run_for(machine, a_client(machine), 3599.0)
@@ -150,7 +157,16 @@ def test_a_ticket_that_is_no_good_is_shown_once_and_the_node_ends_after_the_sile
     assert machine.done[-1] == "OFF"
 
 
-@pytest.mark.parametrize("code", ["not_current", "unavailable", "too_many", "wrong_source", "too_slow"])
+def test_a_copy_of_a_nodes_disk_asks_for_nothing_and_ends_after_the_silence() -> None:
+    machine = FakeMachine(copied=True, kept={"nonce": "n", "lease_key": "k"})
+    client = a_client(machine)
+    run_for(machine, client, 3599.0)
+    assert machine.done == []
+    run_for(machine, client, 10.0)
+    assert machine.done[-1] == "OFF"
+
+
+@pytest.mark.parametrize("code", ["not_current", "in_use", "unavailable", "too_many", "wrong_source", "too_slow"])
 def test_what_may_change_is_asked_again(code: str) -> None:
     machine = FakeMachine(service=refusing(code))
     client = a_client(machine)

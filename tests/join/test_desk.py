@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.join.desk import REPORTS_BURST, Rules
+from nodemanager.join.desk import REPORTS_BURST, SILENT_RENEWALS, Granted, Rules
 from nodemanager.join.ledger import REPLAYS_KEPT_MAX
 from nodemanager.model import JoinPhase, LaunchId
 from tests.join.desks import CURVE, KEY, LAUNCH, MATERIAL, NONCE, OTHER_NONCE, SOURCE, Desk, code, entry, granted
@@ -85,6 +85,23 @@ def test_the_source_is_compared_where_the_site_wants_it() -> None:
     granted(desk.redeem(source=SOURCE))
 
 
+@pytest.mark.parametrize(
+    ("known", "source", "is_let_in"),
+    [
+        ("2001:DB8::0005", "2001:db8::5", True),
+        ("10.0.0.5", "::ffff:10.0.0.5", True),
+        ("2001:db8::6", "2001:db8::5", False),  # of the same /64
+        ("node5", "node5", False),  # a name says nothing of where a request comes from
+        ("node5", "", False),
+    ],
+)
+def test_sources_are_compared_as_addresses_and_not_as_texts(known: str, source: str, is_let_in: bool) -> None:
+    desk = Desk(Rules("head", "10.0.0.1", check_source=True), roster=(entry(addresses=(known,)),))
+    answer = desk.redeem(source=source)
+    assert isinstance(answer, Granted) or code(answer) == "wrong_source"
+    assert isinstance(answer, Granted) is is_let_in
+
+
 def test_without_a_roster_or_a_ledger_nobody_is_let_in_and_no_ticket_used_up() -> None:
     desk = Desk(roster=None)
     assert code(desk.redeem()) == "unavailable"
@@ -124,6 +141,67 @@ def test_a_renewal_says_how_the_lease_stands_and_addresses_only_when_they_change
     assert said["hosts"] == {"head": "10.0.0.1", "cloud1": "10.0.0.5"}
     assert said["may_start"] is False
     assert "curve_cert" not in said
+
+
+# --- two that use one lease key ---------------------------------------------------------------------------
+
+SILENT_S = SILENT_RENEWALS * 10.0
+
+
+def at(desk: Desk, now_at: float, what: str, instance: str, key: str) -> str:
+    """Ask as one process; "granted", or the code of the refusal."""
+    desk.now_at = now_at
+    if what == "fetch":
+        answer = desk.desk.fetch(LAUNCH, key, SOURCE, instance)
+    else:
+        answer = desk.desk.renew(LAUNCH, key, "", SOURCE, instance)
+    return "granted" if isinstance(answer, Granted) else code(answer)
+
+
+def test_a_copy_of_a_node_starts_no_broker_while_that_renews_and_is_an_alarm() -> None:
+    desk = Desk()
+    key = str(granted(desk.redeem(instance="a"))["lease_key"])
+    for now_at in (10.0, 20.0, 30.0, 40.0):
+        assert at(desk, now_at, "renew", "a", key) == "granted"
+        assert at(desk, now_at + 1.0, "fetch", "b", key) == "in_use"
+    alarms = desk.reported(JoinPhase.REPLAYED)
+    assert len(alarms) == 2  # each of the two is said once
+    assert "two processes at once" in alarms[0]
+
+
+def test_a_client_that_is_started_again_is_let_in_when_the_former_is_silent_and_is_no_alarm() -> None:
+    desk = Desk()
+    key = str(granted(desk.redeem(instance="a"))["lease_key"])
+    assert at(desk, 5.0, "fetch", "b", key) == "in_use"
+    assert at(desk, SILENT_S - 0.1, "fetch", "b", key) == "in_use"
+    assert at(desk, SILENT_S, "fetch", "b", key) == "granted"
+    assert at(desk, SILENT_S + 1.0, "renew", "b", key) == "granted"
+    assert at(desk, 3 * SILENT_S, "fetch", "c", key) == "granted"
+    assert desk.reported(JoinPhase.REPLAYED) == []
+
+
+def test_one_that_was_cut_off_and_another_that_took_its_place_are_an_alarm_when_it_is_back() -> None:
+    desk = Desk()
+    key = str(granted(desk.redeem(instance="a"))["lease_key"])
+    assert at(desk, SILENT_S, "fetch", "b", key) == "granted"
+    assert at(desk, SILENT_S + 1.0, "renew", "a", key) == "granted"  # it hears of its lease all the same
+    assert at(desk, SILENT_S + 2.0, "fetch", "a", key) == "in_use"
+    assert len(desk.reported(JoinPhase.REPLAYED)) == 1
+
+
+def test_whoever_does_not_say_which_process_it_is_joins_as_ever() -> None:
+    desk = Desk()
+    key = desk.key()
+    assert at(desk, 1.0, "fetch", "", key) == "granted"
+    assert at(desk, 2.0, "fetch", "a", key) == "granted"
+    assert at(desk, 3.0, "fetch", "", key) == "granted"
+
+
+def test_a_key_that_is_wrong_makes_nobody_a_holder() -> None:
+    desk = Desk()
+    key = desk.key()
+    assert at(desk, 1.0, "fetch", "a", "0" * 64) == "wrong"
+    assert at(desk, 1.0, "fetch", "b", key) == "granted"
 
 
 def test_a_lease_that_ended_is_said_so() -> None:

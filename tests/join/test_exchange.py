@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from nodemanager.facts import NodeReported
 from nodemanager.join.exchange import FileExchange, Folder, RosterFile, RosterUnreadableError, decoded, encoded
@@ -97,6 +100,59 @@ def test_more_reports_than_are_read_at_once_are_all_read(tmp_path: Path) -> None
         for _ in range(REPORTS_KEPT_MAX + 5):  # the oldest five of each are dropped
             ledger.report(NodeReported(LaunchId(str(launch)), JoinPhase.ENDED, "", 0.0))
     assert len(FileExchange(folder).reports()) == launches * REPORTS_KEPT_MAX
+
+
+def test_a_row_that_is_no_report_is_said_and_hides_no_other(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    ledger = Ledger(folder.ledger)
+    ended = NodeReported(LaunchId("a"), JoinPhase.ENDED, "", 0.0)
+    ledger.report(NodeReported(LaunchId("a"), JoinPhase.MEASURED, '{"cores": 2', 0.0))  # as earlier versions cut it
+    ledger.report(ended)
+    with closing(sqlite3.connect(folder.ledger)) as another:
+        row = ("a", "of a later version", "", 0.0)
+        another.execute("INSERT INTO reports (launch, phase, detail, reported_at) VALUES (?, ?, ?, ?)", row)
+        another.commit()
+    with capture_logs() as logged:
+        exchange = FileExchange(folder)
+        assert exchange.reports() == (ended,)
+        assert exchange.reports() == ()
+    assert [line["event"] for line in logged] == ["report_unreadable"] * 2
+    assert "report 1 of a" in logged[0]["why"]
+
+
+@pytest.mark.parametrize("reports", [1, 5])
+def test_a_ledger_that_takes_the_place_of_another_is_read_from_its_start(tmp_path: Path, reports: int) -> None:
+    folder = Folder(tmp_path)
+    exchange = FileExchange(folder)
+    for launch, count in (("before", 3), ("after", reports)):
+        for file in tmp_path.glob("ledger*"):
+            file.unlink()
+        ledger = Ledger(folder.ledger)
+        said = [NodeReported(LaunchId(launch), JoinPhase.ENDED, str(number), 0.0) for number in range(count)]
+        for report in said:
+            ledger.report(report)
+        assert exchange.reports() == tuple(said)
+        ledger.close()
+
+
+def test_a_ledger_that_was_put_back_to_what_it_was_loses_nothing_that_comes_next(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    exchange = FileExchange(folder)
+    first, second, third = (NodeReported(LaunchId("a"), JoinPhase.ENDED, text, 0.0) for text in "123")
+    ledger = Ledger(folder.ledger)
+    ledger.report(first)
+    ledger.close()
+    kept = folder.ledger.read_bytes()
+    for report in (second, third):
+        ledger = Ledger(folder.ledger)
+        ledger.report(report)
+        exchange.reports()
+        ledger.close()
+    folder.ledger.write_bytes(kept)
+    assert exchange.reports() == (first,)
+    ledger = Ledger(folder.ledger)
+    ledger.report(second)
+    assert exchange.reports() == (second,)
 
 
 def test_a_damaged_ledger_or_folder_is_said(tmp_path: Path) -> None:

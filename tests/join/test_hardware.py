@@ -10,6 +10,7 @@ import pytest
 from nodemanager.facts import NodeMeasured
 from nodemanager.join.desk import Refused
 from nodemanager.join.flux_node_join import Joining, cores_of, count_gpus, memory_bytes
+from nodemanager.join.ledger import THREADS_MAX
 from nodemanager.model import Hardware, JoinPhase
 from tests.join.desks import LAUNCH, SOURCE, Desk, code, granted
 from tests.join.test_client_decides import FakeMachine
@@ -81,8 +82,28 @@ def test_it_comes_out_of_the_ledger_as_a_fact() -> None:
     assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in desk.ledger.reports(0)]
 
 
+@pytest.mark.parametrize("more", ["", " " * 5000, f', "note": "{"x" * 5000}"'])
+def test_however_much_is_said_with_it_the_manager_reads_what_counts(more: str) -> None:
+    desk = Desk()
+    said = json.dumps(SAID)[:-1] + more + "}"
+    granted(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, said, SOURCE))
+    assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in desk.ledger.reports(0)]
+
+
 @pytest.mark.parametrize(
-    "said", ["", "[]", "{}", json.dumps(SAID | {"cores": -1}), json.dumps(SAID | {"gpus": "1"})]
+    "said",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps(SAID | {"cores": -1}),
+        json.dumps(SAID | {"gpus": "1"}),
+        json.dumps(SAID | {"cores": 5}),  # more than threads
+        json.dumps(SAID | {"cores": THREADS_MAX + 1, "threads": THREADS_MAX + 1}),
+        json.dumps(SAID | {"gpus": 10**9}),
+        json.dumps(SAID | {"memory_bytes": 10**400}),
+        '{"a":' + "[" * 3000,
+    ],
 )
 def test_what_is_no_hardware_is_refused(said: str) -> None:
     desk = Desk()

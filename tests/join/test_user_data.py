@@ -101,6 +101,13 @@ def test_every_value_reaches_the_client_as_it_is(value: str, client: str) -> Non
     assert ran.stdout.decode() == value
 
 
+def test_a_node_whose_folder_cannot_be_made_ends_its_cost(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    values = {"DIR": f"{tmp_path}/file/node", "SILENCE_MAX_S": "0", "POWEROFF": f"touch {tmp_path}/off"}
+    subprocess.run(["sh", "-c", script(values, "")], capture_output=True, check=True)
+    assert (tmp_path / "off").exists()
+
+
 @pytest.mark.parametrize("join", ["", "client = /usr/bin/flux-node-join"])
 def test_it_is_plain_shell(tmp_path: Path, join: str) -> None:
     file = tmp_path / "user-data"

@@ -17,7 +17,7 @@ from nodemanager import cli
 from nodemanager.config import Provider, load_site
 from nodemanager.join.checks import END_OF_COST
 from nodemanager.join.flux_node_join import post
-from nodemanager.join.material import MaterialSource, Paths, fingerprint
+from nodemanager.join.material import MaterialSource, Paths, fingerprint, tls_context
 from tests.join.test_user_data import a_site
 
 FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "commands: 0.88.0"; fi\n'
@@ -93,6 +93,20 @@ def test_rotate_cert_changes_it_for_rank_0_and_for_nodes_and_nothing_else(
     assert paths.site_key.read_text() == key
 
 
+@pytest.mark.usefixtures("flux")
+def test_what_is_put_in_a_folder_of_others_follows_no_link_of_theirs(tmp_path: Path) -> None:
+    """Root may run init and rotate-cert, and the folders are the instance's owner's."""
+    site = a_site(tmp_path)
+    other = tmp_path / "other"
+    other.write_text("not theirs")
+    material, bootstrap = site.join.material_dir, site.flux.bootstrap_dir
+    for place in (material / "bootstrap.json", material / "curve.cert", bootstrap / "curve.cert"):
+        place.with_name(f".{place.name}.new").symlink_to(other)
+    assert run("rotate-cert", tmp_path) == 0
+    assert other.read_text() == "not theirs"
+    assert (material / "curve.cert").read_text() == (bootstrap / "curve.cert").read_text()
+
+
 @pytest.mark.parametrize(
     "table", ["[access]\nallow-guest-user = true\n", '[exec]\nimp = "/usr/libexec/flux-imp"\n']
 )
@@ -115,7 +129,7 @@ def test_it_is_said_of_every_provider() -> None:
     assert set(Provider) <= set(END_OF_COST)
 
 
-@pytest.mark.parametrize("file", ["site_key", "tls_certificate", "bootstrap", "curve_certificate"])
+@pytest.mark.parametrize("file", ["site_key", "tls_key", "tls_certificate", "bootstrap", "curve_certificate"])
 @pytest.mark.usefixtures("flux")
 def test_a_service_without_its_files_says_what_to_do(
     tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
@@ -124,6 +138,42 @@ def test_a_service_without_its_files_says_what_to_do(
     getattr(join_folder(tmp_path), file).unlink()
     assert run("join-service", tmp_path) == 78
     assert "flux-node-manager init" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["site_key", "tls_key", "curve_certificate"])
+@pytest.mark.usefixtures("flux")
+def test_a_secret_that_others_may_read_is_refused(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_site(tmp_path)
+    path = getattr(join_folder(tmp_path), file)
+    path.chmod(0o640)
+    assert run("join-service", tmp_path) == 78
+    assert f"others may read {path}: chmod 600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("tls_key", "is not the key of"), ("curve_certificate", "curve.cert is not what init writes: it is no text")],
+)
+@pytest.mark.usefixtures("flux")
+def test_a_file_that_is_spoilt_is_named(
+    tmp_path: Path, file: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_site(tmp_path)
+    getattr(join_folder(tmp_path), file).write_bytes(b"\xff\xfe")
+    assert run("join-service", tmp_path) == 78
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("half", ["tls_key", "tls_certificate"])
+@pytest.mark.usefixtures("flux")
+def test_init_makes_a_pair_anew_of_which_a_half_is_missing(tmp_path: Path, half: str) -> None:
+    site = a_site(tmp_path)
+    paths = join_folder(tmp_path)
+    getattr(paths, half).unlink()
+    assert run("init", tmp_path, "--output", str(site.flux.bootstrap_dir)) == 0
+    tls_context(paths)
 
 
 # --- the process ------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ manager_silence_max = {silence_max}
 [Join]
 listen = 127.0.0.1:{join_port}
 addresses = 127.0.0.1:{dead_port}, 127.0.0.1:{join_port}
-renew = 200ms
+renew = {renew}
 requests_per_s = 1000
 node_dir = join
 hosts_file = hosts
@@ -136,13 +136,22 @@ class Node:
 
 
 class Yard:
-    def __init__(self, folder: Path, *, join: str = "", silence_max: str = "1h", orphan_grace: str = "10m") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        join: str = "",
+        silence_max: str = "1h",
+        orphan_grace: str = "10m",
+        renew: str = "200ms",
+    ) -> None:
         self.folder = folder
         text = SITE.format(
             port=free_port(),
             join_port=free_port(),
             dead_port=free_port(),
             join=join,
+            renew=renew,
             silence_max=silence_max,
             orphan_grace=orphan_grace,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +106,28 @@ def test_of_two_nodes_with_one_ticket_one_joins_and_no_job_dies(yard_of: YardOf)
     assert second.broker() is None
     assert first.broker() is not None
     assert yard.job_state(job) == "R"
+
+
+def test_a_copy_of_a_nodes_disk_puts_nobody_out_and_is_an_alarm(yard_of: YardOf) -> None:
+    """Here both are on one machine, so that the copy cannot tell what it is: the service can."""
+    yard = yard_of(renew="2s")
+    yard.start_head()
+    yard.start_service()
+    launch = yard.launch("cloud1-1", "cloud1")
+    true_node = yard.node(launch).boot()
+    yard.eventually("it is online", lambda: yard.online() == {"cloud1"})
+    job = yard.flux("submit", "-N1", "sleep", "600")
+    yard.eventually("a job runs there", lambda: yard.job_state(job) == "R")
+    copy = yard.node(launch)
+    shutil.copytree(true_node.folder / "join", copy.folder / "join")
+    copy.boot()
+    yard.eventually("it is told to wait", lambda: copy.said().count("in_use") >= 2)
+    yard.eventually("it is an alarm", lambda: yard.reported(launch, "replayed"))
+    assert "two processes at once" in yard.reported(launch, "replayed")[0]
+    assert copy.broker() is None
+    assert yard.job_state(job) == "R"
+    true_node.kill()
+    yard.eventually("it gets in once the other is gone", copy.broker)
 
 
 def test_two_nodes_that_show_one_ticket_at_once_are_one_node(yard_of: YardOf) -> None:
