@@ -463,6 +463,56 @@ def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None
         JournalReader(path).report(0, 1)
 
 
+# --- two services -----------------------------------------------------------------------------------------
+
+
+def _written(story: list[Happened], journal: Journal) -> list[str]:
+    """Write a story; what was logged."""
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    return [log["event"] for log in logs]
+
+
+def test_an_observer_with_the_state_dir_of_one_that_acts_never_writes_its_journal(path: Path) -> None:
+    acting, observer = Journal(path), Journal(path, succeeds=False)
+    story = a_story()
+    acting.write(story)
+    before = JournalReader(path).entries()
+    assert _written(story, observer) == ["journal_not_written"], "once"
+    assert "state_dir of its own" in observer.failure
+    acting.close()  # it is restarted
+    assert _written(story, observer) == []
+    assert JournalReader(path).entries() == before
+    observer.close()
+
+
+def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
+    first, second = Journal(path), Journal(path)
+    story, waiting = a_story(), told(*(a_moment(after_s, claimed=False) for after_s in (0, 10)))
+    first.write(story)
+    before = JournalReader(path).entries()
+    _written(waiting, second)
+    first.close()
+    second.write([])
+    assert JournalReader(path).entries() == before, "of that time the first has told"
+    _written(story, second)
+    assert len(JournalReader(path).entries()) == 2 * len(before)
+    second.close()
+
+
+def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(path: Path) -> None:
+    hangs, acts = Journal(path), Journal(path)
+    hangs.write([])
+    hangs.write(a_story()[:1])
+    before = JournalReader(path).entries()
+    assert _written(a_story(), acts) == ["journal_not_written"]
+    hangs.close()
+    acts.write([])
+    assert len(JournalReader(path).entries()) == len(before) + len(_told_of(a_story()))
+    acts.close()
+
+
 # --- the threads ------------------------------------------------------------------------------------------
 
 

@@ -212,14 +212,11 @@ class Elastic:
         """One that only observes, with a state_dir of its own, at the same local cloud."""
         state = self._folder / "observer"
         state.mkdir()
-        for shared in ("cloud", "cluster-uuid"):
-            (state / shared).symlink_to(self.site.state_dir / shared)
-        acting = self._site_file("observe").read_text(encoding="utf-8")
-        bootstrap = f"bootstrap_dir = {self.site.flux.bootstrap_dir}"
-        (self._folder / "observer.ini").write_text(
-            acting.replace("state_dir = state", "state_dir = observer").replace("[Cloud]", f"{bootstrap}\n[Cloud]"),
-            encoding="utf-8",
-        )
+        (state / "cloud").symlink_to(self.site.state_dir / "cloud")
+        own = f"state_dir = observer\ncluster_uuid = {self.site.cluster_uuid}"
+        text = self._site_file("observe").read_text(encoding="utf-8").replace("state_dir = state", own)
+        text = text.replace("[Cloud]", f"bootstrap_dir = {self.site.flux.bootstrap_dir}\n[Cloud]")
+        (self._folder / "observer.ini").write_text(text, encoding="utf-8")
         return self.start_manager(mode="observer")
 
     def start_join_service(self) -> ManagerProcess:
