@@ -21,7 +21,7 @@ class WriteLock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Nothing where it is held already. Raises ``WrittenByAnother``, or ``OSError`` where no lock can be had."""
+        """Unless it is held already. Raises ``WrittenByAnother``, or ``OSError`` where no lock can be had."""
         if self._file is not None:
             return
         file = os.open(self._journal.with_name(self._journal.name + ENDING), os.O_RDWR | os.O_CREAT, 0o600)

@@ -24,7 +24,7 @@ STOP_S = 10.0
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def journal(tmp_path: Path) -> Journal:
     """A job waited, was bought a node, ran there; both are gone."""
     waiting = a_job(1, whole_nodes(1), submitted_at=WALL_AT)
     runs = replace(waiting, state=JobState.RUN)
@@ -40,10 +40,27 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
     for happened in told(*story):
         journal.take_in(happened)
     journal.stop(STOP_S)
-    stand = a_stand(journal.path, jobs_for_everybody=True)
-    stand.post(story[-1])
-    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+    return journal
+
+
+def a_client(journal: Journal, *, jobs_for_everybody: bool) -> TestClient:
+    stand = a_stand(journal.path, jobs_for_everybody=jobs_for_everybody)
+    stand.post(a_moment(240))
+    return TestClient(stand.application, base_url=f"http://{HOST}")
+
+
+@pytest.fixture
+def client(journal: Journal) -> Iterator[TestClient]:
+    with a_client(journal, jobs_for_everybody=True) as client:
         yield client
+
+
+@pytest.mark.parametrize("name", ["1", "f2", "type cloud", "type%20cloud", ""])
+def test_by_the_path_of_nodes_nothing_is_told_of_jobs_without_the_token(journal: Journal, name: str) -> None:
+    with a_client(journal, jobs_for_everybody=False) as client:
+        assert client.get(f"/explain/job/1?at={WALL_AT + 30}").status_code == 401
+        assert client.get(f"/explain/node/{name}?at={WALL_AT + 30}").status_code == 404
+        assert client.get(f"/explain/node/cloud1?at={WALL_AT + 90}").status_code == 200
 
 
 def asked(client: TestClient, path: str, after_s: float) -> Any:
