@@ -206,12 +206,14 @@ def _print_prices(compared: Sequence[Compared], table: PriceTable, region: str) 
     from rich import box
     from rich.table import Table
 
+    from nodemanager.ask.terminal import terminal
+
     shown = Table("node type", "size", "market", "site", "table", box=box.SIMPLE_HEAD)
     shown.add_column("", no_wrap=True)
     for row in compared:
         listed = "-" if row.table_price_per_hour is None else f"{row.table_price_per_hour}"
         shown.add_row(row.node_type, row.size, str(row.market), f"{row.price_per_hour}", listed, str(row.verdict))
-    Console().print(shown)
+    terminal().print(shown)
     of = f"of {table.updated}" if table.updated else "of no date"
     print(f"An hour, on demand. The table is {table.source} {of}, region {region or '(none)'}.")
     print("The service decides by the site's prices alone.")
