@@ -228,7 +228,7 @@ class Allowance:
 
 
 def boots_fail(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> Streak | None:
-    """The boots of the type and its image that failed in a row, where there were so many that its breaker is open."""
+    """The boots of the type and its image that failed in a row, where so many did that its breaker is open."""
     streak = snapshot.streaks.get((node_type.name, node_type.image))
     return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
 

@@ -25,7 +25,7 @@ import structlog
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.lock import WriteLock, WrittenByAnother
 from nodemanager.journal.rows import Rows
-from nodemanager.journal.schema import SET_ASIDE, TooNew, migrate
+from nodemanager.journal.schema import ENTRIES_KEPT_S, JOBS_KEPT_S, SET_ASIDE, SPEND_KEPT_S, TooNew, migrate
 from nodemanager.journal.spend import HOUR_S
 
 FLUSH_S = 1.0
@@ -33,9 +33,6 @@ WAITING_MAX = 2000
 HELD_MAX = 20_000  # rows: some ten megabytes, and a day of a quiet site
 TRY_AGAIN_S = 10.0
 BUSY_S = 5.0  # what a reader may keep the writer waiting
-ENTRIES_KEPT_S = 35 * 86_400.0
-SPEND_KEPT_S = 400 * 86_400.0
-JOBS_KEPT_S = 100 * 86_400.0
 PRUNE_EVERY_S = 3600.0
 PRUNE_AGAIN_S = 300.0  # after one that failed
 

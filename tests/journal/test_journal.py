@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from nodemanager.facts import CloudCallFailed, FailureKind
+from nodemanager.journal import reader as reader_module
 from nodemanager.journal import rows, schema, writer
 from nodemanager.journal.chronicle import Chronicle, Happened
 from nodemanager.journal.entries import Entry
@@ -163,6 +166,32 @@ def test_a_report_adds_up(reader: JournalReader) -> None:
 def test_spend_is_told_from_a_moment_on(reader: JournalReader) -> None:
     assert reader.spent(WALL_AT - 3600) > 0
     assert reader.spent(WALL_AT + 86_400) == 0
+
+
+def test_a_report_says_from_when_on_each_of_its_sums_is(reader: JournalReader) -> None:
+    """Spend is kept by the hour; what happened, for fewer days than spend."""
+    report = reader.report(WALL_AT + 30, WALL_AT + 60)
+    assert report["cost_since_at"] == (WALL_AT + 30) // 3600 * 3600
+    assert report["entries_since_at"] == WALL_AT + 30
+    long = reader.report(WALL_AT - 90 * 86_400, WALL_AT)
+    assert long["entries_since_at"] == WALL_AT - schema.ENTRIES_KEPT_S
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_of_the_nearest_rank_as_many_values_are_not_above_as_are_asked_for(
+    values: list[float], part: float
+) -> None:
+    ordered = sorted(values)
+    found = reader_module.quantile(ordered, part)
+    assert found in ordered
+    assert sum(value <= found for value in ordered) >= part * len(ordered)
+    below = sum(value < found for value in ordered)
+    assert below < part * len(ordered) or below == 0
+
+
+@pytest.mark.parametrize(("count", "part", "rank"), [(2, 0.5, 1), (4, 0.5, 2), (20, 0.95, 19), (100, 0.95, 95)])
+def test_a_quantile_is_the_nearest_rank(count: int, part: float, rank: int) -> None:
+    assert reader_module.quantile(range(1, count + 1), part) == rank
 
 
 def test_an_empty_span_has_a_report_too(reader: JournalReader) -> None:
