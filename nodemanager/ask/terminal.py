@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from rich.console import Console
@@ -9,12 +10,18 @@ from rich.console import Console
 from nodemanager.notation import printable
 
 
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process here, with a status of its own."""
+        raise BrokenPipeError(errno.EPIPE, "nobody reads on")
+
+
 def terminal(**how: Any) -> Console:
     """A console to which a text is a text. ``how``: as ``rich.console.Console`` takes it.
 
     Reasons of drains, messages of providers, and what nodes report hold brackets that are no markup.
     """
-    return Console(markup=False, emoji=False, highlight=False, **how)
+    return _Terminal(markup=False, emoji=False, highlight=False, **how)
 
 
 def escaped(document: Any) -> Any:

@@ -54,8 +54,6 @@ def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
             return _said(error, EXIT_UNAVAILABLE)
         except NotAllowed as error:
             return _said(error, EXIT_NO_PERMISSION)
-        except (KeyboardInterrupt, BrokenPipeError):
-            return EXIT_OK  # whoever followed has seen enough
         return EXIT_OK
 
     verb.__doc__ = ask.__doc__

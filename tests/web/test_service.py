@@ -248,6 +248,10 @@ class Running:
             status = cli.main([*arguments, "--config", str(self.site)])
         return status, out.getvalue(), err.getvalue()
 
+    def command(self, *arguments: str) -> list[str]:
+        """As a process of its own. To be run in this repository."""
+        return [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self.site)]
+
     def json(self, *arguments: str) -> dict[str, object]:
         status, out, err = self.verb(*arguments, "--json")
         assert status == 0, err
@@ -293,6 +297,28 @@ def test_a_span_that_the_journal_does_not_keep_is_refused_in_the_words_of_the_op
     for span in ("500d", "0s", "infinity"):
         status, _, error = running.verb("report", "--since", span)
         assert (status, "--since: 1s to 400d" in error) == (2, True), error
+
+
+def test_whoever_reads_no_further_is_no_fault(running: Running) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    for arguments in (["status"], ["events"], ["nodes", "--json"]):
+        done = subprocess.run(
+            running.command(*arguments), stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (141, "")
+    os.close(write)
+
+
+def test_a_follower_that_is_interrupted_says_so_by_its_status(running: Running) -> None:
+    with subprocess.Popen(
+        running.command("events", "--follow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline()
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=STOP_S)
+    assert (follower.returncode, said) == (130, "")
 
 
 def test_a_held_node_is_released_again(running: Running) -> None:
