@@ -252,6 +252,11 @@ def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _builtin(text: str) -> str:
+    _require(text == "builtin")
+    return text
+
+
 def _endpoint(text: str) -> str:
     if text:
         parts = _http(text)
@@ -477,7 +482,7 @@ class BudgetSettings(Settings):
 class Simulation(Settings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
-    workload: _Word = "builtin"
+    workload: Annotated[str, Written("builtin", _builtin)] = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
     boot_failures: _Probability = 0.0

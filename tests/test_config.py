@@ -214,7 +214,7 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Web", "jobs_shown_to", "everybody", "jobs_shown_to", Viewers.EVERYBODY),
     ("Simulation", "time_scale", "60", "time_scale", 60.0),
     ("Simulation", "seed", "7", "seed", 7),
-    ("Simulation", "workload", "gangs", "workload", "gangs"),
+    ("Simulation", "workload", "builtin", "workload", "builtin"),
     ("Simulation", "boot_delay", "10s", "boot_delay_s", 10.0),
     ("Simulation", "stop_delay", "1s", "stop_delay_s", 1.0),
 ]
@@ -302,6 +302,10 @@ def test_a_relative_socket_and_folder_are_relative_to_the_file(
 )
 def test_where_to_listen_is_a_socket_or_a_host_with_its_port(tmp_path: Path, text: str) -> None:
     assert the_fault(tmp_path, ("Web", "listen", text)).problem.startswith('"unix", "unix:PATH", "HOST:PORT"')
+
+
+def test_a_workload_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
+    assert the_fault(tmp_path, ("Simulation", "workload", "nosuch.toml")).problem == "builtin is needed"
 
 
 @pytest.mark.parametrize("text", ["foo.*", "*foo", "a b", "head:8080", "http://head", "*.*", "a, ,b", "[head]"])
