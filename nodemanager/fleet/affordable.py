@@ -63,7 +63,7 @@ def _nothing_left(budget: Verdict) -> Verdict:
 
 def _stands(made: Layout, budget: Verdict, policy: Policy) -> bool:
     """Whether it would come out the same with less left: it serves all, and what it buys is within that."""
-    if made.end != END or made.reasons or budget.drains:
+    if made.end != END or made.failed or made.reasons or budget.drains:
         return False
     bought = made.market.price_left - made.price_left
     offers = [made.shelf.offers[stack.offer] for stack in made.shelf.stacks]

@@ -58,6 +58,8 @@ class Layout:
     end: Place  # up to where all are served, but for those that failed
     failed: Mapping[Want, Place]  # from where on jobs of a kind get nothing
     reasons: Mapping[Want, Reason]  # what stands in the way of the first of a kind that is not served
+    beyond: Mapping[Want, int]  # how many pieces the first of others lacks: more than there are ``on_offer``
+    on_offer: obstacles.Left | None  # before any of it is given to anybody; None where nobody lacks more
     stuck: tuple[JobId, Shape, Reason] | None
     zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
     price_left: Decimal  # an hour, once all that is needed is bought
@@ -84,8 +86,11 @@ class Layout:
                 unserved[key] = self.never[want]
             elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
                 unserved[key] = self.cuts[key][1]
-            elif key in self.batches and self.served[key] < len(ids) and want in self.reasons:
-                unserved[key] = self.reasons[want]
+            elif key in self.batches and self.served[key] < len(ids):
+                if want in self.reasons:
+                    unserved[key] = self.reasons[want]
+                elif want in self.beyond and self.on_offer is not None:
+                    unserved[key] = obstacles.now(key.shape, self.beyond[want], self.market, self.on_offer)
         return unserved
 
 
@@ -115,6 +120,8 @@ def _nobody_waits(wanted: Demand, market: Market, budget: spending.Verdict) -> L
         end=END,
         failed=nobody,
         reasons=nobody,
+        beyond=nobody,
+        on_offer=None,
         stuck=None,
         zones=nobody,
         price_left=market.price_left,
@@ -145,12 +152,14 @@ class _Maker:
     told_apart: list[Constraint] = field(init=False)
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
+    known_rest: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
     gathered: Mapping[Shape, Gathering] = field(init=False)  # those that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
     seating: Seating = field(init=False)
     failed: dict[Want, Place] = field(default_factory=dict)  # from where on jobs of a kind get nothing
     reasons: dict[Want, Reason] = field(default_factory=dict)
+    can_come: dict[Shape, int] = field(default_factory=dict)  # no more pieces of a job than these are on offer
     places: int = field(init=False)  # of decimals, in which prices are whole numbers
 
     def __post_init__(self) -> None:
@@ -194,6 +203,19 @@ class _Maker:
         return self.known_offers
 
     @property
+    def rest(self) -> list[tuple[BatchKey, Sequence[JobId], int]]:
+        """The batches of which some may be laid elsewhere than on what is there, and how many of each sit there."""
+        if self.known_rest is None:
+            seated, failed = self.seating.seated, self.failed
+            self.known_rest = [
+                (key, ids, begin)
+                for key, ids in self.batches.items()
+                if (begin := seated.get(key, 0)) < len(ids)
+                and (-key.priority, ids[begin]) < (failed.get(_want(key), END) if failed else END)
+            ]
+        return self.known_rest
+
+    @property
     def cores_on_offer(self) -> int:
         """No more cores than these can be had of the nodes that come and of new ones, however they are filled."""
         if self.known_cores is None:
@@ -205,7 +227,7 @@ class _Maker:
         if not self.batches:
             self.seating = Seating()
         elif not fifo:
-            self.seating = self._usher().seat_all()
+            self._seat({}, give_back=RESEATED_MAX)
         elif (held_up := self._held_up_at_once()) is not None:
             return held_up
         refused = self._first_refused() if fifo else None
@@ -225,7 +247,7 @@ class _Maker:
 
         What comes out is what would if all were laid out. None, and all are seated, where it is not so plain.
         """
-        usher = self._usher()
+        usher = Usher(self.batches, self._room(), {}, self.zones)
         self.seating = usher.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
@@ -254,13 +276,29 @@ class _Maker:
                     self.reasons[_want(stuck[0])] = self._why(stuck, shelf)
                 return shelf, stuck
             filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
-            if filled is not None:
+            if isinstance(filled, Shelf):
                 return filled, stuck
-            self.seating = self._usher().seat_all()
+            # Whoever failed behind it did so while it had what it gives back.
+            self._seat({want: at for want, at in self.failed.items() if at <= filled}, give_back=anew - 1)
         raise AssertionError("the last time nobody is seated anew")
 
-    def _usher(self) -> Usher:
-        return Usher(self.batches, self._room(), self.failed, self.zones)
+    def _seat(self, failed: Mapping[Want, Place], give_back: int) -> None:
+        """Seat all, under a policy that fills gaps. ``failed``: from where on jobs of a kind are to get nothing.
+
+        Whoever lacks more than can come is told at once: it would fail in the end, and all be seated anew for it.
+        """
+        usher = Usher(self.batches, self._room(), failed, self.zones, self._can_come, give_back)
+        self.seating, self.known_rest = usher.seat_all(), None
+        beyond = self.seating.beyond.items()
+        self.failed = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}
+
+    def _can_come(self, key: BatchKey, job: JobId) -> int:
+        if not self.cores_on_offer:
+            return 0
+        if key.shape not in self.can_come:
+            alone = self._alone(key, job, pieces_of(key.shape))
+            self.can_come[key.shape] = self._empty_shelf(self.offers).takes_at_most(alone)
+        return self.can_come[key.shape]
 
     def _room(self) -> list[Bin]:
         line = line_of(self.snapshot.jobs, self.snapshot.line)
@@ -344,9 +382,8 @@ class _Maker:
             for id_, (key, _) in self.seating.short.items()
             if key.priority == priority and (-priority, id_) < end
         ]
-        for key, those in self.batches.items():
+        for key, those, begin in self.rest:
             if key.priority == priority:
-                begin = self.seating.seated.get(key, 0)
                 ids += those[begin : min(self._end(key, those, end), begin + most)]
         return sorted(ids)[:most]
 
@@ -362,22 +399,22 @@ class _Maker:
                     return key
         raise AssertionError(f"job {job} is in no batch of priority {priority}")
 
-    def _with_gaps_filled(self, shelf: Shelf, stuck: tuple[BatchKey, Place], *, may_reseat: bool) -> Shelf | None:
+    def _with_gaps_filled(self, shelf: Shelf, stuck: tuple[BatchKey, Place], *, may_reseat: bool) -> Shelf | Place:
         """Behind a stuck job, kind by kind, as many as what is left serves.
 
-        None where one that failed has part of its nodes: it gives those back, and all are seated anew.
+        Or the place of one that failed, and has part of its nodes: it gives those back, and all are seated anew.
         """
         self._fail(stuck, shelf)
         if may_reseat and self._sits(stuck):
-            return None
+            return stuck[1]
         for works in self._behind(stuck[1]):
             place, shelf = self._most_of(works, shelf)
             if place is None:
                 continue
-            failed = self._key_at(-place[0], JobId(place[1])), place
+            failed = _key_among(works, place), place
             self._fail(failed, shelf)
             if may_reseat and self._sits(failed):
-                return None
+                return place
         return shelf
 
     def _fail(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> None:
@@ -432,8 +469,8 @@ class _Maker:
         for id_, (key, short) in self.seating.short.items():
             if (-key.priority, id_) < end and not self._has_failed(key, id_):
                 cores += short * cores_of_piece(key.shape)
-        for key, ids in self.batches.items():
-            jobs = self._end(key, ids, end) - self.seating.seated.get(key, 0)
+        for key, ids, begin in self.rest:
+            jobs = self._end(key, ids, end) - begin
             if jobs > 0:
                 cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
         return cores
@@ -447,8 +484,8 @@ class _Maker:
                 ids = self.batches[key]
                 at = bisect_left(ids, id_)
                 parts.setdefault((_want(key), short), []).append((key, ids, at, at + 1))
-        for key, ids in self.batches.items():
-            begin, stop = self.seating.seated.get(key, 0), self._end(key, ids, end)
+        for key, ids, begin in self.rest:
+            stop = self._end(key, ids, end)
             if begin < stop:
                 runs.setdefault(_want(key), []).append((key, ids, begin, stop))
         return [
@@ -458,9 +495,12 @@ class _Maker:
 
     def _work_of(self, key: BatchKey, job: JobId) -> Work:
         """The work of a single job."""
+        _, short = self.seating.short.get(job, (key, pieces_of(key.shape)))
+        return self._alone(key, job, short)
+
+    def _alone(self, key: BatchKey, job: JobId, short: int) -> Work:
         ids = self.batches[key]
         at = bisect_left(ids, job)
-        _, short = self.seating.short.get(job, (key, pieces_of(key.shape)))
         return Work(key.shape, key.span_s, short, ((key, ids, at, at + 1),))
 
     def _why(self, stuck: tuple[BatchKey, Place], shelf: Shelf) -> Reason:
@@ -468,13 +508,15 @@ class _Maker:
         gathered = self.gathered.get(key.shape)
         if gathered is not None and gathered.obstacle is not None:
             return gathered.obstacle
+        _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
+        return obstacles.now(key.shape, short, self.market, self._left(shelf))
+
+    def _left(self, shelf: Shelf) -> obstacles.Left:
         free: dict[TypeName, int] = {}
         for offer, left in zip(shelf.offers, shelf.left, strict=True):
             if not offer.paid:
                 free[offer.node_type.name] = free.get(offer.node_type.name, 0) + left
-        left_ = obstacles.Left(free, shelf.nodes_left, self._price_left(shelf))
-        _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
-        return obstacles.now(key.shape, short, self.market, left_)
+        return obstacles.Left(free, shelf.nodes_left, self._price_left(shelf))
 
     # -- the shelf, and what is made of it
 
@@ -538,6 +580,13 @@ class _Maker:
         return next((id_ for index, id_ in behind if index >= seated or id_ in self.seating.short), None)
 
     def _layout(self, shelf: Shelf, end: Place, stuck: tuple[JobId, Shape, Reason] | None) -> Layout:
+        beyond = self.seating.beyond
+        for want in beyond:
+            gathered = self.gathered.get(want[0])
+            if gathered is not None and gathered.obstacle is not None:
+                self.reasons[want] = gathered.obstacle
+            else:
+                self.reasons.pop(want, None)  # of another seating
         return Layout(
             self.wanted,
             self.seating,
@@ -549,6 +598,8 @@ class _Maker:
             end=end,
             failed=self.failed,
             reasons=self.reasons,
+            beyond={want: short for want, (_, _, short) in beyond.items()},
+            on_offer=self._left(self._empty_shelf(self.offers)) if beyond else None,
             stuck=stuck,
             zones=self.zones,
             price_left=self._price_left(shelf),
@@ -579,6 +630,15 @@ def _places(works: Sequence[Work]) -> Iterator[Place]:
 
 def _places_in(key: BatchKey, ids: Sequence[JobId], begin: int, stop: int) -> Iterator[Place]:
     return ((-key.priority, int(ids[index])) for index in range(begin, stop))
+
+
+def _key_among(works: Sequence[Work], place: Place) -> BatchKey:
+    """The batch of the job at a place."""
+    for key, ids, begin, stop in (run for work in works for run in work.runs):
+        at = bisect_left(ids, place[1], begin, stop)
+        if at < stop and ids[at] == place[1]:
+            return key
+    raise AssertionError(f"job {place[1]} is in none of these batches")
 
 
 def _up_to(works: Sequence[Work], place: Place) -> list[Work]:

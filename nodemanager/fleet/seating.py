@@ -7,7 +7,7 @@ leaving, then what will be free soon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
@@ -95,12 +95,16 @@ def on_different_nodes(shape: Shape) -> bool:
 
 @dataclass(slots=True)
 class Seating:
-    """``seats``: the bins of each job that got any, with the pieces on each. ``short``: what some of them lack."""
+    """``seats``: the bins of each job that got any, with the pieces on each. ``short``: what some of them lack.
+
+    ``beyond``: from which job on those of a shape and span have nothing: it lacks more than can come; and how much.
+    """
 
     seats: dict[JobId, tuple[tuple[Bin, int], ...]] = field(default_factory=dict)
     short: dict[JobId, tuple[BatchKey, int]] = field(default_factory=dict)
     seated: dict[BatchKey, int] = field(default_factory=dict)  # how many of each batch, from its first on, got any
     first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
+    beyond: dict[tuple[Shape, float], tuple[BatchKey, JobId, int]] = field(default_factory=dict)
 
 
 class Usher:
@@ -108,7 +112,9 @@ class Usher:
 
     The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
     room only shrinks. ``first_failed``: from which place in the queue on jobs of a shape and span get nothing.
-    ``zones``: where those that want one zone are to have what they do not start on at once.
+    ``zones``: where those that want one zone are to have what they do not start on at once. ``can_come``: no more
+    pieces of a job than these can be had elsewhere. Of those that lack more, the first ``give_back`` leave what
+    there is to those behind, and others sit on it for nothing; without ``can_come`` all sit on what they find.
     """
 
     def __init__(
@@ -117,10 +123,14 @@ class Usher:
         bins: Iterable[Bin],
         first_failed: Mapping[tuple[Shape, float], tuple[int, int]],
         zones: Mapping[Shape, str],
+        can_come: Callable[[BatchKey, JobId], int] | None = None,
+        give_back: int = 0,
     ) -> None:
         self.made = Seating()
         self._batches = batches
-        self._failed = first_failed
+        self._failed = dict(first_failed)
+        self._can_come = can_come
+        self._give_back = give_back
         self._floor = _Floor(list(bins), zones)
         self._keys = list(batches)
         # Each: the place in the queue, the number of the batch, and which of its jobs is next.
@@ -156,16 +166,28 @@ class Usher:
                 if stops or (failed is not None and following[:2] >= failed):
                     heappush(turns, following)
                     return
-            chosen, short = self._floor.choose(key.shape)
+            chosen, short = self._floor.find(key.shape)
+            if short and self._can_come is not None and short > self._can_come(key, ids[index]):
+                self._is_beyond(key, ids[index], short, chosen)
+                return
             if short and made.first_short is None:
                 made.first_short = key, ids[index], short
             if not chosen:
                 return
-            made.seats[ids[index]] = chosen
+            self._floor.take(key.shape, chosen)
+            made.seats[ids[index]] = tuple(chosen)
             if short:
                 made.short[ids[index]] = key, short
             index += 1
             made.seated[key] = index
+
+    def _is_beyond(self, key: BatchKey, job: JobId, short: int, found: Iterable[tuple[Bin, int]]) -> None:
+        self.made.beyond[key.shape, key.span_s] = key, job, short
+        self._failed[key.shape, key.span_s] = -key.priority, job
+        if found and self._give_back > 0:
+            self._give_back -= 1
+        else:
+            self._floor.take(key.shape, found)
 
 
 Order = tuple[int, int, int]
@@ -183,17 +205,20 @@ class _Floor:
     zones: Mapping[Shape, str]
     queues: dict[Kind, list[list[tuple[Order, int]]]] = field(default_factory=dict)
 
-    def choose(self, shape: Shape) -> tuple[tuple[tuple[Bin, int], ...], int]:
-        """Take room for one job: the bins with the pieces on each, and how many pieces found none.
+    def find(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
+        """Room for one job: the bins with the pieces on each, and how many pieces found none.
 
         The scheduler knows no zones: a job that fits on what is up starts there.
         """
         chosen, short = self._found(shape, None)
         if shape.one_zone and (short or any(bin_.standing is not Standing.UP for bin_, _ in chosen)):
             chosen, short = self._found(shape, self.zones[shape])
-        for bin_, pieces in chosen:
+        return chosen, short
+
+    @staticmethod
+    def take(shape: Shape, found: Iterable[tuple[Bin, int]]) -> None:
+        for bin_, pieces in found:
             bin_.take(shape, pieces * slots_per_piece(shape))
-        return tuple(chosen), short
 
     def _found(self, shape: Shape, zone: str | None) -> tuple[list[tuple[Bin, int]], int]:
         short = pieces_of(shape)

@@ -243,6 +243,10 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
         "",
+        "# Fluxion reads it, other schedulers do not. Its own default denies jobs for more nodes than are up.",
+        "[sched-fluxion-qmanager]",
+        'queue-policy = "easy"',
+        "",
         "# The type of each slot, as the resources above declare it. Changed by: flux-node-manager slots",
         "[node-manager.slots]",
         *(

@@ -193,12 +193,12 @@ class _SchedStatus:
         where = "sched.resource-status"
         status = object_at(reply, where)
         known = self.known.again(status.get("all"), _read_r, f"{where}.all")
-        down = self.down.again(status.get("down"), _read_r, f"{where}.down")
+        down = self.down.again(status.get("down", {}), _read_what_is, f"{where}.down")
         same = known is self.known and down is self.down
         return _SchedStatus(
             known,
             down,
-            self.allocated.again(status.get("allocated"), _read_r, f"{where}.allocated"),
+            self.allocated.again(status.get("allocated", {}), _read_what_is, f"{where}.allocated"),
             self.up if same else known.means.keys() - down.means.keys(),
         )
 
@@ -360,6 +360,11 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
             before = found.get(rank)
             found[rank] = units if before is None else before.joined(units)
     return found
+
+
+def _read_what_is(value: object, where: str) -> dict[Rank, _Units]:
+    """The same of a part that may be empty: for that Fluxion says null, where sched-simple has an R of no rank."""
+    return {} if value is None else _read_r(value, where)
 
 
 def _hosts(value: object, ranks: Iterable[Rank], where: str) -> dict[Rank, SlotName]:

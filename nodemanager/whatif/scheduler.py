@@ -85,6 +85,11 @@ class Scheduler:
     _free: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # ranks that are up, by what is free
     _generation: int = 0  # grows whenever something that was not to be had may be now
     _blocked: tuple[JobId, int] | None = None
+    _changes: int = 0  # of what is free anywhere
+    _tried: tuple[tuple[JobId, int] | None, int] = (
+        None,
+        0,
+    )  # behind which first job, at which change: so many in vain
     _eligible: dict[Constraint, frozenset[int]] = field(default_factory=dict)
     _never: dict[Shape, str] = field(default_factory=dict)
 
@@ -103,10 +108,12 @@ class Scheduler:
             room.up = False
 
     def _enter(self, room: Room) -> None:
+        self._changes += 1
         if room.up:
             insort(self._free.setdefault((room.cores_free, room.gpus_free), []), room.rank)
 
     def _leave(self, room: Room) -> None:
+        self._changes += 1
         if room.up:
             key = (room.cores_free, room.gpus_free)
             ranks = self._free[key]
@@ -207,6 +214,9 @@ class Scheduler:
         Rooms with as much free are alike, but for whether they are whole, and whether they suit.
         """
         want, _ = want_of(shape)
+        most = (len(ranks) * room_for(shape, *free, whole=True) for free, ranks in self._free.items())
+        if sum(most) < want:
+            return None
         eligible = self._matching(shape.constraint)
         everywhere = len(eligible) == len(self.rooms)
         grants: list[Grant] = []
@@ -230,14 +240,29 @@ class Scheduler:
     # --- those behind ---
 
     def _backfill(self, now_s: float) -> list[QueuedJob]:
+        """Start what can start behind the first, and leaves that one its time.
+
+        Until something changes whoever could not start cannot, for time only runs out: those are not tried again.
+        """
+        stands = self.line[0].id, self._changes
+        tried = self._tried[1] if self._tried[0] == stands else 0
+        behind = list(islice(self.line, 1 + tried, 1 + BACKFILL_DEPTH))
+        if not behind:
+            return []
         started: list[QueuedJob] = []
+        in_vain: set[tuple[Shape, bool]] = set()  # what is free only shrinks
         starts_s, kept = self._reservation(self.line[0].shape)
-        for job in list(islice(self.line, 1, 1 + BACKFILL_DEPTH)):
+        for job in behind:
             ends_in_time = now_s + (job.limit_s or math.inf) <= starts_s
+            if (job.shape, ends_in_time) in in_vain:
+                continue
             grants = self._fit(job.shape, frozenset() if ends_in_time else kept)
-            if grants is not None:
-                self.line.remove(job)
-                started.append(self._give(job, grants, now_s))
+            if grants is None:
+                in_vain |= {(job.shape, ends_in_time), (job.shape, False)}
+                continue
+            self.line.remove(job)
+            started.append(self._give(job, grants, now_s))
+        self._tried = stands, tried + len(behind)
         return started
 
     def _reservation(self, shape: Shape) -> tuple[float, frozenset[int]]:
@@ -249,15 +274,18 @@ class Scheduler:
             for rank in ranks
             if rank in eligible
         }
+        want, _ = want_of(shape)
+        there = sum(room_for(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
         for job in sorted(self.running.values(), key=lambda job: (job.ends_by_s, job.id)):
             if job.ends_by_s == math.inf:
                 break
             for grant in job.grants:
                 if grant.rank in free:
                     cores, gpus, jobs = free[grant.rank]
-                    free[grant.rank] = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
-            kept = first_that_serve(shape, free)
-            if kept is not None:
+                    free[grant.rank] = now = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
+                    there += room_for(shape, now[0], now[1], whole=now[2] == 0)
+                    there -= room_for(shape, cores, gpus, whole=jobs == 0)
+            if there >= want and (kept := first_that_serve(shape, free)) is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
 

@@ -421,3 +421,28 @@ def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World
     assert short.actions == long.actions
     assert dict(short.jobs) == dict(long.jobs)
     assert (short.nodes, short.types, short.warnings) == (long.nodes, long.types, long.warnings)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 6).map(whole_nodes), max_size=8),
+    st.integers(0, 4),
+    st.integers(0, 3),
+)
+def test_behind_those_that_lack_more_than_can_come_all_is_as_by_the_long_way(
+    wanted: list[Shape], idle: int, left: int
+) -> None:
+    """They give back what they would have sat on, at once or one after the other."""
+    world = a_world(a_type("cloud", slots=8), nodes_max=idle + left + 1, queue_policy=QueuePolicy.BACKFILL)
+    world.busy_node("cloud1")
+    for number in range(idle):
+        world.idle_node(f"cloud{number + 2}")
+    for user, shape in enumerate(wanted):
+        world.job(shape, userid=user)
+    short = plan(world.snapshot, world.policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
+        long = plan(world.snapshot, world.policy)
+    assert short.actions == long.actions
+    assert [why.code for why in dict(short.jobs).values()] == [why.code for why in dict(long.jobs).values()]
+    assert short.nodes == long.nodes

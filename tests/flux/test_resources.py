@@ -195,6 +195,23 @@ def test_two_ranks_of_one_name_are_no_slots() -> None:
         slots_of(status)
 
 
+def test_fluxion_says_null_where_nothing_is_allocated_or_down() -> None:
+    instance = Instance()
+    instance.scheduler |= {"allocated": None, "down": None}
+    first, second = instance.ranks()
+    assert first.idle
+    assert second.cores_free == 4
+    assert first.schedulable
+
+
+@pytest.mark.parametrize("part", ["allocated", "down"])
+def test_what_is_not_said_at_all_is_no_sign_that_nothing_is(part: str) -> None:
+    instance = Instance()
+    del instance.scheduler[part]
+    with pytest.raises(ValueError, match=f"sched.resource-status.{part}"):
+        instance.ranks()
+
+
 # --- malformed replies ------------------------------------------------------------------------------------
 
 
@@ -214,7 +231,8 @@ def test_two_ranks_of_one_name_are_no_slots() -> None:
         ("resources", ("drain",), [], "resource.status.drain: an object"),
         ("resources", ("drain",), {"x": {}}, "resource.status.drain: "),
         ("resources", ("drain",), {"1": {"reason": 5}}, "resource.status.drain.1.reason: text"),
-        ("scheduler", ("allocated",), None, "sched.resource-status.allocated: an object"),
+        ("scheduler", ("allocated",), {}, "sched.resource-status.allocated.version: version 1"),
+        ("scheduler", ("allocated",), "", "sched.resource-status.allocated: an object"),
         ("scheduler", ("down", "execution"), None, "sched.resource-status.down.execution: an object"),
     ],
 )
