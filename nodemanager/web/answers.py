@@ -181,7 +181,11 @@ def entry_document(number: int, entry: Entry) -> Document:
 def report(served: Served, request: Request, body: bytes) -> Response:
     del body
     now_at = _published(served).snapshot.wall_at
-    since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
+    try:
+        since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
+    except Refused as refused:
+        kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
+        raise Refused(400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}") from None
     document = served.journal.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = views.user_name(row["userid"])
