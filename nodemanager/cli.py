@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        if error.errno not in NOT_WRITTEN:
+        if error.errno not in NOT_WRITTEN or error.filename is not None or sys.stdout is None:
             raise
         _say_no_more(error)
         return EXIT_CLOSED if isinstance(error, BrokenPipeError) else EXIT_FAILED
