@@ -19,6 +19,9 @@ from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2
 WITHIN_S = 20.0
+# In the order in which they are unloaded, and what the resource modules are loaded with.
+FLUXION = ("sched-fluxion-qmanager", "sched-fluxion-feasibility", "sched-fluxion-resource")
+FLUXION_OPTIONS = dict.fromkeys(FLUXION[1:], ("load-allowlist=node,core,gpu",))
 
 
 def why_no_flux() -> str:
@@ -56,6 +59,7 @@ class LiveInstance:
         self._directory = directory
         self._slots = slots
         self._brokers: dict[str, psutil.Popen] = {}
+        self._schedulers: tuple[str, ...] | None = None
         self._write_config()
 
     def _write_config(self) -> None:
@@ -80,6 +84,8 @@ class LiveInstance:
             cores = "0-{SLOT_CORES - 1}"
             [kvs]
             checkpoint-period = "1s"
+            [sched-fluxion-qmanager]
+            queue-policy = "easy"
             """
         )
 
@@ -160,6 +166,22 @@ class LiveInstance:
 
     def run(self, *command: str) -> str:
         return self._flux(*command)
+
+    def unload_scheduler(self) -> None:
+        """Whichever there is: flux-core's own, or Fluxion with its three modules."""
+        for module in self._scheduler():
+            self._flux("module", "remove", module)
+
+    def load_scheduler(self) -> None:
+        """The one that was unloaded."""
+        for module in reversed(self._scheduler()):
+            self._flux("module", "load", module, *FLUXION_OPTIONS.get(module, ()))
+
+    def _scheduler(self) -> tuple[str, ...]:
+        if self._schedulers is None:
+            loaded = {line.split()[0] for line in self._flux("module", "list").splitlines()}
+            self._schedulers = tuple(it for it in ("sched-simple", *FLUXION) if it in loaded)
+        return self._schedulers
 
     def online(self) -> frozenset[int]:
         return frozenset(parse_idset(self._ask("resource.status")["online"]))

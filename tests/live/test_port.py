@@ -70,10 +70,10 @@ def test_a_record_that_cannot_be_read_is_named_and_stops_what_depends_on_it(
 
 
 def test_an_instance_without_a_scheduler_says_so(instance: LiveInstance, port: RealFluxPort) -> None:
-    instance.run("module", "remove", "sched-simple")
+    instance.unload_scheduler()
     with pytest.raises(FluxError, match="no scheduler"):
         port.ranks()
-    instance.run("module", "load", "sched-simple")
+    instance.load_scheduler()
     assert len(port.ranks()) == 3
 
 

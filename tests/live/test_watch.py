@@ -154,7 +154,7 @@ def test_a_queue_that_is_stopped_and_started_is_said(
 def test_a_queue_is_not_stopped_because_the_scheduler_is_away(
     instance: LiveInstance, listener: Listener, busy_watch: RealFluxWatch
 ) -> None:
-    instance.run("module", "remove", "sched-simple")
+    instance.unload_scheduler()
     heard = len(listener.seen())
     eventually("it is asked for again", lambda: sum(_hides(seen) for seen in listener.seen()[heard:]) > 1)
     assert {seen.queues_stopped for seen in listener.seen()} <= {None, frozenset()}
@@ -165,10 +165,10 @@ def test_a_queue_that_was_stopped_is_not_said_to_be_open_while_the_scheduler_is_
 ) -> None:
     instance.run("queue", "stop")
     eventually("it is stopped", lambda: _latest(listener) == frozenset({""}))
-    instance.run("module", "remove", "sched-simple")
+    instance.unload_scheduler()
     heard = len(listener.seen())
     eventually("that is hidden", lambda: any(_hides(seen) for seen in listener.seen()[heard:]))
-    instance.run("module", "load", "sched-simple")
+    instance.load_scheduler()
     again = len(listener.seen())
     eventually("it is told", lambda: any(seen.queues_stopped for seen in listener.seen()[again:]))
     assert frozenset() not in {seen.queues_stopped for seen in listener.seen()[heard:]}
@@ -210,7 +210,7 @@ def test_a_job_manager_that_is_reloaded_is_a_loss_and_comes_back(
     instance: LiveInstance, listener: Listener, watch: RealFluxWatch
 ) -> None:
     listed = len(listener.complete())
-    instance.run("module", "remove", "sched-simple")
+    instance.unload_scheduler()
     instance.run("module", "reload", "-f", "job-manager")
     eventually("the loss is said", lambda: listener.losses)
     eventually("the complete queue again", lambda: len(listener.complete()) > listed)
