@@ -45,6 +45,7 @@ class Journal:
 
     def __init__(self, path: Path, *, succeeds: bool = True) -> None:
         self.path = path
+        self.elsewhere = False  # whether another process writes it now
         self._succeeds = succeeds
         self._given_up = False
         self._lock = WriteLock(path)
@@ -128,6 +129,7 @@ class Journal:
             self._say(error)
             self._move_aside(error)
             error = self._tried()  # to the one that is begun anew
+        self.elsewhere = isinstance(error, WrittenByAnother)
         if error is None:
             if self.failure:
                 self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
@@ -135,9 +137,8 @@ class Journal:
             self._prune()
         else:
             self._say(error)
-            elsewhere = isinstance(error, WrittenByAnother)
-            self._given_up = elsewhere and not self._succeeds
-            told_there = elsewhere and (self._given_up or (bool(batch) and _another_acts(batch[-1])))
+            self._given_up = self.elsewhere and not self._succeeds
+            told_there = self.elsewhere and (self._given_up or (bool(batch) and _another_acts(batch[-1])))
             # What breaks a new file too would break each.
             self._let_go(0 if told_there or _is_broken(error) else HELD_MAX)
 
