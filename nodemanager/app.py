@@ -302,6 +302,11 @@ class Service:
 
     # --- steered ---
 
+    @property
+    def site(self) -> Site:
+        """As it was read last."""
+        return self._site
+
     def tell(self, fact: OperatorFact) -> None:
         self._manager.tell(fact)
 
@@ -331,7 +336,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
 
     def publish_and_notify(published: Published) -> None:
         front.publish(published)
-        systemd.decided(_status(site, published))
+        systemd.decided(_status(service.site, published))
 
     service = Service(site, outside, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):

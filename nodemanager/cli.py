@@ -6,6 +6,7 @@ All that any verb needs takes a second to import, and as much memory as the serv
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -30,17 +31,48 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2  # as argparse has it
 EXIT_UNAVAILABLE = 69  # this and the next by sysexits.h
 EXIT_CONFIG = 78
-EXIT_INTERRUPTED = 130  # as shells have it
+EXIT_INTERRUPTED = 130  # as shells have it, and the next of one that SIGPIPE ended
+EXIT_CLOSED = 141
+NOT_WRITTEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; give the exit status."""
+    try:
+        try:
+            status = _run_verb(arguments)
+        except KeyboardInterrupt:
+            status = EXIT_INTERRUPTED
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN or error.filename is not None or sys.stdout is None:
+            raise
+        _say_no_more(error)
+        return EXIT_CLOSED if isinstance(error, BrokenPipeError) else EXIT_FAILED
+    return status
+
+
+def _say_no_more(error: OSError) -> None:
+    if not isinstance(error, BrokenPipeError):
+        print(f"not all that was to be said could be written: {error.strerror}", file=sys.stderr)
+    # Python would try again as it ends, and complain.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _run_verb(arguments: Sequence[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     parser = _parser(simulates=any(it in SIMULATING or it == "-h" or it.startswith("--h") for it in given))
     chosen = parser.parse_intermixed_args(arguments)
     if chosen.subjects and chosen.verb not in SUBJECTS:
         parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
     chosen.subject = chosen.subjects[0] if chosen.subjects else None
+    if sys.stdout is None and chosen.verb not in SERVING:
+        print("standard output is closed: there is nowhere to say anything", file=sys.stderr)
+        return EXIT_FAILED
     if chosen.verb in WITHOUT_SITE:
         return WITHOUT_SITE[chosen.verb](None, chosen)
     if chosen.config is None:
@@ -212,6 +244,8 @@ def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:
     from rich import box
     from rich.table import Table
 
+    from nodemanager.ask.terminal import terminal
+
     regions = list(dict.fromkeys(row.region for row in compared))
     shown = Table(box=box.SIMPLE_HEAD)
     # What a row is looked up by, and figures, stay whole on a narrow terminal too.
@@ -222,7 +256,7 @@ def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:
         where = [row.region] if len(regions) > 1 else []
         prices = f"{row.price_per_hour}", listed, str(row.verdict)
         shown.add_row(row.node_type, row.size, *where, str(row.market), *prices)
-    Console().print(shown)
+    terminal().print(shown)
     of = f"of {table.updated}" if table.updated else "of no date"
     place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
     currency = f" in {table.currency}," if table.currency else ""
@@ -400,6 +434,7 @@ SUBJECTS: Mapping[str, str] = {  # what these verbs are about
     "retire": "NODE",
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
+SERVING = frozenset({"run", "join-service"})  # they print nothing
 SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
 

@@ -155,7 +155,7 @@ def _play(stage: Stage, console: Console) -> int:
     left = _waiting(tally) - stage.held
     console.print(_summary(tally, left, len(leaked), time.monotonic() - began_s))
     if service.fate.crashed is not None:
-        console.print(f"the service crashed: {service.fate.crashed!r}", style="bold red")
+        console.print(f"the service crashed: {service.fate.crashed!r}", style="bold red", markup=False)
     if not in_time:
         console.print(f"not done within {LIMIT_S:g} s", style="bold red")
     return 0 if in_time and not left and not leaked and service.fate.crashed is None else 1

@@ -130,6 +130,15 @@ class ClaimHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordSeen:
+    """What the manager that acts has on record, as one that only observes sees it before each look at the ranks."""
+
+    launches: tuple[Launch, ...]
+    steering: Steering = UNSTEERED
+    spend: Spend = NOTHING_SPENT
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimRefused:
     """Another manager holds the name ``node-manager`` on this instance, or ours was lost."""
 
@@ -354,6 +363,7 @@ FluxFact = (
     | SlotsRefused
     | FluxUnreachable
     | ClaimHeld
+    | RecordSeen
     | ClaimRefused
     | LaunchesRecorded
     | NodeDrained

@@ -34,7 +34,7 @@ class Front:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = Journal(site.state_dir / FILE)
+        self._journal = Journal(site.state_dir / FILE, succeeds=site.acts)
         self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}

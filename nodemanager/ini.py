@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from nodemanager.notation import printable
+
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
 _VALUE_SHOWN_MAX = 80
@@ -41,7 +43,7 @@ class Fault:
         value = "" if self.value is None else f" = {_shown(self.value)}"
         subject = " ".join(part for part in (f"[{self.section}]" if self.section else "", self.key + value) if part)
         meant = f'; did you mean "{self.nearest}"?' if self.nearest else ""
-        return _printable(": ".join(part for part in (place, subject, self.problem + meant) if part))
+        return printable(": ".join(part for part in (place, subject, self.problem + meant) if part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,3 @@ class _Gathering:
 def _shown(value: str) -> str:
     shortened = value if len(value) <= _VALUE_SHOWN_MAX else value[: _VALUE_SHOWN_MAX - 1] + "…"
     return json.dumps(shortened, ensure_ascii=False)
-
-
-def _printable(text: str) -> str:
-    """The text with whatever might steer a terminal written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

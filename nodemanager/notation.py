@@ -279,3 +279,13 @@ def parse_job_id(text: str) -> int:
     if number >= _JOB_ID_MAX:
         _refuse(text, 0, "a job id of 64 bits")
     return number
+
+
+# --- any text ---------------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """The text with whatever might steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

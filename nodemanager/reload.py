@@ -15,10 +15,14 @@ TAKEN_UP: Mapping[str, frozenset[str] | None] = {  # None: all of it
     "budget": None,
     "policy": None,
     "timing": None,
-    "cloud": frozenset({"creates_per_s", "creates_burst"}),
-    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode"}),
+    # An image is named by each create, and nothing of a node that stands depends on it.
+    "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
+    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}),
 }
-NOT_TAKEN_UP = {"timing": frozenset({"probe_s", "relist_s"}), "policy": frozenset({"misfit"})}
+NOT_TAKEN_UP = {
+    "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
+    "policy": frozenset({"misfit"}),
+}
 DERIVED = frozenset({"path", "node_types", "networks"})  # of other settings, which are named themselves
 
 

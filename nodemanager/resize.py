@@ -61,6 +61,8 @@ class Resizing:
 
 def prepare(site: Site, counts: Mapping[TypeName, int]) -> Resizing:
     """Work out the longer table; nothing is changed. Raises :class:`ResizeError`."""
+    if site.flux.simulated:
+        raise ResizeError(f"{site.path}: [Flux] uri = simulated: there is no instance to change")
     try:
         file = ConfigFile.of(site.flux.bootstrap_dir)
         config = file.read()
@@ -68,7 +70,7 @@ def prepare(site: Site, counts: Mapping[TypeName, int]) -> Resizing:
             slot: node_type.name for node_type in site.node_types for slot in node_type.slots
         }
         hosts = hosts_of(config)
-        added = additions(counts, division, hosts, [node_type.name for node_type in site.node_types])
+        added = additions(counts, division, hosts, {name: node.slots for name, node in site.nodes.items()})
         text = lengthened_text(file.text(), list(added))
         text = redivided_text(text, {**division, **added}, site.node_types)
     except FluxConfigError as error:
@@ -77,10 +79,16 @@ def prepare(site: Site, counts: Mapping[TypeName, int]) -> Resizing:
 
 
 def additions(
-    counts: Mapping[TypeName, int], division: Division, hosts: Iterable[str], types: Iterable[TypeName]
+    counts: Mapping[TypeName, int],
+    division: Division,
+    hosts: Iterable[str],
+    types: Mapping[TypeName, Sequence[SlotName]],
 ) -> dict[SlotName, TypeName]:
-    """The new slots, in the order of their ranks. Raises :class:`ResizeError` where nothing is to be added."""
-    unknown = sorted(counts.keys() - set(types))
+    """The new slots, in the order of their ranks. Raises :class:`ResizeError` where nothing is to be added.
+
+    ``types``: the site's, each with the slots that it names there. Those that it has now may be another's by name.
+    """
+    unknown = sorted(counts.keys() - types.keys())
     if unknown:
         raise ResizeError(f"{unknown[0]} is no node type of the site")
     taken = {*hosts, *division}
@@ -92,7 +100,7 @@ def additions(
                 f"{name} has {len(own)} slots, and a table only gets longer: give some of them to another type by"
                 " flux-node-manager slots"
             )
-        for slot in _new_names(own, name, taken, count - len(own)):
+        for slot in _new_names(types[name], name, taken, count - len(own)):
             added[slot] = name
             taken.add(slot)
     if not added:
@@ -101,7 +109,10 @@ def additions(
 
 
 def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], count: int) -> list[SlotName]:
-    """Names that go on where the type's own end: after cloud4 comes cloud5, after node-09 node-10."""
+    """Names that go on where the type's own end: after cloud4 comes cloud5, after node-09 node-10.
+
+    ``own``: as the site names them; what was added since is among those that are ``taken``.
+    """
     match = _NUMBERED.fullmatch(own[-1]) if own else None
     prefix, digits = match.groups() if match else (name, "0")
     known, number = set(taken), int(digits)

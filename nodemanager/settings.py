@@ -31,6 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 NAME_ALLOWED = 'letters, digits, ".", "_" and "-", 63 at the most, a letter or digit first'
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+_NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _MICROVERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}", re.ASCII)
 _PUBLIC_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?|", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
@@ -255,6 +256,11 @@ def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _builtin(text: str) -> str:
+    _require(text == "builtin")
+    return text
+
+
 def _endpoint(text: str) -> str:
     if text:
         parts = _http(text)
@@ -272,10 +278,18 @@ def _listen(text: str) -> str:
     try:
         parts = urlsplit(f"//{text}")
         valid = parts.hostname and parts.port and parts.netloc == text and "@" not in text
+        (parts.hostname or "").encode("idna")  # as whoever resolves it will
     except ValueError:
         raise ValueError from None  # in our words
-    _require(valid)
+    _require(valid and not any(character.isspace() for character in text))
     return text
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    names = _comma_list(text)
+    for name in names:
+        _require(name == "*" or _NAME_OR_ADDRESS.fullmatch(name.removeprefix("*.")))
+    return names
 
 
 def _properties(text: str) -> frozenset[str]:
@@ -440,7 +454,9 @@ class WebSettings(Settings):
 
     listen: Annotated[str, Written('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
     token_file: _Path = Path("token")
-    hosts: _Words = ()
+    hosts: Annotated[
+        tuple[str, ...], Written('a list of names such as "head.example" or "*.example", without ports', _hosts)
+    ] = ()
     jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
 
 
@@ -471,7 +487,7 @@ class BudgetSettings(Settings):
 class Simulation(Settings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
-    workload: _Word = "builtin"
+    workload: Annotated[str, Written("builtin", _builtin)] = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
     boot_failures: _Probability = 0.0

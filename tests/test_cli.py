@@ -220,3 +220,48 @@ def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
 def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prices", "--config", str(EMBEDDED), "--table", str(tmp_path / "none.toml")]) == 1
     assert "none.toml" in capsys.readouterr().err
+
+
+# --- what cannot be printed -------------------------------------------------------------------------------
+
+
+def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
+    """The exit status of a process that prints there; what it says on standard error."""
+    command = [sys.executable, "-m", "nodemanager.cli", *arguments]
+    done = subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    return done.returncode, done.stderr
+
+
+CHECK, PRICES = ["check", "--config", str(EMBEDDED)], ["prices", "--config", str(EMBEDDED)]
+PRINTS = [(CHECK, ""), (CHECK, "1"), (PRICES, ""), (PRICES, "1"), (["--help"], "")]
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), PRINTS)
+def test_a_verb_ends_in_peace_where_nobody_reads_on(arguments: list[str], unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    assert printing(*arguments, stdout=write, unbuffered=unbuffered) == (141, "")
+    os.close(write)
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), PRINTS)
+def test_a_verb_says_that_its_output_could_not_be_written(arguments: list[str], unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        status, said = printing(*arguments, stdout=full.fileno(), unbuffered=unbuffered)
+    assert (status, said.count("\n")) == (1, 1), said
+    assert "No space left on device" in said
+
+
+@pytest.mark.parametrize("arguments", [CHECK, PRICES])
+def test_a_verb_without_an_output_says_so(arguments: list[str]) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "nodemanager.cli", *arguments]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, "standard output is closed" in done.stderr) == (1, True), done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from nodemanager.config import (
     ConfigError,
@@ -224,7 +225,7 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Web", "jobs_shown_to", "everybody", "jobs_shown_to", Viewers.EVERYBODY),
     ("Simulation", "time_scale", "60", "time_scale", 60.0),
     ("Simulation", "seed", "7", "seed", 7),
-    ("Simulation", "workload", "gangs", "workload", "gangs"),
+    ("Simulation", "workload", "builtin", "workload", "builtin"),
     ("Simulation", "boot_delay", "10s", "boot_delay_s", 10.0),
     ("Simulation", "stop_delay", "1s", "stop_delay_s", 1.0),
 ]
@@ -294,9 +295,40 @@ def test_a_relative_socket_and_folder_are_relative_to_the_file(
     assert (flux.uri, flux.bootstrap_dir) == (f"local://{tmp_path}/run/flux", tmp_path / "shared")
 
 
-@pytest.mark.parametrize("text", ["", "8080", "unix:", "head", "head:0", "head:70000", "http://head:80", "a@b:80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "8080",
+        "unix:",
+        "head",
+        "head:0",
+        "head:70000",
+        "http://head:80",
+        "a@b:80",
+        "a..b:80",
+        "a b:80",
+        "x" * 64 + ":80",
+    ],
+)
 def test_where_to_listen_is_a_socket_or_a_host_with_its_port(tmp_path: Path, text: str) -> None:
     assert the_fault(tmp_path, ("Web", "listen", text)).problem.startswith('"unix", "unix:PATH", "HOST:PORT"')
+
+
+def test_a_workload_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
+    assert the_fault(tmp_path, ("Simulation", "workload", "nosuch.toml")).problem == "builtin is needed"
+
+
+@pytest.mark.parametrize("text", ["foo.*", "*foo", "a b", "head:8080", "http://head", "*.*", "a, ,b", "[head]"])
+def test_hosts_are_names_without_ports(tmp_path: Path, text: str) -> None:
+    assert the_fault(tmp_path, ("Web", "hosts", text)).problem.startswith("a list of names such as")
+
+
+def test_hosts_may_be_addresses_and_whole_domains(tmp_path: Path) -> None:
+    hosts = ("head", "head.example", "*.example", "10.0.0.1", "[fe80::1]", "*")
+    web = site_of(tmp_path, ("Web", "hosts", ", ".join(hosts))).web
+    assert web.hosts == hosts
+    TrustedHostMiddleware(lambda *_: None, web.hosts)  # type: ignore[arg-type]
 
 
 def test_a_socket_of_one_s_own_is_relative_to_the_file_and_the_token_lies_with_the_state(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def restart_for(folder: Path, *changes: tuple[str, str]) -> tuple[str, ...]:
         ("price_per_hour = 0.20", "price_per_hour = 0.30"),
         ("slots = small[1-6]", "slots = small[1-6]\nspares = 1"),
         ("slots = small[1-6]", "slots = small[1-6]\nmode = observe"),
+        ("slots = small[1-6]", "slots = small[1-6]\nimage = another"),
+        ("provider = simulated", "provider = simulated\nimage = another"),
     ],
 )
 def test_what_only_decisions_depend_on_is_taken_up(tmp_path: Path, before: str, after: str) -> None:
@@ -48,6 +50,7 @@ def test_what_only_decisions_depend_on_is_taken_up(tmp_path: Path, before: str, 
         ("mode = act", "mode = observe", "whether anything is done at all ([Site] mode, [Node NAME] mode)"),
         ("cluster = embedded", "cluster = other", "[Site] cluster"),
         ("[Policy]", "[Timing]\nprobe = 5s\n[Policy]", "[Timing] probe"),
+        ("[Policy]", "[Timing]\nmanager_silence_max = 2h\n[Policy]", "[Timing] manager_silence_max"),
         ("listen = 127.0.0.1:8080", "listen = 127.0.0.1:8081", "[Web] listen"),
         ("cores = 32", "cores = 64", "[Node large] cores"),
         ("memory = 128GiB", "memory = 256GiB", "[Node large] memory"),

@@ -141,3 +141,30 @@ def test_the_service_tells_systemd_and_writes_for_its_journal(systemd: socket.so
         lines = (tmp_path / "journal").read_text().splitlines()
     assert [line for line in lines if not line.startswith(('<6>{"', '<4>{"'))] == []
     assert "timestamp" not in "".join(lines)
+
+
+def test_the_status_tells_the_mode_of_the_site_that_was_read_last(systemd: socket.socket, tmp_path: Path) -> None:
+    site = tmp_path / "site.ini"
+    text = (ROOT / "config" / "embedded.ini").read_text(encoding="utf-8")
+    text = text.replace("../state/embedded", str(tmp_path / "state")).replace("127.0.0.1:8080", "off")
+    site.write_text(text, encoding="utf-8")
+    service = subprocess.Popen(
+        [sys.executable, "-m", "nodemanager.cli", "--config", str(site)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": systemd.getsockname()},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert "mode act;" in until_told(systemd, "STATUS=mode")
+        site.write_text(text.replace("[Node small]", "[Node small]\nmode = observe"), encoding="utf-8")
+        service.send_signal(signal.SIGHUP)
+        assert "act (small only observed);" in until_told(systemd, "only observed")
+    finally:
+        service.terminate()
+        service.wait(30)
+
+
+def until_told(systemd: socket.socket, text: str) -> str:
+    """It fails by the socket's timeout where that never is."""
+    while text not in (said := systemd.recv(4096).decode()):
+        pass
+    return said

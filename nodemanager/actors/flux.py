@@ -25,6 +25,7 @@ from nodemanager.facts import (
     OrderLapsed,
     RanksMeasured,
     RanksSeen,
+    RecordSeen,
     SlotsChanged,
     SlotsRefused,
     SpendKept,
@@ -102,6 +103,8 @@ class FluxWorker(CrashOnlyActor):
     def _look(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
+            if not self._acts:
+                self._manager.tell(self._record())
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
@@ -112,6 +115,10 @@ class FluxWorker(CrashOnlyActor):
                 self._manager.tell(RanksMeasured(hardware))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
+
+    def _record(self) -> RecordSeen:
+        """Another one acts, and writes on."""
+        return RecordSeen(self._port.launches(), self._port.steering(), self._port.spend())
 
     def _keep(self, order: KeepSteering | KeepSpend) -> None:
         started_s = self._clock.monotonic_s()

@@ -319,13 +319,21 @@ def report(document: Mapping[str, Any]) -> Group:
         [
             ("from", f"{clock(document['since_at'])} to {clock(document['until_at'])}"),
             *([("begins", _begins(document))] if document["begins_at"] is not None else []),
-            ("cost", f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate)"),
+            (
+                "cost",
+                f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate){_whole_hours(document)}",
+            ),
             ("not for jobs", f"{money(waste)}{share}"),
             (
                 "jobs begun",
                 f"{waits['jobs']}; waited {span(waits['median_s'])} (median), {span(waits['p95_s'])} (95 of 100)",
             ),
             *([("observed", document["observed"]["text"])] if document.get("observed") else []),
+            *(
+                [("waits, failures", _kept(document))]
+                if document["entries_since_at"] > document["since_at"]
+                else []
+            ),
         ]
     )
     sums = [
@@ -339,6 +347,15 @@ def report(document: Mapping[str, Any]) -> Group:
         if document[key]
     ]
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _whole_hours(document: Mapping[str, Any]) -> str:
+    since_at = document["cost_since_at"]
+    return f", of whole hours from {clock(since_at)} on" if since_at < document["since_at"] else ""
+
+
+def _kept(document: Mapping[str, Any]) -> str:
+    return f"from {clock(document['entries_since_at'])} on: they are not kept for longer"
 
 
 def _begins(document: Mapping[str, Any]) -> str:

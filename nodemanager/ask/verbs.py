@@ -16,9 +16,10 @@ from rich.console import Console, RenderableType
 
 from nodemanager.ask import tables
 from nodemanager.ask.client import Client, NotAllowed, NotDone, ServiceAway, client_of, segment
+from nodemanager.ask.terminal import escaped, terminal
 from nodemanager.config import Site
 from nodemanager.fleet.policy import Policy
-from nodemanager.notation import NotationError, parse_fsd
+from nodemanager.notation import NotationError, parse_fsd, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -42,7 +43,7 @@ def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
 
     def verb(site: Site, chosen: Namespace) -> int:
         try:
-            ask(client_of(site), site, chosen, Console(soft_wrap=not sys.stdout.isatty()))
+            ask(client_of(site), site, chosen, terminal(soft_wrap=not sys.stdout.isatty()))
         except WrongUse as error:
             return _said(error, EXIT_USAGE)
         except NotDone as error:
@@ -51,8 +52,6 @@ def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
             return _said(error, EXIT_UNAVAILABLE)
         except NotAllowed as error:
             return _said(error, EXIT_NO_PERMISSION)
-        except (KeyboardInterrupt, BrokenPipeError):
-            return EXIT_OK  # whoever followed has seen enough
         return EXIT_OK
 
     verb.__doc__ = ask.__doc__
@@ -60,7 +59,8 @@ def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
 
 
 def _said(error: Exception, status: int) -> int:
-    print(error, file=sys.stderr)
+    # It may be the service's answer, in several lines.
+    print(*(printable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return status
 
 
@@ -68,7 +68,7 @@ def _show(document: Any, chosen: Namespace, console: Console, shown: Callable[[A
     if chosen.json:
         print(json.dumps(document, indent=2))
     else:
-        console.print(shown(document))
+        console.print(shown(escaped(document)))
 
 
 # --- asking -----------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
     if chosen.json:
         print(json.dumps(event), flush=True)
     else:
-        console.print(tables.event(event))
+        console.print(tables.event(escaped(event)))
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:

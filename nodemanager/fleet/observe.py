@@ -42,6 +42,7 @@ from nodemanager.facts import (
     RanksMeasured,
     RanksSeen,
     RanksStirred,
+    RecordSeen,
     RetirementAsked,
     SlotsChanged,
     SlotsRefused,
@@ -113,6 +114,8 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
+        case RecordSeen():
+            return _record_seen(snapshot, fact)
         case ClaimRefused():
             refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
             return replace(snapshot, claimed=False, claim=refused)
@@ -366,6 +369,17 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     # A look is due, and before it nothing is bought.
     snapshot = spending.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
     return steering.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
+
+
+def _record_seen(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
+    """Who only observes has made and set nothing of its own: what is on record is all that there is."""
+    on_record = {launch.id: launch for launch in fact.launches}
+    come = {id_: adopted(launch, snapshot) for id_, launch in on_record.items() if id_ not in snapshot.nodes}
+    gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
+    known = with_nodes(snapshot, come, gone)
+    # What was reckoned here since the look before is in the record too, or will be.
+    known = replace(known, spend={}, counted=frozenset(), steering=known.steering_on_record)
+    return steering.read(spending.read(known, fact.spend), fact.steering)
 
 
 def _doubted(node: Node) -> Node:

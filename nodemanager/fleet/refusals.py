@@ -203,8 +203,8 @@ class Allowance:
         return quota.cap + probing - had - self._taken.get(scope, 0)
 
     def _broken(self, node_type: NodeType) -> Reason | None:
-        streak = self.snapshot.streaks.get((node_type.name, node_type.image))
-        if streak is None or streak.failures < self.policy.boot_failures_max:
+        streak = boots_fail(node_type, self.snapshot, self.policy)
+        if streak is None:
             return None
         figures: dict[str, Figure] = {
             "node_type": node_type.name,
@@ -225,6 +225,12 @@ class Allowance:
             and node.launch.type_name == node_type.name
             and (not self.sent_only or node.create_sent_s is not None)
         )
+
+
+def boots_fail(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> Streak | None:
+    """The boots of the type and its image that failed in a row, where so many did that its breaker is open."""
+    streak = snapshot.streaks.get((node_type.name, node_type.image))
+    return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
 
 
 def none_to_be_had(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:

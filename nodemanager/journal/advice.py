@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Published
-from nodemanager.fleet import measured
+from nodemanager.fleet import billing, measured
 from nodemanager.fleet.plan import Action
 from nodemanager.fleet.snapshot import Node, Snapshot
 from nodemanager.journal.spend import HOUR_S, STEP_MAX_S
@@ -100,9 +100,9 @@ class Advice:
         span_s = min(STEP_MAX_S, max(0.0, now.snapshot.now_s - last.snapshot.now_s))
         types = last.policy.types
         prices = {
-            node.id: float(types[node.launch.type_name].price_per_hour)
+            node.id: float(billing.price_per_hour(node.launch, last.policy))
             for node in last.snapshot.nodes.values()
-            if node.costs and node.launch.type_name in types and _is_observed(node.launch.type_name, last)
+            if node.costs and _is_observed(node.launch.type_name, last)
         }
         stands = sum(prices.values())
         away = sum(price for id_, price in prices.items() if id_ in self._away)

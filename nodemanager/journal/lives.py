@@ -91,9 +91,9 @@ def _lived(life: Life, node: Node, edge: Edge, published: Published) -> Life:
     up = node.cloud is not None and node.cloud.state is CloudState.RUNNING
     joined = node.state in AT_WORK
     first_job = node.state is NodeState.BUSY
-    node_type = published.policy.types.get(node.launch.type_name)
+    tariff = billing.tariff_of(node.launch, published.policy)
     lived_s = billing.age_s(node, edge.now_s)
-    cost = float(billing.cost(node_type, lived_s)) if node_type is not None and node.cloud is not None else 0.0
+    cost = float(billing.cost(tariff, lived_s)) if tariff is not None and node.cloud is not None else 0.0
     return replace(
         life,
         up_at=life.up_at or (edge.wall_at if up or joined else None),

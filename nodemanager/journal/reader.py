@@ -14,7 +14,7 @@ import structlog
 
 from nodemanager.journal.advice import in_a_line
 from nodemanager.journal.lives import Life
-from nodemanager.journal.schema import SET_ASIDE
+from nodemanager.journal.schema import ENTRIES_KEPT_S, SET_ASIDE
 from nodemanager.journal.spend import HOUR_S, NOBODY, WORK
 
 ENTRIES_MAX = 1000
@@ -190,6 +190,8 @@ class JournalReader:
         """Cost by type, user, queue and use; waits; boots and how they ended; what failed.
 
         ``begins_at``: where the history begins only after ``since_at``; ``set_aside``: files with what was before.
+        ``cost_since_at``: spend is kept by the hour, so sums of it begin with that in which ``since_at`` lies.
+        ``entries_since_at``: from when on there are waits, failures and decisions, which are not kept as long.
         """
         begins_at = self.begins_at()
         begins_late = begins_at is not None and begins_at > since_at
@@ -203,6 +205,8 @@ class JournalReader:
             "begins_at": begins_at if begins_late else None,
             "set_aside": self.set_aside() if begins_late else [],
             "cost": cost,
+            "cost_since_at": float(hour * HOUR_S),
+            "entries_since_at": max(since_at, until_at - ENTRIES_KEPT_S),
             "waste": waste,
             "node_hours": sum(row["node_hours"] for row in total),
             "by_use": total,
@@ -233,7 +237,7 @@ class JournalReader:
 
     def _waits(self, since_at: float) -> Mapping[str, Any]:
         waits_s = sorted(row["wait_s"] for row in self._rows("SELECT wait_s FROM waits WHERE at >= ?", since_at))
-        return {"jobs": len(waits_s), "median_s": _quantile(waits_s, 0.5), "p95_s": _quantile(waits_s, 0.95)}
+        return {"jobs": len(waits_s), "median_s": quantile(waits_s, 0.5), "p95_s": quantile(waits_s, 0.95)}
 
     def _observed(self, since_at: float) -> Mapping[str, Any] | None:
         """What it would have come to, had been done what was only said; None where everything was done."""
@@ -245,8 +249,8 @@ class JournalReader:
         if row["span_s"] is None:
             return None
         waits = self._rows("SELECT wait_s, advised_s FROM waits WHERE at >= ? AND advised_s IS NOT NULL", since_at)
-        p95_s = _quantile(sorted(it["wait_s"] for it in waits), 0.95)
-        p95_advised_s = _quantile(sorted(it["advised_s"] for it in waits), 0.95)
+        p95_s = quantile(sorted(it["wait_s"] for it in waits), 0.95)
+        p95_advised_s = quantile(sorted(it["advised_s"] for it in waits), 0.95)
         longer_s = p95_advised_s - p95_s if p95_s is not None and p95_advised_s is not None else None
         return {
             **row,
@@ -273,8 +277,8 @@ class JournalReader:
                 "node_type": node_type,
                 "outcome": outcome,
                 "count": len(took),
-                "median_s": _quantile(sorted(it for it in took if it >= 0), 0.5),
-                "p95_s": _quantile(sorted(it for it in took if it >= 0), 0.95),
+                "median_s": quantile(sorted(it for it in took if it >= 0), 0.5),
+                "p95_s": quantile(sorted(it for it in took if it >= 0), 0.95),
             }
             for (node_type, outcome), took in sorted(groups.items())
         ]
@@ -292,11 +296,13 @@ def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXTS):
         raise _SpoiltError("it is spoilt")
     try:
-        return {**entry, "figures": json.loads(entry["figures"])}
-    except ValueError as fault:
+        figures = json.loads(entry["figures"]).items()
+    except (ValueError, AttributeError) as fault:
         raise _SpoiltError(f"its figures are spoilt: {fault}") from fault
+    # As they were when they were told: JSON has lists only.
+    return {**entry, "figures": {name: tuple(it) if isinstance(it, list) else it for name, it in figures}}
 
 
-def _quantile(ordered: Sequence[float], part: float) -> float | None:
+def quantile(ordered: Sequence[float], part: float) -> float | None:
     """Of values in ascending order; the nearest rank. None where there are none."""
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None

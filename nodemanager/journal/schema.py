@@ -5,6 +5,9 @@ from __future__ import annotations
 import sqlite3
 
 FILE = "journal.sqlite"  # in the site's state_dir
+ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
+JOBS_KEPT_S = 100 * 86_400.0
+SPEND_KEPT_S = 400 * 86_400.0  # and lives
 SET_ASIDE = ".unusable-"  # follows the name of a file that could not be used; then when that was found
 
 STEPS: tuple[str, ...] = (

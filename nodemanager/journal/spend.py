@@ -15,7 +15,7 @@ from nodemanager.actors.manager import Published
 from nodemanager.fleet import billing
 from nodemanager.fleet.policy import Policy
 from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.model import Job, LaunchId, NodeState, NodeType, Rank
+from nodemanager.model import Job, LaunchId, NodeState, NodeType, Rank, Tariff
 
 HOUR_S = 3600
 NOBODY = -1  # in place of a user, where nobody's job ran
@@ -77,21 +77,23 @@ class Spend:
         hour = int(published.snapshot.wall_at // HOUR_S)
         jobs_on = _jobs_on(last)
         for node in last.nodes.values():
-            node_type = policy.types.get(node.launch.type_name)
-            if node_type is None or node.cloud is None or node.state is NodeState.GONE:
+            tariff = billing.tariff_of(node.launch, policy)
+            if tariff is None or node.cloud is None or node.state is NodeState.GONE:
                 continue
-            cost = float(node_type.price_per_hour) * span_s / HOUR_S
+            cost = float(tariff.price_per_hour) * span_s / HOUR_S
             self._charged[node.id] = self._charged.get(node.id, 0.0) + cost
-            for account, share in _shares(node, node_type, hour, jobs_on.get(node.launch.rank, ())):
+            for account, share in _shares(node, policy, hour, jobs_on.get(node.launch.rank, ())):
                 spent[account].cost += cost * share
                 spent[account].node_s += span_s * share
-        for node, node_type in _left(last, published.snapshot, policy):
-            unused = float(billing.cost(node_type, billing.age_s(node, last.now_s))) - self._charged.pop(
-                node.id, 0.0
-            )
-            # Of a node found standing only the part since then was charged: more than a window is not "unused".
-            window = float(node_type.price_per_hour) * node_type.billing.window_s / HOUR_S
-            spent[Account(hour, node_type.name, NOBODY, "", "unused")].cost += min(window, max(0.0, unused))
+        for node, tariff in _left(last, published.snapshot, policy):
+            paid = float(billing.cost(tariff, billing.age_s(node, last.now_s)))
+            unused = paid - self._charged.pop(node.id, 0.0)
+            # Of a node found standing only the part since then was charged: what is paid in advance, a window or
+            # the minimum, is the most that can be "unused".
+            ahead_s = max(tariff.billing.window_s, billing.paid_s(tariff.billing, 0.0))
+            ahead = float(tariff.price_per_hour) * ahead_s / HOUR_S
+            account = Account(hour, node.launch.type_name, NOBODY, "", "unused")
+            spent[account].cost += min(ahead, max(0.0, unused))
         return spent
 
 
@@ -105,24 +107,34 @@ def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, int]]]:
 
 
 def _shares(
-    node: Node, node_type: NodeType, hour: int, jobs: list[tuple[Job, int]] | tuple[()]
+    node: Node, policy: Policy, hour: int, jobs: list[tuple[Job, int]] | tuple[()]
 ) -> Iterator[tuple[Account, float]]:
-    left = 1.0
-    for job, cores in jobs:
-        share = min(left, cores / node_type.cores)
-        left -= share
-        yield Account(hour, node_type.name, job.userid, job.queue, WORK), share
+    name, left = node.launch.type_name, 1.0
+    if jobs:
+        whole = _cores(node, policy) or sum(cores for _, cores in jobs)
+        for job, cores in jobs:
+            share = min(left, cores / whole)
+            left -= share
+            yield Account(hour, name, job.userid, job.queue, WORK), share
     if left > 0:
-        yield Account(hour, node_type.name, NOBODY, "", NOT_WORK[node.state]), left
+        yield Account(hour, name, NOBODY, "", NOT_WORK[node.state]), left
 
 
-def _left(last: Snapshot, now: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType]]:
+def _cores(node: Node, policy: Policy) -> int:
+    """By the site, or by its rank where the site names its type no more; 0 where nobody knows."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is not None:
+        return node_type.cores
+    return node.rank.cores if node.rank is not None else 0
+
+
+def _left(last: Snapshot, now: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType | Tariff]]:
     """The nodes whose bill ended between the two."""
     if last.nodes is now.nodes:
         return
     for id_, node in last.nodes.items():
         after = now.nodes.get(id_)
         ended = after is None or after.state is NodeState.GONE
-        node_type = policy.types.get(node.launch.type_name)
-        if ended and node.state is not NodeState.GONE and node.cloud is not None and node_type is not None:
-            yield node, node_type
+        tariff = billing.tariff_of(node.launch, policy)
+        if ended and node.state is not NodeState.GONE and node.cloud is not None and tariff is not None:
+            yield node, tariff

@@ -3,7 +3,8 @@
 The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
 read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
 aside; what the disk does not take is held, and written when it does; what is too much to hold is left out, the
-oldest first, and counted.
+oldest first, and counted. While another process writes it (``lock.py``), one that has taken over holds what it has,
+too; one that waits to act has nothing to tell; one that only observes writes nothing there, ever.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any
 import structlog
 
 from nodemanager.journal.chronicle import Happened
+from nodemanager.journal.lock import WriteLock, WrittenByAnother
 from nodemanager.journal.rows import Rows
-from nodemanager.journal.schema import SET_ASIDE, TooNew, migrate
+from nodemanager.journal.schema import ENTRIES_KEPT_S, JOBS_KEPT_S, SET_ASIDE, SPEND_KEPT_S, TooNew, migrate
 from nodemanager.journal.spend import HOUR_S
 
 FLUSH_S = 1.0
@@ -31,18 +33,22 @@ WAITING_MAX = 2000
 HELD_MAX = 20_000  # rows: some ten megabytes, and a day of a quiet site
 TRY_AGAIN_S = 10.0
 BUSY_S = 5.0  # what a reader may keep the writer waiting
-ENTRIES_KEPT_S = 35 * 86_400.0
-SPEND_KEPT_S = 400 * 86_400.0
-JOBS_KEPT_S = 100 * 86_400.0
 PRUNE_EVERY_S = 3600.0
 PRUNE_AGAIN_S = 300.0  # after one that failed
 
 
 class Journal:
-    """Its ``take_in`` may be called from any thread and never waits."""
+    """Its ``take_in`` may be called from any thread and never waits.
 
-    def __init__(self, path: Path) -> None:
+    ``succeeds``: whether it goes on with the file once another process that writes it has ended.
+    """
+
+    def __init__(self, path: Path, *, succeeds: bool = True) -> None:
         self.path = path
+        self.elsewhere = False  # whether another process writes it now
+        self._succeeds = succeeds
+        self._given_up = False
+        self._lock = WriteLock(path)
         self.lost = 0  # publications of which nothing was written
         self.failure = ""  # why nothing is being written now; "" where it is
         self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
@@ -111,6 +117,9 @@ class Journal:
 
     def write(self, batch: Sequence[Happened]) -> None:
         """Write them now, after what is held. For the journal's thread, or for who has none."""
+        if self._given_up:
+            self.lost += len(batch)
+            return
         if batch:
             self._held.append(Rows.of(batch))
         if not self._held:
@@ -120,6 +129,7 @@ class Journal:
             self._say(error)
             self._move_aside(error)
             error = self._tried()  # to the one that is begun anew
+        self.elsewhere = isinstance(error, WrittenByAnother)
         if error is None:
             if self.failure:
                 self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
@@ -127,7 +137,10 @@ class Journal:
             self._prune()
         else:
             self._say(error)
-            self._let_go(0 if _is_broken(error) else HELD_MAX)  # what breaks a new file too would break each
+            self._given_up = self.elsewhere and not self._succeeds
+            told_there = self.elsewhere and (self._given_up or (bool(batch) and _another_acts(batch[-1])))
+            # What breaks a new file too would break each.
+            self._let_go(0 if told_there or _is_broken(error) else HELD_MAX)
 
     def _let_go(self, most: int) -> None:
         """Hold so many rows at the most."""
@@ -145,7 +158,7 @@ class Journal:
                 for rows in self._held:
                     rows.insert(connection)
         except (sqlite3.Error, OSError, TooNew) as error:
-            self.close()
+            self._disconnect()
             return error
         self._newest_at = self._held[-1].wall_at
         self._held.clear()
@@ -163,9 +176,10 @@ class Journal:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None and self._file != _identity(self.path):
             self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
-            self.close()
+            self._disconnect()
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.take()
             # What users ran stands in it: for the owner's eyes.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level="DEFERRED")
@@ -193,7 +207,11 @@ class Journal:
             self._checked = found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file: another process may write it now."""
+        self._disconnect()
+        self._lock.release()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -226,7 +244,7 @@ class Journal:
             self._prune_at_s = now_s + PRUNE_AGAIN_S
             if _is_broken(error):
                 self._checked = None  # it is looked through before anything more is written there
-            self.close()
+            self._disconnect()
             text = f"{type(error).__name__}: {error}"
             if text != self._prune_failure:
                 self._log.warning("journal_not_pruned", path=str(self.path), why=text)
@@ -248,6 +266,11 @@ def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
         for table in ("spend", "advised"):
             oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
             connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
+
+
+def _another_acts(happened: Happened) -> bool:
+    stands_still = happened.published.plan.stands_still
+    return stands_still is not None and stands_still.code == "not_the_actor"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

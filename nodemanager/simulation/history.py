@@ -82,6 +82,8 @@ class Kept:
         One that is spoilt under the process that writes it may look well to that: the next one looks it through.
         """
         self._journal.write(())  # what is held, as its thread does after a while
+        if self._journal.elsewhere:
+            return ""  # a process that was stopped has it, and is not dead: what is told since is held
         if self._journal.failure or not self._told or self._history.deletions != self._deletions:
             return self._journal.failure  # what was told before the file was deleted is lost
         latest = self._told[-1]

@@ -15,6 +15,7 @@ from nodemanager.fleet.plan import plan as make_plan
 from nodemanager.fleet.policy import Policy
 from nodemanager.journal.entries import Entry
 from nodemanager.journal.reader import JournalReader, JournalUnreadable
+from nodemanager.journal.schema import SPEND_KEPT_S
 from nodemanager.web import explain, health, hpa, views
 from nodemanager.web.access import Access, Refused
 from nodemanager.web.board import Board
@@ -22,7 +23,7 @@ from nodemanager.web.control import Control
 from nodemanager.web.metrics import Metrics
 from nodemanager.web.views import Document
 
-YEAR_S = 366 * 86_400.0
+SINCE_MIN_S = 1.0
 BY_MAX = 64
 
 POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
@@ -63,7 +64,7 @@ def status(served: Served, request: Request, body: bytes) -> Response:
 
 
 def _spent(served: Served, now_at: float) -> Document:
-    """Today and this month in UTC, by the journal; where that cannot be read, since this process began."""
+    """Today in UTC, by the journal, which may be unreadable; and since this process began."""
     day_at = now_at // 86_400 * 86_400
     try:
         return {"today": served.journal.spent(day_at), "since_start": served.board.spent}
@@ -180,7 +181,11 @@ def entry_document(number: int, entry: Entry) -> Document:
 def report(served: Served, request: Request, body: bytes) -> Response:
     del body
     now_at = _published(served).snapshot.wall_at
-    since_s = _number(request, "since_s", 7 * 86_400.0, 1.0, YEAR_S)
+    try:
+        since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
+    except Refused as refused:
+        kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
+        raise Refused(400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}") from None
     document = served.journal.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = views.user_name(row["userid"])
@@ -236,7 +241,7 @@ def _by(body: bytes) -> str:
         return "operator"
     try:
         given = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, "the body is no JSON") from error
     by = given.get("by", "operator") if isinstance(given, dict) else None
     if not isinstance(by, str) or not by.isprintable() or not 0 < len(by) <= BY_MAX:

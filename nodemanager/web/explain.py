@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,8 @@ from nodemanager.web.views import (
 from nodemanager.wording import clock_time
 
 HISTORY_SHOWN = 50
+# Whoever asks for a node is told of no job by its id: everybody may see nodes, but not jobs.
+_LAUNCH = re.compile(r"[^\s-][^\s]*-[0-9a-f]+", re.ASCII)
 
 
 class Unknown(Exception):
@@ -155,7 +158,7 @@ def in_the_past(journal: JournalReader, kind: str, name: str, at: float) -> Docu
     ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
     """
     subject = _subject_of(kind, name)
-    said = journal.standing_at(subject, at)
+    said = journal.standing_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
     if said is None and kind == "node" and (launch := journal.launch_of(name, at)) is not None:
         subject, said = launch, journal.standing_at(launch, at)
     if said is None:

@@ -67,6 +67,8 @@ def listen(place: Place) -> Listening:
         return _listen_unix(place.path) if isinstance(place, UnixSocket) else _listen_tcp(place)
     except OSError as error:
         raise CannotListen(f"{place}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise CannotListen(f"{place}: this is no host's name: {error}") from error
 
 
 def _listen_tcp(place: Tcp) -> Listening:

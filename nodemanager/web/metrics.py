@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -21,10 +22,10 @@ from nodemanager.facts import (
     NodeCreated,
     NodeDestroyed,
 )
-from nodemanager.fleet import spending, supply
+from nodemanager.fleet import refusals, spending, supply
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.lives import Life
-from nodemanager.model import JobState
+from nodemanager.model import JobState, NodeType
 from nodemanager.web.board import Board
 from nodemanager.web.views import nodes_wanted, sources, waiting
 
@@ -32,6 +33,7 @@ PREFIX = "node_manager_"
 BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800)
 PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
+BOOT_OUTCOMES = ("joined", *sorted(refusals.BOOT_FAILURES), "never_appeared", "dead_on_arrival")
 # Calls that were answered, by the fact that says so.
 ANSWERS: Mapping[type[Fact], str] = {
     CloudListed: "list",
@@ -45,6 +47,7 @@ class Metrics:
     """Its own registry: nothing of this process's other libraries gets in."""
 
     def __init__(self, board: Board) -> None:
+        self._types: tuple[NodeType, ...] = ()
         self.registry = CollectorRegistry()
         self.registry.register(_Standing(board))
 
@@ -86,6 +89,7 @@ class Metrics:
 
     def take_in(self, happened: Happened) -> None:
         """By the chronicle's thread."""
+        self._begin_at_0(happened.published.policy.node_types)
         for entry in happened.entries:
             if entry.kind in ("decided", "would"):
                 self._decisions.labels(entry.kind, entry.what, entry.code).inc()
@@ -100,6 +104,13 @@ class Metrics:
         for phases_s in happened.phases_s:
             for phase, took_s in phases_s.items():
                 self._phases.labels(phase).observe(took_s)
+
+    def _begin_at_0(self, node_types: tuple[NodeType, ...]) -> None:
+        """An increase misses what a series begins with."""
+        if node_types is not self._types:
+            self._types = node_types
+            for node_type, outcome in product(node_types, BOOT_OUTCOMES):
+                self._boots.labels(node_type.name, outcome)
 
     def _count_call(self, fact: Fact) -> None:
         if isinstance(fact, CloudCallFailed):
@@ -180,6 +191,12 @@ def _of_nodes(published: Published) -> Iterator[Metric]:
     }
     yield _gauges(
         "capacity_blocks", "What is not bought for a while.", ("node_type", "market", "zone", "reason"), standing
+    )
+    yield _gauges(
+        "boot_breaker",
+        "1 where so many boots in a row failed that one is tried now and then, and no more are bought.",
+        ("node_type",),
+        {(it.name,): float(refusals.boots_fail(it, snapshot, policy) is not None) for it in policy.node_types},
     )
 
 

@@ -66,7 +66,7 @@ def application(served: Served, hosts: Sequence[str], ended: Callable[[], bool])
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
         ],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
 
 
@@ -118,6 +118,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     detail = error.detail if isinstance(error, HTTPException) else "failed"
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return JSONResponse({"error": detail}, status_code=status, headers=headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """It is in the log. Answered outside of all middleware, so with the headers of its own."""
+    del request, error
+    return JSONResponse({"error": "this failed by a bug; the service's log says more"}, 500, headers=HEADERS)
 
 
 def _openapi(served: Served, request: Request, body: bytes) -> Response:

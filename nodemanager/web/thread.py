@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 
 from nodemanager.web.answers import Served
+from nodemanager.web.connections import KEEP_ALIVE_S, BoundedConnection
 from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
 from nodemanager.web.server import application
 
@@ -85,8 +86,9 @@ class WebServer:
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=CLOSE_S,
-            timeout_keep_alive=30,
-            limit_concurrency=512,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            http=BoundedConnection,
+            proxy_headers=False,
             ws="none",
         )
         self._server = _Calm(config)

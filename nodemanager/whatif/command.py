@@ -150,7 +150,7 @@ def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
 def _told(study: Study, chosen: argparse.Namespace) -> str:
     if chosen.json:
         return json.dumps(as_json(study), indent=1) + "\n"
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names of types and files are no markup
     with console.capture() as told:
         summary(study, console)
     return told.get()

@@ -15,6 +15,15 @@ from nodemanager.whatif.history import NEVER_RAN, UNREADABLE
 from nodemanager.whatif.swf import NO_LIMIT, OVERRUN
 from nodemanager.whatif.workload import Oddities, TraceJob, Workload, WorkloadError
 
+KINDS = {
+    "job": str,
+    "userid": int,
+    "submitted_at": float,
+    "began_at": float,
+    "ended_at": float,
+    "duration_s": float,
+}
+
 
 def open_recorded(path: Path) -> Workload:
     """The jobs of a journal that have ended by now; the service may go on writing it.
@@ -52,6 +61,9 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
     place = f"job {row['job']}"
     if row["began_at"] is None:
         oddities.note(NEVER_RAN, place)
+        return None
+    if not all(isinstance(row[name], kind) for name, kind in KINDS.items()):
+        oddities.note(UNREADABLE, place)  # the file is spoilt where SQLite takes no notice
         return None
     try:
         shape = read_shape(json.loads(row["shape"]))

@@ -28,6 +28,7 @@ from nodemanager.facts import (
     OrderLapsed,
     RanksMeasured,
     RanksSeen,
+    RecordSeen,
     SlotsChanged,
     SlotsRefused,
     SpendKept,
@@ -266,7 +267,16 @@ def test_a_wish_comes_with_a_look_of_one_who_acts() -> None:
         worker, told = flux_worker(Flux(), acts=acts)
         worker.on_receive(LookAtRanks())
         measured = [RanksMeasured(HARDWARE)] if acts else []
-        assert told == [RanksSeen(7.0, (RANK,), WISH if acts else None, 3), *measured]
+        beside = [] if acts else [RecordSeen((LAUNCH,), STEERING, SPEND)]
+        assert told == [*beside, RanksSeen(7.0, (RANK,), WISH if acts else None, 3), *measured]
+
+
+def test_one_that_only_observes_reads_before_each_look_what_the_other_has_put_on_record() -> None:
+    port = Flux()
+    worker, told = flux_worker(port, acts=False)
+    worker.on_receive(LookAtRanks())
+    assert port.calls == ["launches", "steering", "spend", "ranks", "jobs_ended"]
+    assert isinstance(told[0], RecordSeen)
 
 
 def test_what_was_seen_is_told_before_the_nodes_are_asked_which_may_hang() -> None:

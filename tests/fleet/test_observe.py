@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
@@ -24,6 +25,7 @@ from nodemanager.facts import (
     QueueProbed,
     QueueSeen,
     RanksStirred,
+    RecordSeen,
 )
 from nodemanager.fleet.policy import BLOCK_S
 from nodemanager.fleet.sightings import drain_text
@@ -35,8 +37,11 @@ from nodemanager.model import (
     Job,
     JobId,
     JobState,
+    Mark,
     Market,
     NodeState,
+    Spend,
+    Steering,
     TypeName,
     UnreadableJob,
 )
@@ -489,3 +494,37 @@ def test_a_node_that_waited_to_be_told_again_gives_its_slot_back_as_soon_as_it_i
     world.see_cloud(a_cloud_node(LAUNCH, state=CloudState.TERMINATED))
     node = world.snapshot.nodes[LAUNCH.id]
     assert (node.state, node.retry_s) == (NodeState.GONE, 0.0)
+
+
+# --- beside a manager that acts ---------------------------------------------------------------------------
+
+ADA = Mark("ada", 900.0)
+
+
+def test_who_observes_follows_the_record_of_the_one_that_acts() -> None:
+    world = a_world().see(RecordSeen((a_launch("cloud1"),)))
+    world.see_cloud(a_cloud_node(a_launch("cloud1"))).see_ranks(a_rank("cloud1", online=True))
+    assert (world["cloud1"].state, world["cloud1"].recorded) == (NodeState.IDLE, True)
+    assert not world.snapshot.strays
+
+    world.see(RecordSeen(()))
+    assert not world.snapshot.nodes, "whoever ended the lease has seen the node gone"
+
+
+def test_a_record_that_is_as_before_changes_nothing_for_who_observes() -> None:
+    node = a_node("cloud1")
+    record = RecordSeen((node.launch,), Steering({node.id: ADA}), Spend({("day", 0, ""): Decimal(3)}))
+    world = a_world().see(record).see_ranks()
+    before = world.snapshot
+    assert world.see(record).snapshot == before
+    assert world.snapshot.nodes is before.nodes
+
+
+def test_who_observes_takes_holds_and_spend_from_the_record_even_where_it_reckoned_otherwise() -> None:
+    one, two = a_launch("cloud1"), a_launch("cloud2")
+    day = ("day", 0, "")
+    world = a_world().see(RecordSeen((one, two), Steering({one.id: ADA}), Spend({day: Decimal(3)})))
+    world.but(spend={day: Decimal(9)}, steering=Steering())
+    world.see(RecordSeen((one, two), Steering({two.id: ADA}), Spend({day: Decimal(4)})))
+    assert world.snapshot.steering == Steering({two.id: ADA})
+    assert world.snapshot.spend == {day: Decimal(4)}

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from nodemanager.facts import CloudCallFailed, FailureKind
+from nodemanager.journal import reader as reader_module
 from nodemanager.journal import rows, schema, writer
 from nodemanager.journal.chronicle import Chronicle, Happened
 from nodemanager.journal.entries import Entry
@@ -163,6 +166,32 @@ def test_a_report_adds_up(reader: JournalReader) -> None:
 def test_spend_is_told_from_a_moment_on(reader: JournalReader) -> None:
     assert reader.spent(WALL_AT - 3600) > 0
     assert reader.spent(WALL_AT + 86_400) == 0
+
+
+def test_a_report_says_from_when_on_each_of_its_sums_is(reader: JournalReader) -> None:
+    """Spend is kept by the hour; what happened, for fewer days than spend."""
+    report = reader.report(WALL_AT + 30, WALL_AT + 60)
+    assert report["cost_since_at"] == (WALL_AT + 30) // 3600 * 3600
+    assert report["entries_since_at"] == WALL_AT + 30
+    long = reader.report(WALL_AT - 90 * 86_400, WALL_AT)
+    assert long["entries_since_at"] == WALL_AT - schema.ENTRIES_KEPT_S
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_of_the_nearest_rank_as_many_values_are_not_above_as_are_asked_for(
+    values: list[float], part: float
+) -> None:
+    ordered = sorted(values)
+    found = reader_module.quantile(ordered, part)
+    assert found in ordered
+    assert sum(value <= found for value in ordered) >= part * len(ordered)
+    below = sum(value < found for value in ordered)
+    assert below < part * len(ordered) or below == 0
+
+
+@pytest.mark.parametrize(("count", "part", "rank"), [(2, 0.5, 1), (4, 0.5, 2), (20, 0.95, 19), (100, 0.95, 95)])
+def test_a_quantile_is_the_nearest_rank(count: int, part: float, rank: int) -> None:
+    assert reader_module.quantile(range(1, count + 1), part) == rank
 
 
 def test_an_empty_span_has_a_report_too(reader: JournalReader) -> None:
@@ -461,6 +490,56 @@ def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None
         path.write_bytes(content)
     with pytest.raises(JournalUnreadable, match=r"journal\.sqlite"):
         JournalReader(path).report(0, 1)
+
+
+# --- two services -----------------------------------------------------------------------------------------
+
+
+def _written(story: list[Happened], journal: Journal) -> list[str]:
+    """Write a story; what was logged."""
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    return [log["event"] for log in logs]
+
+
+def test_an_observer_with_the_state_dir_of_one_that_acts_never_writes_its_journal(path: Path) -> None:
+    acting, observer = Journal(path), Journal(path, succeeds=False)
+    story = a_story()
+    acting.write(story)
+    before = JournalReader(path).entries()
+    assert _written(story, observer) == ["journal_not_written"], "once"
+    assert "state_dir of its own" in observer.failure
+    acting.close()  # it is restarted
+    assert _written(story, observer) == []
+    assert JournalReader(path).entries() == before
+    observer.close()
+
+
+def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
+    first, second = Journal(path), Journal(path)
+    story, waiting = a_story(), told(*(a_moment(after_s, claimed=False) for after_s in (0, 10)))
+    first.write(story)
+    before = JournalReader(path).entries()
+    _written(waiting, second)
+    first.close()
+    second.write([])
+    assert JournalReader(path).entries() == before, "of that time the first has told"
+    _written(story, second)
+    assert len(JournalReader(path).entries()) == 2 * len(before)
+    second.close()
+
+
+def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(path: Path) -> None:
+    hangs, acts = Journal(path), Journal(path)
+    hangs.write([])
+    hangs.write(a_story()[:1])
+    before = JournalReader(path).entries()
+    assert _written(a_story(), acts) == ["journal_not_written"]
+    hangs.close()
+    acts.write([])
+    assert len(JournalReader(path).entries()) == len(before) + len(_told_of(a_story()))
+    acts.close()
 
 
 # --- the threads ------------------------------------------------------------------------------------------

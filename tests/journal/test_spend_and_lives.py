@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
@@ -11,7 +12,7 @@ from nodemanager.fleet.snapshot import Node
 from nodemanager.journal.chronicle import Happened
 from nodemanager.journal.lives import Life
 from nodemanager.journal.spend import NOBODY
-from nodemanager.model import CloudState, Holding, Job, JobState, NodeState, Rank
+from nodemanager.model import Billing, CloudState, Holding, Job, JobState, NodeState, Rank, Tariff
 from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type
 from tests.journal.stories import a_moment, told
 
@@ -57,6 +58,31 @@ def test_what_was_paid_and_not_used_is_said_when_the_node_goes() -> None:
         a_moment(610, policy=policy),
     )
     assert spent(*story)[NOBODY, "", "unused"] == pytest.approx(0.40 * (3600 - 610) / 3600, abs=0.002)
+
+
+def test_the_least_that_is_paid_for_a_node_counts_however_soon_it_goes() -> None:
+    """By the second, a minute at the least: EC2."""
+    by_the_second = a_type("cloud", window_s=1.0, minimum_s=60.0)
+    policy = a_policy(by_the_second)
+    node = a_node("cloud1", NodeState.BOOTING, policy, billed_from_s=NOW_S, requested_s=NOW_S)
+    ends = [a_moment(after_s, nodes=[node], policy=policy) for after_s in (0, 10)]
+    paid = spent(*told(*ends, a_moment(20, policy=policy)))
+    assert sum(paid.values()) == pytest.approx(float(by_the_second.price_per_hour) * 60 / 3600)
+    late = spent(*told(ends[0], a_moment(3600, nodes=[node], policy=policy), a_moment(3610, policy=policy)))
+    assert late[NOBODY, "", "unused"] <= float(by_the_second.price_per_hour) * 60 / 3600
+
+
+def test_a_node_of_a_type_that_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
+    bought, other = a_policy(a_type("cloud")), a_policy(a_type("other"))
+    launch = replace(a_launch("cloud1", bought), tariff=Tariff(Decimal("0.40"), Billing(3600.0)))
+    node = a_node("cloud1", NodeState.BUSY, bought, launch=launch, billed_from_s=NOW_S)
+    job = a_running_job(1, launch.rank, node.rank.cores, 1000) if node.rank is not None else a_job(1)
+    story = told(
+        a_moment(nodes=[node], jobs=[job], policy=other), a_moment(360, nodes=[node], jobs=[job], policy=other)
+    )
+    assert spent(*story) == {(1000, "", "job"): pytest.approx(0.04)}
+    _, life = lives(*story)[-1]
+    assert life.cost == pytest.approx(0.40), "the hour is paid whole"
 
 
 def test_what_is_not_yet_made_costs_nothing() -> None:

@@ -208,6 +208,17 @@ class Elastic:
         self._managers.append(manager)
         return manager
 
+    def start_observer(self) -> ManagerProcess:
+        """One that only observes, with a state_dir of its own, at the same local cloud."""
+        state = self._folder / "observer"
+        state.mkdir()
+        (state / "cloud").symlink_to(self.site.state_dir / "cloud")
+        own = f"state_dir = observer\ncluster_uuid = {self.site.cluster_uuid}"
+        text = self._site_file("observe").read_text(encoding="utf-8").replace("state_dir = state", own)
+        text = text.replace("[Cloud]", f"bootstrap_dir = {self.site.flux.bootstrap_dir}\n[Cloud]")
+        (self._folder / "observer.ini").write_text(text, encoding="utf-8")
+        return self.start_manager(mode="observer")
+
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
         command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self._site_file("act"))]

@@ -7,6 +7,7 @@ from tests.live.six_jobs import OFFERS, submit_six_jobs
 from tests.live.witness import slot_of
 
 LARGE = {"properties": ["large"]}  # a type of one slot
+CPU = {"properties": ["cpu"]}
 TAKEN_OVER_WITHIN_S = 5.0
 
 
@@ -108,6 +109,21 @@ def test_rank_0_goes_and_comes_back_and_the_queue_runs_on() -> None:
         elastic.eventually("the waiting job has run", lambda: elastic.result(waiting) == "COMPLETED")
         assert set(elastic.witness.look()) == nodes, manager.tail()
         assert manager.status is None
+
+
+def test_one_that_observes_follows_the_nodes_of_one_that_acts_beside_it(elastic: Elastic) -> None:
+    observer = elastic.start_observer()
+    observer.until_said("observes")
+    elastic.start_manager()
+    first, second = elastic.submit("true", requires=LARGE), elastic.submit("sleep", "600", requires=CPU)
+
+    elastic.eventually("both have begun", lambda: all(elastic.jobs()[job].began_at for job in (first, second)))
+    (busy,) = (launch.id for launch in elastic.launches() if launch.slot != "large1")
+    observer.until_said("node", node=busy, now="busy")
+    elastic.flux("cancel", str(second))
+    elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
+    observer.until_said("lease_ended", node=busy)
+    assert observer.said("decided") == []
 
 
 def test_one_that_observes_says_what_it_would_do_and_changes_nothing(elastic: Elastic) -> None:

@@ -247,11 +247,23 @@ def test_what_cannot_be_done_is_said(client: TestClient, path: str, status: int,
 
 
 @pytest.mark.parametrize(
-    "body", ["[1]", '{"by": 7}', '{"by": ""}', '{"by": "a\\u0000"}', "no json", '{"by": "%s"}' % ("x" * 65)]
+    "body",
+    ["[1]", '{"by": 7}', '{"by": ""}', '{"by": "a\\u0000"}', "no json", "[" * 100_000, '{"by": "%s"}' % ("x" * 65)],
 )
 def test_who_steers_must_be_a_name(client: TestClient, stand: Stand, body: str) -> None:
     assert client.post("/pause", headers=WITH_TOKEN, content=body).status_code == 400
     assert stand.manager.told == []
+
+
+def test_what_fails_by_a_bug_says_so_and_keeps_others_out_of_the_page(stand: Stand) -> None:
+    def fails() -> bytes:
+        raise ZeroDivisionError
+
+    stand.served.metrics.page = fails  # type: ignore[method-assign]
+    with TestClient(stand.application, base_url=f"http://{HOST}", raise_server_exceptions=False) as client:
+        response = client.get("/metrics")
+    assert (response.status_code, "bug" in response.json()["error"]) == (500, True)
+    assert {name: response.headers[name] for name in HEADERS} == HEADERS
 
 
 def test_an_observer_is_not_steered(stand: Stand, client: TestClient) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodemanager.facts import CloudCallFailed, CloudListed, FailureKind, NodeCreated
-from nodemanager.fleet.snapshot import Block, Scope
+from nodemanager.fleet.snapshot import Block, Scope, Streak
 from nodemanager.model import LaunchId, NodeState, TypeName, because
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_snapshot
 from tests.web.fleets import Stand, a_fleet, a_stand, published
@@ -103,3 +103,23 @@ def test_a_boot_that_failed_is_counted_by_its_cause() -> None:
 
 def test_before_anything_is_known_only_the_silence_is_shown() -> None:
     assert ("node_manager_silent_seconds",) in scraped(a_stand())
+
+
+def test_boots_are_counted_from_0_so_that_the_first_that_fails_is_an_increase() -> None:
+    stand = a_stand()
+    stand.post(published(a_policy(), a_snapshot(a_policy())))
+    samples = scraped(stand)
+    assert {samples["node_manager_boots_total", "cloud", outcome] for outcome in ("joined", "never_joined")} == {0}
+
+
+@pytest.mark.parametrize(("failures", "shown"), [(2, 0), (3, 1)])
+def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, shown: int) -> None:
+    policy = replace(a_policy(), boot_failures_max=3)
+    stand = a_stand()
+    cloud = policy.types[TypeName("cloud")]
+    streak = Streak(failures, NOW_S - 1, 60, "never_joined")  # one is tried
+    stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, cloud.image): streak})))
+    assert scraped(stand)["node_manager_boot_breaker", "cloud"] == shown
+    old = Streak(failures, NOW_S + 60, 60, "never_joined")
+    stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, "another-image"): old})))
+    assert scraped(stand)["node_manager_boot_breaker", "cloud"] == 0

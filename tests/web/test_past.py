@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from starlette.testclient import TestClient
 
 from nodemanager.ask import tables
+from nodemanager.ask.tables import clock
 from nodemanager.journal.writer import Journal
 from nodemanager.model import JobState, NodeState
 from nodemanager.wording import clock_time
@@ -24,7 +25,7 @@ STOP_S = 10.0
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def journal(tmp_path: Path) -> Journal:
     """A job waited, was bought a node, ran there; both are gone."""
     waiting = a_job(1, whole_nodes(1), submitted_at=WALL_AT)
     runs = replace(waiting, state=JobState.RUN)
@@ -40,10 +41,27 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
     for happened in told(*story):
         journal.take_in(happened)
     journal.stop(STOP_S)
-    stand = a_stand(journal.path, jobs_for_everybody=True)
-    stand.post(story[-1])
-    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+    return journal
+
+
+def a_client(journal: Journal, *, jobs_for_everybody: bool) -> TestClient:
+    stand = a_stand(journal.path, jobs_for_everybody=jobs_for_everybody)
+    stand.post(a_moment(240))
+    return TestClient(stand.application, base_url=f"http://{HOST}")
+
+
+@pytest.fixture
+def client(journal: Journal) -> Iterator[TestClient]:
+    with a_client(journal, jobs_for_everybody=True) as client:
         yield client
+
+
+@pytest.mark.parametrize("name", ["1", "f2", "type cloud", "type%20cloud", ""])
+def test_by_the_path_of_nodes_nothing_is_told_of_jobs_without_the_token(journal: Journal, name: str) -> None:
+    with a_client(journal, jobs_for_everybody=False) as client:
+        assert client.get(f"/explain/job/1?at={WALL_AT + 30}").status_code == 401
+        assert client.get(f"/explain/node/{name}?at={WALL_AT + 30}").status_code == 404
+        assert client.get(f"/explain/node/cloud1?at={WALL_AT + 90}").status_code == 200
 
 
 def asked(client: TestClient, path: str, after_s: float) -> Any:
@@ -81,6 +99,13 @@ def test_a_job_that_had_begun_or_ended_was_kept_by_nothing(
     assert shown in as_text(tables.explained(explained))
 
 
+def test_the_nodes_of_a_past_reason_are_told_as_they_were_then(client: TestClient) -> None:
+    for after_s, path in ((30, "/explain/job/f2"), (30, "/explain/type/cloud")):
+        text = asked(client, path, after_s)["reason"]["text"]
+        assert "[" not in text, text
+    assert "cloud1 ordered" in asked(client, "/explain/job/f2", 30)["reason"]["text"]
+
+
 def as_text(shown: RenderableType) -> str:
     console = Console(file=StringIO(), width=200)
     console.print(shown)
@@ -97,6 +122,13 @@ def test_a_report_says_where_the_history_begins_later_than_it_was_asked_for(clie
     whole = client.get(f"/report?since_s={200}").json()
     assert whole["begins_at"] is None
     assert "begins" not in as_text(tables.report(whole))
+
+
+def test_a_report_of_a_minute_says_that_its_cost_is_of_an_hour(client: TestClient) -> None:
+    report = client.get("/report?since_s=60").json()
+    assert clock(WALL_AT // 3600 * 3600) in as_text(tables.report(report))
+    assert "not kept for longer" not in as_text(tables.report(report))
+    assert "not kept for longer" in as_text(tables.report(client.get(f"/report?since_s={90 * 86_400}").json()))
 
 
 def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_set_aside(

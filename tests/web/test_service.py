@@ -18,6 +18,7 @@ import pytest
 
 from nodemanager import cli
 from nodemanager.ask.client import Client, NotAllowed, ServiceAway
+from nodemanager.web import connections
 from nodemanager.web.listen import CannotListen, Tcp, UnixSocket, listen, place_of
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_token, the_token
@@ -80,6 +81,11 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 def test_a_path_too_long_for_a_socket_is_said_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(CannotListen, match="listen = unix:PATH"):
         listen(UnixSocket(tmp_path / ("x" * 120) / "web.sock"))
+
+
+def test_a_host_that_is_none_is_said() -> None:
+    with pytest.raises(CannotListen, match="no host's name"):
+        listen(Tcp("a..b", 80))
 
 
 def test_a_port_that_is_taken_is_said() -> None:
@@ -152,6 +158,66 @@ def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> 
         Client(UnixSocket(tmp_path / "web.sock"), tmp_path / "token").get("/status")
 
 
+# --- who keeps others out ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_WITHIN_S", 0.05)
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 600)
+
+
+@contextmanager
+def connected(place: Tcp) -> Iterator[socket.socket]:
+    with socket.create_connection((place.host, place.port), timeout=STOP_S) as connection:
+        yield connection
+
+
+def is_closed_by_the_other_side(connection: socket.socket) -> bool:
+    """It fails by the socket's timeout where it is not."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("says", [b"", b"GET /healthz HTTP/1.1\r\nHost: local"])
+def test_a_connection_that_brings_no_request_is_closed(tmp_path: Path, says: bytes) -> None:
+    place = Tcp("127.0.0.1", free_port())
+    with served(tmp_path, place), connected(place) as connection:
+        connection.sendall(says)
+        assert is_closed_by_the_other_side(connection)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_request_has_no_longer_than_the_first(tmp_path: Path) -> None:
+    place = Tcp("127.0.0.1", free_port())
+    with served(tmp_path, place), connected(place) as connection:
+        connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        connection.sendall(b"GET ")
+        assert is_closed_by_the_other_side(connection)
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "OF_ONE_SOURCE_MAX"])
+def test_of_too_many_connections_the_last_is_closed_and_the_others_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(connections, limit, 2)
+    place = Tcp("127.0.0.1", free_port())
+    with served(tmp_path, place) as client, connected(place) as first:
+        assert client.get("/readyz")
+        with connected(place) as second:
+            for connection in (first, second):
+                connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            with connected(place) as third:
+                assert is_closed_by_the_other_side(third)
+
+
 # --- the verbs, on a running service ----------------------------------------------------------------------
 
 
@@ -181,6 +247,10 @@ class Running:
         with redirect_stdout(out), redirect_stderr(err):
             status = cli.main([*arguments, "--config", str(self.site)])
         return status, out.getvalue(), err.getvalue()
+
+    def command(self, *arguments: str) -> list[str]:
+        """As a process of its own. To be run in this repository."""
+        return [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self.site)]
 
     def json(self, *arguments: str) -> dict[str, object]:
         status, out, err = self.verb(*arguments, "--json")
@@ -221,6 +291,34 @@ def test_a_verb_answers_as_a_table_and_as_json(running: Running, arguments: list
     assert (status, shown in out) == (0, True), out + err
     if arguments != ["events"]:
         assert running.json(*arguments)
+
+
+def test_a_span_that_the_journal_does_not_keep_is_refused_in_the_words_of_the_option(running: Running) -> None:
+    for span in ("500d", "0s", "infinity"):
+        status, _, error = running.verb("report", "--since", span)
+        assert (status, "--since: 1s to 400d" in error) == (1, True), error
+
+
+def test_whoever_reads_no_further_is_no_fault(running: Running) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    for arguments in (["status"], ["events"], ["nodes", "--json"]):
+        done = subprocess.run(
+            running.command(*arguments), stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (141, "")
+    os.close(write)
+
+
+def test_a_follower_that_is_interrupted_says_so_by_its_status(running: Running) -> None:
+    with subprocess.Popen(
+        running.command("events", "--follow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline()
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=STOP_S)
+    assert (follower.returncode, said) == (130, "")
 
 
 def test_a_held_node_is_released_again(running: Running) -> None:

@@ -88,6 +88,23 @@ def test_a_journal_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
     assert oddities.examples == {NEVER_RAN: ["job 0"], UNREADABLE: ["job 1"]}
 
 
+@pytest.mark.parametrize("column", ["submitted_at", "began_at", "duration_s", "userid"])
+def test_a_row_that_is_spoilt_where_sqlite_takes_no_notice_is_left_out_and_named(
+    tmp_path: Path, column: str
+) -> None:
+    path = a_journal(tmp_path / "journal.sqlite", [])
+    shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
+    row = (BEGUN_AT, BEGUN_AT, BEGUN_AT + 60.0, shape)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for job in ("1", "2"):
+            connection.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, 120.0, 1, '', ?)", (job, *row))
+        connection.execute(f"UPDATE jobs SET {column} = 'rubbish' WHERE job = '2'")  # noqa: S608
+    oddities = Oddities()
+    workload = open_workload(str(path), a_site(tmp_path), Processors.CORES)
+    assert [job.name for job in workload.read(oddities)] == ["1"]
+    assert oddities.examples == {UNREADABLE: ["job 2"]}
+
+
 def test_a_single_job_is_a_history_too(tmp_path: Path) -> None:
     """Asked for one job by its id, ``flux jobs --json`` prints the job alone."""
     path = tmp_path / "job.json"
