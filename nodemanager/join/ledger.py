@@ -80,9 +80,8 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
-            if (
-                self._db.execute("PRAGMA user_version").fetchone()[0] == 0
-            ):  # who reads it is to know it from the next
+            (mark,) = self._db.execute("PRAGMA user_version").fetchone()
+            if not mark:  # who reads it is to know it from the next one
                 self._db.execute(f"PRAGMA user_version = {1 + secrets.randbelow(_MARK_MAX)}")
         except sqlite3.Error as error:
             self._db.close()
