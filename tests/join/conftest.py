@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodemanager.join.ledger import Ledger
+
+
+@pytest.fixture(autouse=True)
+def _ledgers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """From Python 3.13 on an open file of SQLite that nobody holds any more is warned of."""
+    opened: list[Ledger] = []
+    opens = Ledger.__init__
+
+    def noted(ledger: Ledger, path: Path | str) -> None:
+        opens(ledger, path)
+        opened.append(ledger)
+
+    monkeypatch.setattr(Ledger, "__init__", noted)
+    yield
+    for ledger in opened:
+        ledger.close()
