@@ -8,18 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).parents[1] / "data" / "elastic-instance.jsonl"
+_DATA = Path(__file__).parents[1] / "data"
+ELASTIC, FLUXION = "elastic-instance.jsonl", "fluxion-rpc.jsonl"
 
 
 @cache
-def lines() -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(line) for line in _FILE.read_text().splitlines())
+def lines(of: str = ELASTIC) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(line) for line in (_DATA / of).read_text().splitlines())
 
 
-def replies() -> dict[str, dict[str, Any]]:
+def replies(of: str = ELASTIC) -> dict[str, dict[str, Any]]:
     """What each RPC answered at each labelled moment: label -> topic -> reply."""
     found: dict[str, dict[str, Any]] = {}
-    for line in lines():
+    for line in lines(of):
         if line["kind"] == "rpc":
             found.setdefault(line["label"], {})[line["topic"]] = line["response"]
     return found

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodemanager.flux.resources import Look, read_job_ends, read_ranks, read_topology, slots_of
 from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
-from tests.flux.recording import replies
+from tests.flux.recording import FLUXION, replies
 
 MOMENTS = replies()
 LOOK = ("resource.status", "sched.resource-status")
@@ -195,13 +195,24 @@ def test_two_ranks_of_one_name_are_no_slots() -> None:
         slots_of(status)
 
 
-def test_fluxion_says_null_where_nothing_is_allocated_or_down() -> None:
-    instance = Instance()
-    instance.scheduler |= {"allocated": None, "down": None}
-    first, second = instance.ranks()
-    assert first.idle
-    assert second.cores_free == 4
-    assert first.schedulable
+@pytest.mark.parametrize(
+    ("moment", "ranks"),
+    [
+        ("no node yet", [(False, False, 0, None)] * 3),
+        ("three idle nodes", [(True, False, 2, None)] * 3),
+        (
+            "a job on two nodes, one of them drained",
+            [(True, False, 2, None), (True, True, 1, None), (True, True, 0, "to be looked at")],
+        ),
+    ],
+)
+def test_fluxion_says_null_where_nothing_is_allocated_or_down(
+    moment: str, ranks: list[tuple[bool, bool, int, str | None]]
+) -> None:
+    said = replies(FLUXION)[moment]
+    resources, scheduler = (said[topic] for topic in LOOK)
+    read = read_ranks(resources, scheduler, {})
+    assert [(it.online, it.allocated, it.cores_free, it.drain_reason) for it in read] == ranks
 
 
 @pytest.mark.parametrize("part", ["allocated", "down"])
