@@ -23,7 +23,6 @@ from nodemanager.ask.client import Client
 from nodemanager.config import ConfigError, Join, Provider, Site, load_site, warnings
 
 if TYPE_CHECKING:
-    from nodemanager.model import NodeType
     from nodemanager.prices import Compared, PriceTable
 
 EXIT_OK = 0
@@ -216,9 +215,6 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Hold the site's prices to a table; say what differs and what the table lacks."""
     from nodemanager.prices import PriceTableError, bundled_table, compare, table_in
 
-    def regions_of(node_type: NodeType) -> Sequence[str]:
-        return (chosen.region,) if chosen.region else _regions(site, node_type)
-
     try:
         table = (
             table_in(Path(chosen.table))
@@ -228,16 +224,17 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    compared = compare(site.node_types, table, regions_of)
+    named = (chosen.region,) if chosen.region else ()
+    compared = compare(site.node_types, table, lambda node_type: named or _regions(site, node_type.zones))
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
 
 
-def _regions(site: Site, node_type: NodeType) -> tuple[str, ...]:
-    """Where the node type is bought. Google names the region in a zone: us-central1-a is in us-central1."""
+def _regions(site: Site, zones: Sequence[str]) -> tuple[str, ...]:
+    """Where a node type of these zones is bought. Of Google a zone names its region: us-central1-a."""
     if site.cloud.provider is not Provider.GCE:
         return (site.cloud.region,)
-    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in node_type.zones))
+    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
 
 
 def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:

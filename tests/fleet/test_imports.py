@@ -88,7 +88,8 @@ INWARDS: dict[str, set[str]] = {
     "demo_real": {*VALUES, "config", "flux", "app"},
     "demo": {*VALUES, "fleet", "config", "logs", "actors", "simulation", "app", "demo_real"},
     "prices": {"model"},
-    "cloud_test": {*VALUES, "ports", "fleet", "config"},
+    "cloud_trail": {"model"},
+    "cloud_test": {*VALUES, "ports", "fleet", "config", "cloud_trail"},
     "whatif": {
         *VALUES,
         "children",
