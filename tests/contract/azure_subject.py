@@ -9,25 +9,17 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from nodemanager.cloud.azure import AzureCloud, Placement
 from nodemanager.cloud.azure_driver import AzureDriver
-from nodemanager.model import CloudNode, Identity, Launch, NodeType, ProviderId
-from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, of_libcloud, said
-from tests.contract.cloud_subjects import (
-    CLUSTER,
-    CLUSTER_UUID,
-    CloudSubject,
-    SystemClock,
-    a_launch,
-    a_script,
-    a_type,
-    until,
-)
+from nodemanager.model import CloudNode, Launch, NodeType, ProviderId
+from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
+from tests.contract.cloud_subjects import SystemClock, a_script
+from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, RecordedSubject
 
 _GROUP = "/subscriptions/sub/resourceGroups/nodes/providers"
 _PATH = re.compile(
@@ -35,32 +27,23 @@ _PATH = re.compile(
 )
 _MACHINES, _INTERFACES = "Microsoft.Compute/virtualMachines", "Microsoft.Network/networkInterfaces"
 _TOKEN = of_libcloud("azure_arm/_77777777_7777_7777_7777_777777777777_oauth2_token")
-_BOOTS_AFTER = 2  # lists
-_GOES_AFTER = 2
 
 
-@dataclass
-class _Kept:
-    body: dict[str, Any]
-    listed: int = 0
-    leaves_at: int | None = None
-
+class _Machine(Kept):
     @property
     def interface(self) -> str:
         (interface,) = self.body["properties"]["networkProfile"]["networkInterfaces"]
         return str(interface["id"]).rpartition("/")[2]
 
 
-class AzureService(Service):
+class AzureService(FaultyService):
     """One resource group."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.machines: dict[str, _Kept] = {}
+        self.machines: dict[str, _Machine] = {}
         self.interfaces: dict[str, dict[str, Any]] = {}
         self.reserved: set[str] = set()  # interfaces of refused machines
-        self.losing = self.throttling = False
-        self.refusal: tuple[int, str] | None = None
 
     def answer(self, call: Call) -> Reply:
         asked = _PATH.fullmatch(call.path)
@@ -82,7 +65,7 @@ class AzureService(Service):
             case "DELETE", "Microsoft.Compute/virtualMachines" if name in self.machines:
                 kept = self.machines[name]
                 kept.body["properties"]["provisioningState"] = "Deleting"
-                kept.leaves_at = kept.leaves_at or kept.listed + _GOES_AFTER
+                kept.leaves()
                 return Reply(202)
             case "DELETE", "Microsoft.Network/networkInterfaces" if name in self.interfaces:
                 if name in self.reserved:
@@ -93,7 +76,7 @@ class AzureService(Service):
 
     def _put_machine(self, name: str, path: str, body: dict[str, Any]) -> Reply:
         made = {"provisioningState": "Creating", "timeCreated": f"2026-11-21T10:36:{len(self.machines):02}+00:00"}
-        kept = _Kept({**body, "name": name, "id": path, "properties": {**body["properties"], **made}})
+        kept = _Machine({**body, "name": name, "id": path, "properties": {**body["properties"], **made}})
         if self.refusal is not None:
             self.reserved.add(kept.interface)
             return self._refused(*self.refusal)
@@ -105,7 +88,7 @@ class AzureService(Service):
         for name, kept in list(self.machines.items()):
             kept.listed += 1
             properties = kept.body["properties"]
-            if properties["provisioningState"] == "Creating" and kept.listed > _BOOTS_AFTER:
+            if properties["provisioningState"] == "Creating" and kept.listed > BOOTS_AFTER:
                 properties["provisioningState"] = "Succeeded"
             if kept.leaves_at is not None and kept.listed >= kept.leaves_at:
                 del self.machines[name], self.interfaces[kept.interface]
@@ -122,70 +105,35 @@ class _OfAnyImage(AzureCloud):
         return super().create(launch, replace(node_type, image="debian:debian-12:12:latest"))
 
 
-def _a_cloud(service: AzureService, cluster: str, cluster_uuid: str) -> AzureCloud:
-    driver = AzureDriver("tenant", "sub", "client", "not-a-secret", "nodes", endpoint=service.url)
-    return _OfAnyImage(
-        driver,
-        "westeurope",
-        "ssh-ed25519 AAAA",
-        defaultdict(lambda: Placement("net/subnet")),
-        cluster,
-        cluster_uuid,
-        a_script,
-        SystemClock(),
-        sleep=lambda _: None,
-    )
-
-
-class AzureSubject(CloudSubject):
+class AzureSubject(RecordedSubject[AzureService]):
     port: AzureCloud
-    remembers_the_dead = False
+    over_quota = (409, "QuotaExceeded")
 
     def __init__(self) -> None:
-        self._open = ExitStack()
-        self.service = self._open.enter_context(a_service(AzureService))
-        self.port = self.another_port()
+        super().__init__(AzureService)
 
-    def another_port(self) -> AzureCloud:
-        return _a_cloud(self.service, CLUSTER, CLUSTER_UUID)
+    def a_port_of(self, cluster: str, cluster_uuid: str) -> AzureCloud:
+        driver = AzureDriver("tenant", "sub", "client", "not-a-secret", "nodes", endpoint=self.service.url)
+        return _OfAnyImage(
+            driver,
+            "westeurope",
+            "ssh-ed25519 AAAA",
+            defaultdict(lambda: Placement("net/subnet")),
+            cluster,
+            cluster_uuid,
+            a_script,
+            SystemClock(),
+            sleep=lambda _: None,
+        )
 
-    def wait(self, reached: Callable[[], bool], what: str) -> None:
-        until(reached, what)
-
-    def close(self) -> None:
-        self._open.close()
-
-    def add_stranger(self, identity: Identity | None) -> ProviderId:
-        if identity is None:
-            body = {"tags": {}, "properties": {"networkProfile": {"networkInterfaces": [{"id": "x/of-others"}]}}}
-            self.service.interfaces["of-others"] = {"name": "of-others", "id": "x/of-others", "properties": {}}
-            self.service.interfaces["of-others"]["properties"]["ipConfigurations"] = []
-            self.port.driver.put_machine("stranger", body)
-            return ProviderId("stranger")
-        theirs = _a_cloud(self.service, identity.cluster, identity.cluster_uuid)
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
-
-    @contextmanager
-    def losing_replies(self) -> Iterator[None]:
-        self.service.losing = True
-        yield
-        self.service.losing = False
+    def add_untagged(self) -> ProviderId:
+        body = {"tags": {}, "properties": {"networkProfile": {"networkInterfaces": [{"id": "x/of-others"}]}}}
+        self.service.interfaces["of-others"] = {"name": "of-others", "id": "x/of-others", "properties": {}}
+        self.service.interfaces["of-others"]["properties"]["ipConfigurations"] = []
+        self.port.driver.put_machine("stranger", body)
+        return ProviderId("stranger")
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:
-        self.service.refusal = (409, "AllocationFailed")
-        yield
-        self.service.refusal = None
-
-    @contextmanager
-    def at_quota(self) -> Iterator[None]:
-        self.service.refusal = (409, "QuotaExceeded")
-        yield
-        self.service.refusal = None
-
-    @contextmanager
-    def throttling(self) -> Iterator[None]:
-        self.service.throttling = True
-        yield
-        self.service.throttling = False
+        with self.refusing((409, "AllocationFailed")):
+            yield

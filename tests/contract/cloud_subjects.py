@@ -80,6 +80,12 @@ def a_script(launch: Launch, node_type: NodeType) -> str:
     return f"#!/bin/sh\n# {launch.id} {node_type.name}\nexec sleep 3600\n"
 
 
+def a_node_of(theirs: CloudPort, identity: Identity) -> ProviderId:
+    """A node that others make, by a port of theirs, for a slot and of a type as told."""
+    launch = a_launch("theirs", identity.slot, identity.type_name)
+    return theirs.create(launch, a_type(identity.type_name)).provider_id
+
+
 def size_and_image(cloud: LocalCloud) -> tuple[NodeSize, NodeImage]:
     """What libcloud wants beside a name."""
     return (
@@ -184,8 +190,7 @@ class LocalSubject(CloudSubject):
             node = self.port.driver.create_node("stranger", *size_and_image(self.port), ex_userdata="#!/bin/sh\n")
             return ProviderId(str(node.id))
         theirs = LocalCloud(self.directory, identity.cluster, identity.cluster_uuid, a_script, SystemClock())
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
+        return a_node_of(theirs, identity)
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:
@@ -302,8 +307,7 @@ class OpenStackSubject(CloudSubject):
         if identity is None:
             return self.nova.add_untagged()
         theirs = openstack_cloud(self.nova, identity.cluster, identity.cluster_uuid, a_script)
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
+        return a_node_of(theirs, identity)
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:
@@ -367,8 +371,7 @@ class OuterFluxSubject(CloudSubject):
             name = f"--job-name={job_name(CLUSTER)}"
             return ProviderId(self._outer.run("job", "id", self._outer.run("submit", name, "sleep", "600")))
         theirs = OuterFlux(self._outer.uri, identity.cluster, identity.cluster_uuid, a_script, SystemClock())
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
+        return a_node_of(theirs, identity)
 
 
 def an_outer_flux(directory: Path) -> CloudSubject:

@@ -16,9 +16,8 @@ from tests.contract.cloud_subjects import (
     CLUSTER_UUID,
     CloudSubject,
     SystemClock,
-    a_launch,
+    a_node_of,
     a_script,
-    a_type,
     until,
 )
 
@@ -56,8 +55,7 @@ class Ec2Subject(CloudSubject):
             made = a_driver(self.front).call(Action.RUN_INSTANCES, asked)
             return ProviderId(next(node.text or "" for node in made.iter() if node.tag.endswith("}instanceId")))
         theirs = a_cloud(self.front, identity.cluster, identity.cluster_uuid)
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
+        return a_node_of(theirs, identity)
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from nodemanager.cloud.gce import LABEL_CLUSTER, GceCloud, Placement
 from nodemanager.cloud.gce_driver import GceDriver
-from nodemanager.model import Identity, ProviderId, TypeName
-from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, of_libcloud, said
-from tests.contract.cloud_subjects import (
-    CLUSTER,
-    CLUSTER_UUID,
-    CloudSubject,
-    SystemClock,
-    a_launch,
-    a_script,
-    a_type,
-    until,
-)
+from nodemanager.model import ProviderId, TypeName
+from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
+from tests.contract.cloud_subjects import CLUSTER, SystemClock, a_script
+from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, RecordedSubject
 
 _PROJECT = "/compute/v1/projects/lab"
 _ZONE = "europe-west3-a"
@@ -35,26 +26,15 @@ _PATH = re.compile(
 )
 _INSTANCE = of_libcloud("gce/zones_us-central1-a_instances_node-name")
 _OPERATION = of_libcloud("gce/zones_us-central1-a_instances_post")
-_BOOTS_AFTER = 2  # lists
-_GOES_AFTER = 2
 
 
-@dataclass
-class _Kept:
-    body: dict[str, Any]
-    listed: int = 0
-    leaves_at: int | None = None
-
-
-class GceService(Service):
+class GceService(FaultyService):
     """One zone of one project."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.kept: dict[str, _Kept] = {}
+        self.kept: dict[str, Kept] = {}
         self.ends: list[dict[str, Any]] = []  # how each operation ends
-        self.losing = self.throttling = False
-        self.refusal: tuple[int, str] | None = None
         self.room = True
 
     def answer(self, call: Call) -> Reply:
@@ -75,8 +55,7 @@ class GceService(Service):
             return self._refused(404, "notFound")
         if call.method == "GET":
             return said(kept.body)
-        if kept.leaves_at is None:
-            kept.leaves_at = kept.listed + _GOES_AFTER
+        kept.leaves()
         kept.body["status"] = "STOPPING"
         return self._begun({"status": "DONE"})
 
@@ -90,7 +69,7 @@ class GceService(Service):
             return self._begun({"status": "DONE", "error": {"errors": [exhausted]}})
         number = len(self.ends)
         made = {"creationTimestamp": f"2026-11-21T10:{number // 60:02}:{number % 60:02}.000-08:00"}
-        self.kept[body["name"]] = _Kept({**_INSTANCE, **body, **made, "zone": _ZONE, "status": "PROVISIONING"})
+        self.kept[body["name"]] = Kept({**_INSTANCE, **body, **made, "zone": _ZONE, "status": "PROVISIONING"})
         begun = self._begun({"status": "DONE"})
         return LOST if self.losing else begun
 
@@ -103,7 +82,7 @@ class GceService(Service):
         assert asked is not None, query
         for kept in self.kept.values():
             kept.listed += 1
-            if kept.body["status"] == "PROVISIONING" and kept.listed > _BOOTS_AFTER:
+            if kept.body["status"] == "PROVISIONING" and kept.listed > BOOTS_AFTER:
                 kept.body["status"] = "RUNNING"
         self.kept = {
             name: kept for name, kept in self.kept.items() if kept.leaves_at is None or kept.listed < kept.leaves_at
@@ -122,59 +101,27 @@ class _AToken:
         pass
 
 
-def _a_cloud(service: GceService, cluster: str, cluster_uuid: str) -> GceCloud:
-    driver = GceDriver("lab", _AToken(), endpoint=service.url)
-    placements: Mapping[TypeName, Placement] = defaultdict(lambda: Placement("global/networks/default", (_ZONE,)))
-    return GceCloud(driver, placements, cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None)
-
-
-class GceSubject(CloudSubject):
+class GceSubject(RecordedSubject[GceService]):
     port: GceCloud
-    remembers_the_dead = False
+    over_quota = (403, "quotaExceeded")
 
     def __init__(self) -> None:
-        self._open = ExitStack()
-        self.service = self._open.enter_context(a_service(GceService))
-        self.port = self.another_port()
+        super().__init__(GceService)
 
-    def another_port(self) -> GceCloud:
-        return _a_cloud(self.service, CLUSTER, CLUSTER_UUID)
+    def a_port_of(self, cluster: str, cluster_uuid: str) -> GceCloud:
+        driver = GceDriver("lab", _AToken(), endpoint=self.service.url)
+        placements: Mapping[TypeName, Placement] = defaultdict(
+            lambda: Placement("global/networks/default", (_ZONE,))
+        )
+        return GceCloud(driver, placements, cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None)
 
-    def wait(self, reached: Callable[[], bool], what: str) -> None:
-        until(reached, what)
-
-    def close(self) -> None:
-        self._open.close()
-
-    def add_stranger(self, identity: Identity | None) -> ProviderId:
-        if identity is None:
-            body = {"name": "stranger", "labels": {LABEL_CLUSTER: CLUSTER}, "metadata": {}}
-            self.port.driver.insert(_ZONE, body)
-            return ProviderId(f"{_ZONE}/stranger")
-        theirs = _a_cloud(self.service, identity.cluster, identity.cluster_uuid)
-        launch = a_launch("theirs", identity.slot, identity.type_name)
-        return theirs.create(launch, a_type(identity.type_name)).provider_id
-
-    @contextmanager
-    def losing_replies(self) -> Iterator[None]:
-        self.service.losing = True
-        yield
-        self.service.losing = False
+    def add_untagged(self) -> ProviderId:
+        body = {"name": "stranger", "labels": {LABEL_CLUSTER: CLUSTER}, "metadata": {}}
+        self.port.driver.insert(_ZONE, body)
+        return ProviderId(f"{_ZONE}/stranger")
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:
         self.service.room = False
         yield
         self.service.room = True
-
-    @contextmanager
-    def at_quota(self) -> Iterator[None]:
-        self.service.refusal = (403, "quotaExceeded")
-        yield
-        self.service.refusal = None
-
-    @contextmanager
-    def throttling(self) -> Iterator[None]:
-        self.service.throttling = True
-        yield
-        self.service.throttling = False
