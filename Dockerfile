@@ -20,7 +20,7 @@ COPY config config
 COPY doc/man doc/man
 COPY nodemanager nodemanager
 RUN python3 -m venv /opt/flux-node-manager \
- && /opt/flux-node-manager/bin/pip install --no-cache-dir '.[flux,gce]'
+ && /opt/flux-node-manager/bin/pip install --no-cache-dir '.[flux]'
 
 FROM ${FLUX_IMAGE}
 ARG FLUX_VERSION

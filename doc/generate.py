@@ -1,9 +1,10 @@
 # ruff: noqa: INP001 - a folder of pages, and no package
 """Write the pages of this folder that are made from the code: ``python -m doc.generate``, from the project's root.
 
-``settings.md`` comes from ``nodemanager/settings.py`` and the meanings below; ``lifecycle.md`` from the table in
-``nodemanager/fleet/lifecycle.py`` and the comments beside it; the man pages and the bash completion from those
-settings and the parser of ``nodemanager/cli.py``, by ``manuals.py``. ``tests/test_docs.py`` compares them.
+``settings.md`` comes from ``nodemanager/config/text/settings.py`` and the meanings below; ``lifecycle.md`` from the
+table in ``nodemanager/planner/state/lifecycle.py`` and the comments beside it; the man pages and the bash
+completion from those settings and the parser of ``nodemanager/cli/main.py``, by ``manuals.py``.
+``tests/project/test_docs.py`` compares them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from doc import manuals
-from nodemanager import cli, model
-from nodemanager.fleet import lifecycle
-from nodemanager.notation import format_fsd
-from nodemanager.settings import (
+from nodemanager.cli import main
+from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
     FluxSettings,
@@ -35,6 +34,9 @@ from nodemanager.settings import (
     WebSettings,
     keys_of,
 )
+from nodemanager.core import nodes
+from nodemanager.core.notation import format_fsd
+from nodemanager.planner.state import lifecycle
 
 FOLDER = Path(__file__).parent
 
@@ -259,7 +261,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 SETTINGS_HEAD = """\
 # Settings
 
-<!-- Made by `python -m doc.generate` from nodemanager/settings.py. Do not edit. -->
+<!-- Made by `python -m doc.generate` from nodemanager/config/text/settings.py. Do not edit. -->
 
 A site is one INI file. `flux-node-manager check --config site.ini` reads it and names every fault at once, each
 with its line; the exit status is then 78. A key that is not known is a fault.
@@ -287,7 +289,7 @@ stand in the site itself only if nobody else can read that. No value of this sec
 LIFECYCLE_HEAD = """\
 # How a node lives
 
-<!-- Made by `python -m doc.generate` from nodemanager/fleet/lifecycle.py. Do not edit. -->
+<!-- Made by `python -m doc.generate` from nodemanager/planner/state/lifecycle.py. Do not edit. -->
 
 A node begins with the lease of a slot, and ends when that lease has ended. There is no other way than those below:
 a move that the table lacks is a bug, and ends the process with the node's story. What is *seen* may be old news, so
@@ -297,7 +299,7 @@ it is compared with the table first, and changes nothing where there is no row; 
 
 def pages() -> Mapping[str, str]:
     """Each page's name and text."""
-    parser, verbs = cli._parser(), {name: verb.__doc__ or "" for name, verb in cli.VERBS.items()}  # noqa: SLF001
+    parser, verbs = main._parser(), {name: verb.__doc__ or "" for name, verb in main.VERBS.items()}  # noqa: SLF001
     settings = {section: [*_settings(section, of)] for section, of in SECTIONS.items()}
     return {
         "settings.md": settings_page(),
@@ -349,7 +351,7 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def lifecycle_page() -> str:
-    states = _comments_of_members(Path(model.__file__), "NodeState")
+    states = _comments_of_members(Path(nodes.__file__), "NodeState")
     events = _comments_of_members(Path(lifecycle.__file__), "Event")
     moves = _comments_of_rows(Path(lifecycle.__file__), "NEXT")
     rows = [
@@ -362,13 +364,13 @@ def lifecycle_page() -> str:
             LIFECYCLE_HEAD,
             "```mermaid",
             "stateDiagram-v2",
-            f"    [*] --> {model.NodeState.REQUESTED}",
+            f"    [*] --> {nodes.NodeState.REQUESTED}",
             *drawn,
-            f"    {model.NodeState.GONE} --> [*]",
+            f"    {nodes.NodeState.GONE} --> [*]",
             "```",
             "",
             "## States\n",
-            _table(("state", "meaning"), [(str(state), states[state.name]) for state in model.NodeState]),
+            _table(("state", "meaning"), [(str(state), states[state.name]) for state in nodes.NodeState]),
             "## Events\n",
             "What is seen, unless it says that it is decided.\n",
             _table(("event", "meaning"), [(str(event), events[event.name]) for event in lifecycle.Event]),

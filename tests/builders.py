@@ -15,7 +15,8 @@ from decimal import Decimal
 from itertools import takewhile
 from typing import Any, assert_never
 
-from nodemanager.facts import (
+from nodemanager.core.drains import drain_text
+from nodemanager.core.facts import (
     ClaimHeld,
     CloudListed,
     Fact,
@@ -25,41 +26,20 @@ from nodemanager.facts import (
     RanksSeen,
     Tick,
 )
-from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.division import divided
-from nodemanager.fleet.observe import at, observe
-from nodemanager.fleet.plan import Action, Plan, plan
-from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.sightings import drain_text
-from nodemanager.fleet.snapshot import Node, Snapshot, Source
-from nodemanager.model import (
-    ANYWHERE,
-    NOTHING_SPENT,
-    Billing,
+from nodemanager.core.jobs import ANYWHERE, Constraint, Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.core.nodes import (
     Call,
     CallKind,
     CloudNode,
     CloudState,
-    Constraint,
     FluxRank,
     Identity,
-    Job,
-    JobId,
-    JobState,
     Launch,
     LaunchId,
     NodeState,
-    NodeType,
     ProviderId,
-    Rank,
-    Reason,
-    Shape,
-    SlotName,
-    Tariff,
-    TypeName,
-    UnreadableJob,
 )
-from nodemanager.orders import (
+from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CordonNode,
@@ -74,6 +54,15 @@ from nodemanager.orders import (
     StopBroker,
     UndrainNode,
 )
+from nodemanager.core.reasons import Reason
+from nodemanager.core.records import NOTHING_SPENT
+from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
+from nodemanager.planner.commit import asked, committed
+from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.plan import Action, Plan, plan
+from nodemanager.planner.slot_types import divided
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 NOW_S = 100_000.0
 WALL_AT = 1_800_000_000.0

@@ -1,1 +1,1 @@
-"""Acting: the threads and the effects. No policy stands here."""
+"""Acting: Pykka actors that own threads and effects. They send messages, and none waits for an answer."""

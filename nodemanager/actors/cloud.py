@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.facts import (
+from nodemanager.actors.messages import Mailbox
+from nodemanager.core.facts import (
     CloudCallFailed,
     CloudFact,
     CloudListed,
@@ -14,9 +15,8 @@ from nodemanager.facts import (
     NodeDestroyed,
     OrderLapsed,
 )
-from nodemanager.messages import Mailbox
-from nodemanager.orders import CloudEffect, CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
-from nodemanager.ports import Clock, CloudError, CloudPort, FluxError, Mandate
+from nodemanager.core.orders import CloudEffect, CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
+from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mandate
 
 
 class CloudWatcher(CrashOnlyActor):

@@ -8,7 +8,9 @@ from contextlib import suppress
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.facts import (
+from nodemanager.actors.messages import Mailbox
+from nodemanager.core.drains import drain_text
+from nodemanager.core.facts import (
     BrokerStopped,
     ClaimHeld,
     ClaimRefused,
@@ -33,10 +35,9 @@ from nodemanager.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.fleet.sightings import drain_text
-from nodemanager.messages import Mailbox
-from nodemanager.model import FluxRank, JobId, LaunchId, Rank, SlotName, SlotsWish, TypeName
-from nodemanager.orders import (
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FluxRank, LaunchId
+from nodemanager.core.orders import (
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -56,7 +57,8 @@ from nodemanager.orders import (
     Timely,
     UndrainNode,
 )
-from nodemanager.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
+from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
+from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
 class FluxWorker(CrashOnlyActor):

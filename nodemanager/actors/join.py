@@ -7,11 +7,11 @@ from typing import Any
 import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.facts import JoinFact
-from nodemanager.messages import Mailbox
-from nodemanager.model import Roster
-from nodemanager.orders import PostRoster
-from nodemanager.ports import JoinError, JoinPort
+from nodemanager.actors.messages import Mailbox
+from nodemanager.core.facts import JoinFact
+from nodemanager.core.nodes import Roster
+from nodemanager.core.orders import PostRoster
+from nodemanager.core.ports import JoinError, JoinPort
 
 BEAT_S = 5.0  # a roster without news is posted again after this long, as a sign of life
 

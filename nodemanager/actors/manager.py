@@ -16,9 +16,10 @@ from typing import Any, assert_never
 import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.actors.crew import Crew
-from nodemanager.actors.memos import Memos
-from nodemanager.facts import (
+from nodemanager.actors.job_memos import Memos
+from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
+from nodemanager.actors.worker_pool import Crew
+from nodemanager.core.facts import (
     CloudCallFailed,
     Fact,
     FluxCallFailed,
@@ -32,21 +33,8 @@ from nodemanager.facts import (
     RanksMeasured,
     Tick,
 )
-from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.division import divided
-from nodemanager.fleet.hardware import as_promised
-from nodemanager.fleet.instance import compared
-from nodemanager.fleet.observe import at, observe
-from nodemanager.fleet.pace import plan_by_s
-from nodemanager.fleet.plan import Action, Plan, plan
-from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.roll import roll_of
-from nodemanager.fleet.roster import roster
-from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.fleet.verdicts import SERVED_BY
-from nodemanager.messages import Begin, ManagerMessage, UsePolicy
-from nodemanager.model import JoinPhase, Launch, Reason
-from nodemanager.orders import (
+from nodemanager.core.nodes import JoinPhase, Launch
+from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     ClaimInstance,
@@ -70,6 +58,19 @@ from nodemanager.orders import (
     Timely,
     UndrainNode,
 )
+from nodemanager.core.reasons import Reason
+from nodemanager.planner.commit import asked, committed
+from nodemanager.planner.observe.hardware import as_promised
+from nodemanager.planner.observe.instance_check import compared
+from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.outcome import SERVED_BY
+from nodemanager.planner.pace import plan_by_s
+from nodemanager.planner.plan import Action, Plan, plan
+from nodemanager.planner.slot_types import divided
+from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.roster import roster
+from nodemanager.planner.state.snapshot import Snapshot
 
 POST_EVERY_S = 1.0
 BOOT = BootNode.__name__

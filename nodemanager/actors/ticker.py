@@ -6,9 +6,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from nodemanager.facts import Tick
-from nodemanager.messages import Mailbox, ManagerMessage
-from nodemanager.ports import Clock
+from nodemanager.actors.messages import Mailbox, ManagerMessage
+from nodemanager.core.facts import Tick
+from nodemanager.core.ports import Clock
 
 PERIOD_S = 0.025  # what an order may wait for its turn; a tick with nothing to do costs some microseconds
 # Where nothing has come for a while: to wake two threads forty times a second is half of what idleness costs.

@@ -1,0 +1,1 @@
+"""The cloud: one real adapter of ``CloudPort`` for each provider. ``providers`` picks the site's."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, assert_never
 
-from nodemanager.config import Provider, Site
-from nodemanager.ports import Clock, CloudPort
+from nodemanager.config.site import Provider, Site
+from nodemanager.core.ports import Clock, CloudPort
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.libcloud_port import UserData
+    from nodemanager.cloud.common.libcloud_port import UserData
 
 CloudFactory = Callable[[], CloudPort]
 
@@ -25,21 +25,21 @@ def cloud_factory(site: Site, user_data: UserData, clock: Clock) -> CloudFactory
         case Provider.EC2:
             # libcloud's driver has it for the fingerprints of key pairs, which we never make; it can do without.
             with _unloaded("cryptography"):
-                from nodemanager.cloud import ec2_site  # noqa: PLC0415
+                from nodemanager.cloud.ec2.from_site import factory as ec2_factory  # noqa: PLC0415
 
-            return ec2_site.factory(site, user_data, clock)
+            return ec2_factory(site, user_data, clock)
         case Provider.OPENSTACK:
-            from nodemanager.cloud import openstack_site  # noqa: PLC0415
+            from nodemanager.cloud.openstack.from_site import factory as openstack_factory  # noqa: PLC0415
 
-            return openstack_site.factory(site, user_data, clock)
+            return openstack_factory(site, user_data, clock)
         case Provider.GCE:
-            from nodemanager.cloud import gce_site  # noqa: PLC0415
+            from nodemanager.cloud.gce.from_site import factory as gce_factory  # noqa: PLC0415
 
-            return gce_site.factory(site, user_data, clock)
+            return gce_factory(site, user_data, clock)
         case Provider.AZURE:
-            from nodemanager.cloud import azure_site  # noqa: PLC0415
+            from nodemanager.cloud.azure.from_site import factory as azure_factory  # noqa: PLC0415
 
-            return azure_site.factory(site, user_data, clock)
+            return azure_factory(site, user_data, clock)
         case Provider.FLUX:
             return _outer_flux(site, user_data, clock)
         case Provider.SIMULATED:
@@ -53,9 +53,9 @@ def cautions(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[s
     """What an operator should know of this provider with this site, a sentence each."""
     match site.cloud.provider:
         case Provider.EC2:
-            from nodemanager.cloud import ec2_credentials  # noqa: PLC0415
+            from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
 
-            return tuple(ec2_credentials.cautions(site.credentials, environment))
+            return tuple(credentials.cautions(site.credentials, environment))
         case _:
             return ()
 
@@ -75,7 +75,7 @@ def _unloaded(module: str) -> Iterator[None]:
 
 
 def _local(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
-    from nodemanager.cloud.local import LocalCloud  # noqa: PLC0415
+    from nodemanager.cloud.local.port import LocalCloud  # noqa: PLC0415
 
     return lambda: LocalCloud(
         site.state_dir / "cloud",
@@ -88,7 +88,7 @@ def _local(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
 
 
 def _outer_flux(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
-    from nodemanager.flux.outer import OuterFlux  # noqa: PLC0415
+    from nodemanager.flux.setup.outer import OuterFlux  # noqa: PLC0415
 
     cloud = site.cloud
     return lambda: OuterFlux(

@@ -1,0 +1,1 @@
+"""The Flux instance: the real adapter of ``FluxPort``, over flux-core's Python bindings."""

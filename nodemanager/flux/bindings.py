@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from nodemanager.ports import FluxError
+from nodemanager.core.ports import FluxError
 
 Handle = Any  # flux.Flux: the bindings carry no types
 Future = Any  # flux.future.Future
@@ -123,7 +123,7 @@ def _how_to_get_them(fault: ImportError, folders: Sequence[str]) -> str:
         "  - put the folder of flux on PATH, and install what its bindings import (cffi, PyYAML):"
         " pip install cffi PyYAML\n"
         "  - put the site-packages of flux-core on PYTHONPATH (flux env printenv PYTHONPATH shows it)\n"
-        "  - run this program by flux's own Python: flux python -m nodemanager.cli\n"
+        "  - run this program by flux's own Python: flux python -m nodemanager.cli.main\n"
         "With flux-core 0.86 or later, flux-node-manager on PATH also runs as: flux node-manager"
     )
 

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nodemanager.core.ports import FluxError
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
 from nodemanager.flux.reactor import Reactor
-from nodemanager.ports import FluxError
 
 SERVICE = "node-manager"
 

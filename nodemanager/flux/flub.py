@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nodemanager.model import FluxRank, Rank, SlotName
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.slots import Rank, SlotName
 
 
 class Names:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nodemanager.flux.fields import list_at, object_at
+from nodemanager.flux.parse.json_fields import list_at, object_at
 
 QMANAGER = "sched-fluxion-qmanager"
 _DEFAULT = "fcfs"  # also where it does not know the policy

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nodemanager.core.ports import Clock, FluxError
+from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
-from nodemanager.model import NodeType
-from nodemanager.ports import Clock, FluxError
 
 
 class RealFlux:

@@ -19,32 +19,26 @@ from typing import Any, TypeVar
 
 import structlog
 
-from nodemanager.flux import kvs, record, retyping, spend_record, steering_record
+from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, division_in
+from nodemanager.core.drains import is_ours
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.notation import format_job_id, parse_idset
+from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
+from nodemanager.core.records import NOTHING_SPENT, Spend, Steering
+from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
-from nodemanager.flux.fields import object_at, whole_at
 from nodemanager.flux.flub import Names
 from nodemanager.flux.fluxion import queues_that_deny
-from nodemanager.flux.resources import OUR_DRAINS, Look, read_job_ends, read_topology
-from nodemanager.flux.resubmission import again
-from nodemanager.flux.submission import submit
-from nodemanager.flux_config import ConfigFile, FluxConfigError, division_in
-from nodemanager.model import (
-    NOTHING_SPENT,
-    FluxRank,
-    Hardware,
-    JobId,
-    Launch,
-    NodeType,
-    Rank,
-    SlotName,
-    SlotsWish,
-    Spend,
-    Steering,
-    TypeName,
-)
-from nodemanager.notation import format_job_id, parse_idset
-from nodemanager.ports import FluxError, NotRequeued, NotTheActor
+from nodemanager.flux.parse.json_fields import object_at, whole_at
+from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
+from nodemanager.flux.records import lease as record
+from nodemanager.flux.records import spend as spend_record
+from nodemanager.flux.records import steering as steering_record
+from nodemanager.flux.resubmit import again
+from nodemanager.flux.submit import submit
 
 Kept = TypeVar("Kept")
 
@@ -381,7 +375,7 @@ class RealFluxPort:
         """Asked right before, as Flux undrains whoever drained it: somebody else may have since the look."""
         reasons = self._drain_reasons()
         for rank in ranks:
-            if reasons.get(rank, "").startswith(OUR_DRAINS):
+            if is_ours(reasons.get(rank)):
                 self._undrain(rank)
 
     def _drain_reasons(self) -> dict[Rank, str]:
@@ -395,7 +389,7 @@ class RealFluxPort:
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
-        return retyping.read_wish(self._read([retyping.WISH]).get(retyping.WISH))
+        return retype.read_wish(self._read([retype.WISH]).get(retype.WISH))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         self.must_act()
@@ -404,11 +398,11 @@ class RealFluxPort:
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
         self.must_act()
         if self.slots_wish() == wish:
-            answer = retyping.encoded_answer(retyping.Answer(wish.id, {}, why))
-            self._commit({retyping.WISH: None, retyping.ANSWER: answer})
+            answer = retype.encoded_answer(retype.Answer(wish.id, {}, why))
+            self._commit({retype.WISH: None, retype.ANSWER: answer})
 
-    def _retyping(self) -> retyping.Retyping:
-        return retyping.Retyping(_RetypingCalls(self), self._config_file, self._node_types)
+    def _retyping(self) -> retype.Retyping:
+        return retype.Retyping(_RetypingCalls(self), self._config_file, self._node_types)
 
     def _config_file(self) -> ConfigFile:
         if self._folder is None:

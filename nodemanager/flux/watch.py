@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from nodemanager.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.ports import Clock, FluxError, QueueListener
 from nodemanager.flux.bindings import CallFailed
-from nodemanager.flux.journal import Queue, concerns_ranks
+from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
 from nodemanager.flux.reactor import Reactor
-from nodemanager.ports import Clock, FluxError, QueueListener
 
 _RECONNECT_MIN_S = 0.2
 _RECONNECT_MAX_S = 5.0

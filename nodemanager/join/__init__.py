@@ -1,1 +1,1 @@
-"""How a node gets in: tickets, the join service, the join client. ``doc/joining.md`` is the protocol."""
+"""How a node joins the instance: the join service, its tickets, and the client that nodes run."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nodemanager.config import Site
-from nodemanager.join.material import MaterialError, multi_user
+from nodemanager.config.site import Site
+from nodemanager.join.key_material import MaterialError, multi_user
 
 # By the provider's name. A node that powers itself off is not gone at every provider.
 END_OF_COST: Mapping[str, str] = MappingProxyType(

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from nodemanager.facts import JoinFact
-from nodemanager.join.ledger import LedgerError, Page, read_page
-from nodemanager.model import LaunchId, Roster, RosterEntry, SlotName
-from nodemanager.ports import JoinError
+from nodemanager.core.facts import JoinFact
+from nodemanager.core.nodes import LaunchId, Roster, RosterEntry
+from nodemanager.core.ports import JoinError
+from nodemanager.core.slots import SlotName
+from nodemanager.join.ticket_store import LedgerError, Page, read_page
 
 _VERSION = 1
 

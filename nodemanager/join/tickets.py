@@ -13,7 +13,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from nodemanager.model import LaunchId
+from nodemanager.core.nodes import LaunchId
 
 KEY_BYTES = 32
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

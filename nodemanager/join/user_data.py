@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.config import Provider, Site
-from nodemanager.flux.bootstrap import BootstrapError, find_flux
-from nodemanager.join.material import MaterialError, Paths, fingerprint
+from nodemanager.config.site import Provider, Site
+from nodemanager.core.nodes import LaunchId
+from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux
+from nodemanager.join.key_material import MaterialError, Paths, fingerprint
 from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_key
-from nodemanager.model import LaunchId
 
 SIZE_MAX_BYTES = 4096
 

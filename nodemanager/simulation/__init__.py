@@ -1,0 +1,1 @@
+"""A simulated cloud and a simulated Flux in virtual time: the second adapter of each port."""

@@ -10,15 +10,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nodemanager.config import Site
-from nodemanager.model import JobId, Rank, Slot
-from nodemanager.ports import CloudPort, FluxPort
-from nodemanager.simulation.cloud import SimulatedProvider
-from nodemanager.simulation.cloud_faults import CloudFaults
-from nodemanager.simulation.flux import SimulatedFlux
-from nodemanager.simulation.flux_watch import SimulatedFluxWatch
+from nodemanager.config.site import Site
+from nodemanager.core.jobs import JobId
+from nodemanager.core.ports import CloudPort, FluxPort
+from nodemanager.core.slots import Rank, Slot
+from nodemanager.simulation.cloud.faults import CloudFaults
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
+from nodemanager.simulation.time.world import World, WorldClock
 from nodemanager.simulation.workload import Submission, builtin
-from nodemanager.simulation.world import World, WorldClock
 
 STEP_S = 0.01  # of this machine's time between two moves of the world
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodemanager.model import HasProperty, Shape
+from nodemanager.core.jobs import HasProperty, Shape
 
 PERIOD_S = 7200.0  # the embedded site sees this hour again every two
 

@@ -1,0 +1,1 @@
+"""The HTTP service: the dashboard, the API, the metrics."""

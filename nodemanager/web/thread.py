@@ -14,10 +14,10 @@ from typing import Any
 import structlog
 import uvicorn
 
-from nodemanager.web.answers import Served
-from nodemanager.web.connections import KEEP_ALIVE_S, BoundedConnection
+from nodemanager.web.api.handlers import Served
+from nodemanager.web.app import application
+from nodemanager.web.connection_limits import KEEP_ALIVE_S, BoundedConnection
 from nodemanager.web.listen import CannotListen, Listening, Place, Tcp, listen
-from nodemanager.web.server import application
 
 AGAIN_S = 5.0
 CLOSE_S = 1

@@ -1,1 +1,1 @@
-"""What if: a real or a synthetic workload replayed under a policy, and what it would have cost."""
+"""What-if: replay a workload under another policy and compare cost and waits."""

@@ -17,13 +17,14 @@ from typing import Any
 
 from rich.console import Console
 
-from nodemanager import logs
-from nodemanager.config import ConfigError, Site
-from nodemanager.whatif.asked import runs_asked, seeded
-from nodemanager.whatif.baselines import BASELINES
-from nodemanager.whatif.conditions import conditions_of
-from nodemanager.whatif.learned import Learned, learn_from
-from nodemanager.whatif.outputs import (
+from nodemanager.config.site import ConfigError, Site
+from nodemanager.service import logs
+from nodemanager.whatif.cloud.learned import Learned, learn_from
+from nodemanager.whatif.cloud.parameters import conditions_of
+from nodemanager.whatif.replay.baselines import BASELINES
+from nodemanager.whatif.report.findings import headline, sentences
+from nodemanager.whatif.report.html import written_report
+from nodemanager.whatif.report.outputs import (
     OutputClosed,
     OutputError,
     check_apart,
@@ -32,14 +33,13 @@ from nodemanager.whatif.outputs import (
     saying,
     write,
 )
-from nodemanager.whatif.report import written_report
-from nodemanager.whatif.runs import all_done
-from nodemanager.whatif.sentences import headline, sentences
-from nodemanager.whatif.source import journal_of, open_workload
-from nodemanager.whatif.study import Runner, Study
-from nodemanager.whatif.terminal import bar, summary
-from nodemanager.whatif.variants import SweepError, differences
-from nodemanager.whatif.workload import Oddities, Processors, Workload, WorkloadError
+from nodemanager.whatif.report.terminal import bar, summary
+from nodemanager.whatif.study.run_list import runs_asked, seeded
+from nodemanager.whatif.study.run_pool import all_done
+from nodemanager.whatif.study.study import Runner, Study
+from nodemanager.whatif.study.variants import SweepError, differences
+from nodemanager.whatif.workload.open import journal_of, open_workload
+from nodemanager.whatif.workload.workload import Oddities, Processors, Workload, WorkloadError
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.join import BEAT_S, JoinClerk
-from nodemanager.facts import NodeReported
-from nodemanager.model import JoinPhase, LaunchId, Roster, RosterEntry, SlotName
-from nodemanager.orders import PostRoster
-from nodemanager.ports import JoinError
+from nodemanager.core.facts import NodeReported
+from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
+from nodemanager.core.orders import PostRoster
+from nodemanager.core.ports import JoinError
+from nodemanager.core.slots import SlotName
 
 ENTRY = RosterEntry(LaunchId("cloud1-1"), SlotName("cloud1"), 10.0, may_start=True, online=False)
 REPORT = NodeReported(LaunchId("cloud1-1"), JoinPhase.STARTED, "", 1.0)

@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Manager, Published
-from nodemanager.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
-from nodemanager.messages import Begin, UsePolicy
-from nodemanager.model import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId, Rank, SlotName, TypeName
-from nodemanager.orders import ListCloud, SweepCloud
+from nodemanager.actors.messages import Begin, UsePolicy
+from nodemanager.core.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
+from nodemanager.core.nodes import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.orders import ListCloud, SweepCloud
+from nodemanager.core.slots import Rank, SlotName, TypeName
 from tests.builders import a_job, a_policy, a_snapshot, a_type
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nodemanager.actors.ticker import Announced, Ticker
-from nodemanager.facts import RanksStirred, Tick
-from nodemanager.simulation.world import World
+from nodemanager.core.facts import RanksStirred, Tick
+from nodemanager.simulation.time.world import World
 
 NEVER_S = 3600.0
 WITHIN_S = 30.0  # for a thread to have its turn

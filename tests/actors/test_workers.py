@@ -10,12 +10,11 @@ import pytest
 from nodemanager.actors.base import Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
-from nodemanager.facts import (
+from nodemanager.core.facts import (
     ClaimHeld,
     ClaimRefused,
     CloudCallFailed,
     CloudListed,
-    FailureKind,
     FluxCallFailed,
     FluxUnreachable,
     HousekeepingKilled,
@@ -36,29 +35,19 @@ from nodemanager.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.model import (
-    Billing,
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
+    FailureKind,
     FluxRank,
-    Hardware,
-    JobId,
     Launch,
     LaunchId,
     Leftover,
     LeftoverKind,
-    Mark,
-    NodeType,
     ProviderId,
-    Rank,
-    SlotName,
-    SlotsWish,
-    Spend,
-    Steering,
-    TypeName,
-    because,
 )
-from nodemanager.orders import (
+from nodemanager.core.orders import (
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -79,8 +68,11 @@ from nodemanager.orders import (
     SweepCloud,
     Timely,
 )
-from nodemanager.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
-from nodemanager.simulation.world import World
+from nodemanager.core.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.core.reasons import because
+from nodemanager.core.records import Mark, Spend, Steering
+from nodemanager.core.slots import Billing, Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.simulation.time.world import World
 
 SMALL = NodeType(TypeName("small"), "s1", 4, 0, 2**34, Decimal("0.1"), Billing(3600), slots=(SlotName("cloud1"),))
 LAUNCH = Launch(LaunchId("cloud1-1"), SlotName("cloud1"), Rank(1), SMALL.name, "token", 0.0)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodemanager.config import Site, load_site
-from nodemanager.whatif.outcome import Outcome
-from nodemanager.whatif.source import open_workload
-from nodemanager.whatif.study import Runner
-from nodemanager.whatif.variants import differences, with_key
-from nodemanager.whatif.workload import Processors
+from nodemanager.config.site import Site, load_site
+from nodemanager.whatif.replay.result import Outcome
+from nodemanager.whatif.study.study import Runner
+from nodemanager.whatif.study.variants import differences, with_key
+from nodemanager.whatif.workload.open import open_workload
+from nodemanager.whatif.workload.workload import Processors
 
 SITE = """
 [Site]

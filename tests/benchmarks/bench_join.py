@@ -19,12 +19,12 @@ from queue import Empty, SimpleQueue
 
 import psutil
 
-from nodemanager.config import Site, load_site
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.nodes import LaunchId, RosterEntry
 from nodemanager.join.exchange import FileExchange, Folder
 from nodemanager.join.flux_node_join import post
-from nodemanager.join.material import Paths, fingerprint, make_material
+from nodemanager.join.key_material import Paths, fingerprint, make_material
 from nodemanager.join.tickets import read_key
-from nodemanager.model import LaunchId, RosterEntry
 
 SITE = """
 [Site]
@@ -93,7 +93,7 @@ def _site(folder: Path, tickets: int) -> Site:
 
 @contextmanager
 def _service(site: Site) -> Iterator[psutil.Popen]:
-    command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(site.path)]
+    command = [sys.executable, "-m", "nodemanager.cli.main", "join-service", "--config", str(site.path)]
     service = psutil.Popen(command, stderr=subprocess.PIPE)
     try:
         assert service.stderr is not None

@@ -26,39 +26,29 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from nodemanager.cloud.ec2 import Ec2Cloud
-from nodemanager.cloud.ec2_credentials import Keys
-from nodemanager.cloud.ec2_driver import Ec2Driver, endpoint_of
-from nodemanager.cloud.ec2_reply import checked, document, instances_in, set_in
-from nodemanager.facts import CloudListed
-from nodemanager.fleet.observe import observe
-from nodemanager.fleet.pairing import pair
-from nodemanager.fleet.plan import plan
-from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Node, Snapshot, Source
-from nodemanager.model import (
-    Billing,
-    CloudNode,
-    FluxRank,
-    Launch,
-    LaunchId,
-    NodeState,
-    NodeType,
-    Rank,
-    SlotName,
-    TypeName,
-)
+from nodemanager.cloud.ec2.credentials import Keys
+from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
+from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.replies import checked, document, instances_in, set_in
+from nodemanager.core.facts import CloudListed
+from nodemanager.core.nodes import CloudNode, FluxRank, Launch, LaunchId, NodeState
+from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
+from nodemanager.planner.observe.observe import observe
+from nodemanager.planner.observe.pairing import pair
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 from tests.contract.cloud_subjects import SystemClock
+from tests.paths import DATA
 
 PAGE = 1_000
 RUNS = 5
 CLUSTER, CLUSTER_UUID = "ada", "11111111-1111-4111-8111-111111111111"
 NOW_S, WALL_AT = 100_000.0, 1_800_000_000.0
-RESERVATION = Path(__file__).parents[1] / "data" / "ec2-reservation.xml"
+RESERVATION = DATA / "ec2-reservation.xml"
 HEAD = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b'<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><reservationSet>'

@@ -54,23 +54,24 @@ from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.messages import Mailbox
 from nodemanager.actors.ticker import PERIOD_S, Ticker
-from nodemanager.app import Outside, SystemClock, policy_of, spare_what_stays, wire
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config import Site, load_site
-from nodemanager.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
-from nodemanager.fleet.observe import at, observe
-from nodemanager.fleet.plan import plan
-from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.flux.resources import Look
-from nodemanager.front import Front
-from nodemanager.messages import Mailbox
-from nodemanager.model import FluxRank, Hardware, Rank, SlotName, TypeName
-from nodemanager.ports import CloudPort, FluxError, FluxPort
-from nodemanager.simulation import flux_watch
-from nodemanager.simulation.jobs import JobEvent
-from nodemanager.simulation.pump import Inbox, Pump
-from nodemanager.simulation.world import World
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.ports import CloudPort, FluxError, FluxPort
+from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
+from nodemanager.flux.parse.resources import Look
+from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.service.outputs import Front
+from nodemanager.service.service import Outside, SystemClock, policy_of, spare_what_stays, wire
+from nodemanager.simulation.flux import watch as flux_watch
+from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.time.pump import Inbox, Pump
+from nodemanager.simulation.time.world import World
 from tests.benchmarks.load_front import MEASURED_S, LiveFront, Meter, VirtualFront, listening_share, share_of
 from tests.benchmarks.load_world import Load, event_of, serve
 from tests.builders import a_policy

@@ -25,34 +25,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-from nodemanager.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
-from nodemanager.fleet.commit import asked, committed
-from nodemanager.fleet.observe import at, observe
-from nodemanager.fleet.plan import plan
-from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Snapshot
-from nodemanager.model import (
-    Billing,
-    CloudNode,
-    CloudState,
-    FluxRank,
-    Identity,
-    Job,
-    JobId,
-    JobState,
-    Launch,
-    LaunchId,
-    NodeType,
-    ProviderId,
-    Rank,
-    Shape,
-    SlotName,
-    TypeName,
-)
-from nodemanager.orders import BootNode
+from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
+from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.orders import BootNode
+from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
+from nodemanager.planner.commit import asked, committed
+from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+from tests.paths import ROOT
 
 GIB = 2**30
 CORES = (4, 8, 16, 32, 48, 64, 96)
@@ -378,7 +363,7 @@ def peak_mb() -> float:
 def in_a_process(python: str, what: Sequence[str], limit_s: float) -> dict[str, Any] | None:
     """The measurement, or None where it took longer than the limit."""
     command = [python, "-m", "tests.benchmarks.bench_plan", *what]
-    root = Path(__file__).parent.parent.parent
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
         done = subprocess.run(

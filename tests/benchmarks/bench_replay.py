@@ -12,13 +12,14 @@ import resource
 import time
 from pathlib import Path
 
-from nodemanager.config import load_site
-from nodemanager.whatif.baselines import BASELINES
-from nodemanager.whatif.source import open_workload
-from nodemanager.whatif.study import Runner
-from nodemanager.whatif.workload import Processors
+from nodemanager.config.site import load_site
+from nodemanager.whatif.replay.baselines import BASELINES
+from nodemanager.whatif.study.study import Runner
+from nodemanager.whatif.workload.open import open_workload
+from nodemanager.whatif.workload.workload import Processors
+from tests.paths import CONFIG
 
-SITE = Path(__file__).parents[2] / "config" / "kth.ini"
+SITE = CONFIG / "kth.ini"
 
 
 def main() -> None:

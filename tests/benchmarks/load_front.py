@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from nodemanager.actors.manager import Published
-from nodemanager.ask.client import Client
-from nodemanager.config import Site
-from nodemanager.front import Front
-from nodemanager.journal.chronicle import Follower, Happened, rest_s
-from nodemanager.journal.reader import JournalReader
-from nodemanager.journal.waiting import Waiting
-from nodemanager.journal.writer import Journal
-from nodemanager.web.access import Access
-from nodemanager.web.answers import Served
-from nodemanager.web.board import Board
-from nodemanager.web.control import Control
+from nodemanager.cli.service_client import Client
+from nodemanager.config.site import Site
+from nodemanager.history.backlog import Waiting
+from nodemanager.history.follower import Follower, Happened, rest_s
+from nodemanager.history.store.reader import JournalReader
+from nodemanager.history.store.writer import Journal
+from nodemanager.service.outputs import Front
+from nodemanager.web.api.control import Control
+from nodemanager.web.api.handlers import Served
+from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket
-from nodemanager.web.metrics import Metrics
+from nodemanager.web.state.access import Access
+from nodemanager.web.state.board import Board
 from nodemanager.web.thread import WebServer
 
 SCRAPE_EVERY_S = 15.0

@@ -16,15 +16,17 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.model import JobId, JobState, Launch, LaunchId, NodeType, Rank, Shape, Slot, SlotName, TypeName
-from nodemanager.simulation.cloud import SimulatedProvider
-from nodemanager.simulation.cloud_faults import CloudFaults
-from nodemanager.simulation.flux import SimulatedFlux
-from nodemanager.simulation.flux_watch import Follower
-from nodemanager.simulation.jobs import JobEvent
-from nodemanager.simulation.pool import Pool
-from nodemanager.simulation.ranks import ResourceEvent
-from nodemanager.simulation.world import World
+from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.nodes import Launch, LaunchId
+from nodemanager.core.slots import NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.simulation.cloud.faults import CloudFaults
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.brokers import ResourceEvent
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.flux.sched_simple import Pool
+from nodemanager.simulation.flux.watch import Follower
+from nodemanager.simulation.time.world import World
 
 
 def _proxy(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:

@@ -14,7 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import libcloud
 
-DATA = Path(__file__).parents[1] / "data"
+from tests.paths import DATA
+
 SERVICE = "http://openstack.test"  # stands in recordings for the address of the service
 
 

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from nodemanager.cloud.azure import AzureCloud, Placement
-from nodemanager.cloud.azure_driver import AzureDriver
-from nodemanager.model import CloudNode, Launch, NodeType, ProviderId
+from nodemanager.cloud.azure.driver import AzureDriver
+from nodemanager.cloud.azure.port import AzureCloud, Placement
+from nodemanager.core.nodes import CloudNode, Launch, ProviderId
+from nodemanager.core.slots import NodeType
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
 from tests.contract.cloud_subjects import SystemClock, a_script
 from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, RecordedSubject

@@ -18,30 +18,19 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from libcloud.compute.base import NodeImage, NodeSize
 
-from nodemanager.cloud.local import LocalCloud
-from nodemanager.cloud.local_process import end_nodes, marked
-from nodemanager.cloud.local_store import Store
-from nodemanager.flux.outer import OuterFlux, job_name
-from nodemanager.model import (
-    Billing,
-    CloudNode,
-    CloudState,
-    Identity,
-    Launch,
-    LaunchId,
-    NodeType,
-    ProviderId,
-    Rank,
-    SlotName,
-    TypeName,
-)
-from nodemanager.ports import CloudPort
-from tests.cloud.nova.process import openstack_cloud, shared_nova
+from nodemanager.cloud.local.port import LocalCloud
+from nodemanager.cloud.local.process import end_nodes, marked
+from nodemanager.cloud.local.store import Store
+from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.ports import CloudPort
+from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
+from nodemanager.flux.setup.outer import OuterFlux, job_name
+from tests.cloud.openstack.nova.process import openstack_cloud, shared_nova
 from tests.live.instance import LiveInstance, why_no_flux
 
 if TYPE_CHECKING:
-    from nodemanager.simulation.cloud import SimulatedProvider
-    from nodemanager.simulation.world import World
+    from nodemanager.simulation.cloud.provider import SimulatedProvider
+    from nodemanager.simulation.time.world import World
 
 CLUSTER = "ada"
 CLUSTER_UUID = "11111111-1111-4111-8111-111111111111"
@@ -334,8 +323,8 @@ class OpenStackSubject(CloudSubject):
 
 
 def a_simulated_subject(_: Path) -> CloudSubject:
-    cloud = pytest.importorskip("nodemanager.simulation.cloud")
-    world = pytest.importorskip("nodemanager.simulation.world").World(seed=1)
+    cloud = pytest.importorskip("nodemanager.simulation.cloud.provider")
+    world = pytest.importorskip("nodemanager.simulation.time.world").World(seed=1)
     return SimulatedSubject(world, cloud.SimulatedProvider(world))
 
 

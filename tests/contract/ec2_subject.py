@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nodemanager.cloud.ec2 import Ec2Cloud
-from nodemanager.cloud.ec2_credentials import Keys
-from nodemanager.cloud.ec2_driver import Action, Ec2Driver, endpoint_of
-from nodemanager.model import Identity, ProviderId
-from tests.cloud.moto_faults import Fault
-from tests.cloud.moto_front import IMAGE, REGION, SECRETS, MotoFront
+from nodemanager.cloud.ec2.credentials import Keys
+from nodemanager.cloud.ec2.driver import Action, Ec2Driver, endpoint_of
+from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.core.nodes import Identity, ProviderId
+from tests.cloud.ec2.moto_faults import Fault
+from tests.cloud.ec2.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import (
     CLUSTER,
     CLUSTER_UUID,

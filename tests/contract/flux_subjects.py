@@ -17,10 +17,11 @@ from typing import Protocol
 
 import pytest
 
-from nodemanager.flux import bindings, kvs, retyping
+from nodemanager.core.jobs import JobId
+from nodemanager.core.ports import FluxPort
+from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.flux import bindings, kvs, retype
 from nodemanager.flux.instance import RealFlux
-from nodemanager.model import Billing, JobId, NodeType, Rank, SlotName, SlotsWish, TypeName
-from nodemanager.ports import FluxPort
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
 CLUSTER_UUID = "0b6f6a0e-7d0c-4b7e-9c8e-3d9a4e1f2a55"
@@ -135,7 +136,7 @@ class RealSubject:
 
     def wish(self, wish: SlotsWish) -> None:
         with bindings.connection(self._instance.uri) as handle:
-            kvs.commit(handle, {retyping.WISH: retyping.encoded_wish(wish)}, timeout_s=10.0)
+            kvs.commit(handle, {retype.WISH: retype.encoded_wish(wish)}, timeout_s=10.0)
 
     def end_managers(self) -> None:
         for manager in self._managers:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nodemanager.cloud.gce import LABEL_CLUSTER, GceCloud, Placement
-from nodemanager.cloud.gce_driver import GceDriver
-from nodemanager.model import ProviderId, TypeName
+from nodemanager.cloud.gce.driver import GceDriver
+from nodemanager.cloud.gce.port import LABEL_CLUSTER, GceCloud, Placement
+from nodemanager.core.nodes import ProviderId
+from nodemanager.core.slots import TypeName
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
 from tests.contract.cloud_subjects import CLUSTER, SystemClock, a_script
 from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, RecordedSubject

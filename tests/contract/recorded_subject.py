@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from nodemanager.model import Identity, ProviderId
-from nodemanager.ports import CloudPort
+from nodemanager.core.nodes import Identity, ProviderId
+from nodemanager.core.ports import CloudPort
 from tests.cloud.recorded import Service, a_service
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, CloudSubject, a_node_of, until
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodemanager.model import JobId, OnRanks, Rank, Shape, Slot, SlotName, SlotsWish, TypeName
-from nodemanager.simulation.flux import SimulatedFlux
-from nodemanager.simulation.world import World
+from nodemanager.core.jobs import JobId, OnRanks, Shape
+from nodemanager.core.slots import Rank, Slot, SlotName, SlotsWish, TypeName
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import World
 from tests.contract.flux_subjects import CLUSTER_UUID, LARGE, RANKS, SMALL, FluxSubject, OneManager
 
 _SLOTS = tuple(Slot(SlotName(f"slot{rank}"), rank, TypeName("small")) for rank in RANKS)

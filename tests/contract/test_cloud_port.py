@@ -1,4 +1,4 @@
-"""What every adapter of the cloud port keeps: the promises in ``nodemanager.ports.CloudPort``, one test each."""
+"""What every adapter of the cloud port keeps: the promises of ``nodemanager.core.ports.CloudPort``, a test each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.facts import FailureKind
-from nodemanager.model import CloudState, Identity, Launch, LaunchId, Market, ProviderId, SlotName, TypeName
-from nodemanager.ports import CloudError
+from nodemanager.core.nodes import CloudState, FailureKind, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.ports import CloudError
+from nodemanager.core.slots import Market, SlotName, TypeName
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SUBJECTS, CloudSubject, a_launch, a_type
 
 ODD_NAMES = [

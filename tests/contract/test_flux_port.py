@@ -9,20 +9,11 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.model import (
-    FluxRank,
-    JobId,
-    Launch,
-    LaunchId,
-    Mark,
-    Rank,
-    SlotName,
-    SlotsWish,
-    Spend,
-    Steering,
-    TypeName,
-)
-from nodemanager.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FluxRank, Launch, LaunchId
+from nodemanager.core.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
+from nodemanager.core.records import Mark, Spend, Steering
+from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
 

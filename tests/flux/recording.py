@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-_DATA = Path(__file__).parents[1] / "data"
+from tests.paths import DATA
+
 ELASTIC, FLUXION = "elastic-instance.jsonl", "fluxion-rpc.jsonl"
 
 
 @cache
 def lines(of: str = ELASTIC) -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(line) for line in (_DATA / of).read_text().splitlines())
+    return tuple(json.loads(line) for line in (DATA / of).read_text().splitlines())
 
 
 def replies(of: str = ELASTIC) -> dict[str, dict[str, Any]]:

@@ -13,8 +13,8 @@ from typing import Self
 import pytest
 
 from nodemanager.flux import bindings
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 CONNECT = "from nodemanager.flux import bindings\nbindings.connect('local:///nowhere')\nprint('connected')"
 LOAD = "from nodemanager.flux import bindings\nbindings.load()"
 
@@ -90,7 +90,7 @@ def test_the_service_does_not_start_with_bindings_of_another_version(tmp_path: P
     text = (ROOT / "config" / "local.ini").read_text().replace("../state", str(tmp_path))
     site.write_text(text.replace("[Flux]", f"{uuid}\n[Flux]"))
     ran = subprocess.run(
-        [sys.executable, "-m", "nodemanager.cli", "--config", str(site)],
+        [sys.executable, "-m", "nodemanager.cli.main", "--config", str(site)],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
         capture_output=True,
         text=True,

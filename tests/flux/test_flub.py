@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.slots import Rank, SlotName
 from nodemanager.flux.flub import Names, named
-from nodemanager.model import FluxRank, Rank, SlotName
+from tests.paths import DATA
 
-RECORDED = Path(__file__).parents[1] / "data" / "flub-rpc.jsonl"
+RECORDED = DATA / "flub-rpc.jsonl"
 HOSTS = [SlotName(f"s{number}") for number in range(1, 5)]
 
 

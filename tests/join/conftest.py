@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.join.ledger import Ledger
+from nodemanager.join.ticket_store import Ledger
 
 
 @pytest.fixture(autouse=True)

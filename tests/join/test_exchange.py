@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from nodemanager.facts import NodeReported
+from nodemanager.core.facts import NodeReported
+from nodemanager.core.nodes import JoinPhase, LaunchId, RosterEntry
+from nodemanager.core.ports import JoinError
+from nodemanager.core.slots import SlotName
 from nodemanager.join.exchange import FileExchange, Folder, RosterFile, RosterUnreadableError, decoded, encoded
-from nodemanager.join.ledger import READ_MAX, REPORTS_KEPT_MAX, Ledger
-from nodemanager.model import JoinPhase, LaunchId, RosterEntry, SlotName
-from nodemanager.ports import JoinError
-from tests.join.desks import entry
+from nodemanager.join.ticket_store import READ_MAX, REPORTS_KEPT_MAX, Ledger
+from tests.join.admission import entry
 
 entries = st.builds(
     RosterEntry,

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.facts import NodeMeasured
-from nodemanager.join.desk import Refused
+from nodemanager.core.facts import NodeMeasured
+from nodemanager.core.nodes import JoinPhase
+from nodemanager.core.slots import Hardware
+from nodemanager.join.admission import Refused
 from nodemanager.join.flux_node_join import Joining, cores_of, count_gpus, memory_bytes
-from nodemanager.join.ledger import THREADS_MAX
-from nodemanager.model import Hardware, JoinPhase
-from tests.join.desks import LAUNCH, SOURCE, Desk, code, granted
+from nodemanager.join.ticket_store import THREADS_MAX
+from tests.join.admission import LAUNCH, SOURCE, Desk, code, granted
 from tests.join.test_client_decides import FakeMachine
 
 SAID = {"cores": 2, "threads": 4, "gpus": 1, "memory_bytes": 2**34}

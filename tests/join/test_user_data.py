@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.config import Site, load_site
-from nodemanager.join.material import Paths, make_material
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.nodes import LaunchId
+from nodemanager.join.key_material import Paths, make_material
 from nodemanager.join.tickets import read_key
 from nodemanager.join.user_data import SIZE_MAX_BYTES, UserData, UserDataError, script
-from nodemanager.model import LaunchId
 
 SITE = """
 [Site]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from nodemanager import cli
-from nodemanager.config import Provider, load_site
+from nodemanager.cli import main
+from nodemanager.config.site import Provider, load_site
 from nodemanager.join.checks import END_OF_COST
 from nodemanager.join.flux_node_join import post
-from nodemanager.join.material import MaterialSource, Paths, fingerprint, tls_context
+from nodemanager.join.key_material import MaterialSource, Paths, fingerprint, tls_context
 from tests.join.test_user_data import a_site
 
 FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "commands: 0.88.0"; fi\n'
@@ -41,7 +41,7 @@ def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(verb: str, folder: Path, *more: str) -> int:
-    return cli.main([verb, "--config", str(folder / "site.ini"), *more])
+    return main.main([verb, "--config", str(folder / "site.ini"), *more])
 
 
 def join_folder(folder: Path) -> Paths:
@@ -190,7 +190,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str
     text = f"listen = 127.0.0.1:{port}\nflux_version = 0.88.0"
     site = a_site(tmp_path, text)
     site.path.write_text(site.path.read_text().replace("[Join]\n", unreadable))
-    command = [sys.executable, "-m", "nodemanager.cli", "--config", str(site.path), "join-service"]
+    command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(site.path), "join-service"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None

@@ -20,25 +20,26 @@ from typing import Any
 import psutil
 import pytest
 
-from nodemanager.app import identified
-from nodemanager.cloud.local_driver import LocalNodeDriver
-from nodemanager.cloud.local_process import is_alive
-from nodemanager.cloud.local_store import NodeRecord
-from nodemanager.config import load_site
+from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local.process import is_alive
+from nodemanager.cloud.local.store import NodeRecord
+from nodemanager.config.site import load_site
+from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.notation import expand_hostlist
 from nodemanager.flux import bindings
-from nodemanager.flux.bootstrap import write_bootstrap
 from nodemanager.flux.claim import Owner, owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.kvs import names
 from nodemanager.flux.port import RealFluxPort
-from nodemanager.join.material import make_material
-from nodemanager.model import FluxRank, Launch
-from nodemanager.notation import expand_hostlist
+from nodemanager.flux.setup.bootstrap import write_bootstrap
+from nodemanager.join.key_material import make_material
+from nodemanager.service.service import identified
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
-from tests.live.processes import END_WITHIN_S, ROOT, kill_all, run_flux, start, without_flux
+from tests.live.processes import END_WITHIN_S, kill_all, run_flux, start, without_flux
 from tests.live.witness import Witness, launch_of, slot_of
+from tests.paths import ROOT
 
 RPC_WITHIN_S = 10.0
 VERB_WITHIN_S = 90.0
@@ -201,7 +202,9 @@ class Elastic:
 
     # --- managers ---
 
-    def start_manager(self, *options: str, module: str = "nodemanager.cli", mode: str = "act") -> ManagerProcess:
+    def start_manager(
+        self, *options: str, module: str = "nodemanager.cli.main", mode: str = "act"
+    ) -> ManagerProcess:
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
         command = [sys.executable, "-m", module, "--config", str(self._site_file(mode)), *options]
         manager = ManagerProcess(start(command, log), log)
@@ -221,7 +224,14 @@ class Elastic:
 
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
-        command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self._site_file("act"))]
+        command = [
+            sys.executable,
+            "-m",
+            "nodemanager.cli.main",
+            "join-service",
+            "--config",
+            str(self._site_file("act")),
+        ]
         service = ManagerProcess(start(command, log), log)
         self._managers.append(service)
         service.until_said("join_service_started")
@@ -229,7 +239,14 @@ class Elastic:
 
     def start_verb(self, *arguments: str) -> psutil.Popen:
         """Start another verb; what it prints is read from its output."""
-        command = [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))]
+        command = [
+            sys.executable,
+            "-m",
+            "nodemanager.cli.main",
+            *arguments,
+            "--config",
+            str(self._site_file("act")),
+        ]
         return psutil.Popen(
             command, cwd=ROOT, env=without_flux(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -248,7 +265,7 @@ class Elastic:
     def verb(self, *arguments: str, status: int = 0) -> str:
         """Run another verb to its end; what it printed."""
         ran = subprocess.run(
-            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._site_file("act"))],
+            [sys.executable, "-m", "nodemanager.cli.main", *arguments, "--config", str(self._site_file("act"))],
             check=False,
             capture_output=True,
             text=True,

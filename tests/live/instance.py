@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
+from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
-from nodemanager.notation import parse_idset
 from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2

@@ -20,15 +20,16 @@ from typing import Any
 
 import psutil
 
-from nodemanager.config import load_site
-from nodemanager.facts import NodeMeasured
-from nodemanager.flux.bootstrap import write_bootstrap
+from nodemanager.config.site import load_site
+from nodemanager.core.facts import NodeMeasured
+from nodemanager.core.nodes import LaunchId, RosterEntry
+from nodemanager.core.slots import SlotName
 from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.setup.bootstrap import write_bootstrap
 from nodemanager.join import flux_node_join
 from nodemanager.join.exchange import FileExchange, Folder
-from nodemanager.join.material import Paths, fingerprint, make_material
+from nodemanager.join.key_material import Paths, fingerprint, make_material
 from nodemanager.join.user_data import UserData
-from nodemanager.model import LaunchId, RosterEntry, SlotName
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import WITHIN_S, eventually, free_port
 from tests.live.manager_process import ManagerProcess
@@ -194,7 +195,7 @@ class Yard:
         self._head = None
 
     def start_service(self) -> ManagerProcess:
-        command = [sys.executable, "-m", "nodemanager.cli", "join-service", "--config", str(self.site_file)]
+        command = [sys.executable, "-m", "nodemanager.cli.main", "join-service", "--config", str(self.site_file)]
         name = f"service-{len(self._processes)}.log"
         service = ManagerProcess(self._start(command, name), self.folder / name)
         service.until_said("join_service_started")

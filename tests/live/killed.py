@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from nodemanager import app, logs
-from nodemanager.config import load_site
-from nodemanager.front import Front
-from nodemanager.ports import CloudPort, FluxPort
+from nodemanager.config.site import load_site
+from nodemanager.core.ports import CloudPort, FluxPort
+from nodemanager.service import logs, service
+from nodemanager.service.outputs import Front
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def main() -> int:
     chosen = parser.parse_args()
     moment = Moment(chosen.call, chosen.when == "after", chosen.nth)
     logs.configure()
-    site = app.identified(load_site(chosen.config))
-    outside = app.outside_of(site)
-    return app.serve(
+    site = service.identified(load_site(chosen.config))
+    outside = service.outside_of(site)
+    return service.serve(
         site,
         replace(
             outside,

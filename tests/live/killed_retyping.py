@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodemanager import app, logs
-from nodemanager.config import load_site
-from nodemanager.flux import retyping
+from nodemanager.config.site import load_site
+from nodemanager.config.text.flux_toml import ConfigFile
+from nodemanager.flux import retype
 from nodemanager.flux.port import _RetypingCalls
-from nodemanager.flux_config import ConfigFile
-from nodemanager.front import Front
+from nodemanager.service import logs, service
+from nodemanager.service.outputs import Front
 
 # In their order.
 STEPS = (
@@ -63,7 +63,7 @@ class Doom:
 
         def doomed_commit(calls: _RetypingCalls, changes: Mapping[str, str | None]) -> None:
             commit(calls, changes)
-            self.done("marker" if changes.get(retyping.MARKER) else "answer")
+            self.done("marker" if changes.get(retype.MARKER) else "answer")
 
         def doomed_write(file: ConfigFile, text: str) -> None:
             write(file, text)
@@ -84,8 +84,8 @@ def main() -> int:
     chosen = parser.parse_args()
     Doom(chosen.step).lie_in_wait()
     logs.configure()
-    site = app.identified(load_site(chosen.config))
-    return app.serve(site, app.outside_of(site), Front(site))
+    site = service.identified(load_site(chosen.config))
+    return service.serve(site, service.outside_of(site), Front(site))
 
 
 if __name__ == "__main__":

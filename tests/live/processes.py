@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 END_WITHIN_S = 30.0
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodemanager.cloud.local_process import marked
+from nodemanager.cloud.local.process import marked
 from tests.live.elastic import Elastic, JobSeen, Offer, kill_broker, kill_node
 from tests.live.witness import slot_of
 

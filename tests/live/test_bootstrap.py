@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodemanager.config import Site, load_site
-from nodemanager.flux.bootstrap import Bootstrap, user_data, write_bootstrap
-from nodemanager.model import SlotName
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.slots import SlotName
+from nodemanager.flux.setup.bootstrap import Bootstrap, user_data, write_bootstrap
 from tests.live.instance import eventually, free_port
 from tests.live.processes import END_WITHIN_S
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from nodemanager.flux_config import ConfigFile, promises_in
-from nodemanager.model import Promise, TypeName
+from nodemanager.config.text.flux_toml import ConfigFile, promises_in
+from nodemanager.core.slots import Promise, TypeName
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.manager_process import ManagerProcess
 

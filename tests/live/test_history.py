@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.whatif.history import NEVER_RAN, open_instance
-from nodemanager.whatif.workload import Oddities, WorkloadError
+from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, open_instance
+from nodemanager.whatif.workload.workload import Oddities, WorkloadError
 from tests.live.instance import LiveInstance
 
 

@@ -11,9 +11,10 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from nodemanager.flux.bootstrap import user_data
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.slots import SlotName
 from nodemanager.flux.instance import RealFlux
-from nodemanager.model import FluxRank, SlotName
+from nodemanager.flux.setup.bootstrap import user_data
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site
 from tests.live.processes import without_flux

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager import cli
-from nodemanager.join.material import Paths
+from nodemanager.cli import main
+from nodemanager.core.nodes import LaunchId
+from nodemanager.join.key_material import Paths
 from nodemanager.join.tickets import read_key
-from nodemanager.model import LaunchId
 from tests.live.instance import why_no_flux
 from tests.live.joining import Yard
 
@@ -280,7 +280,7 @@ def test_a_changed_certificate_reaches_every_node_with_the_restart_of_rank_0(yar
     yard.eventually("it is online", lambda: yard.online() == {"cloud1"})
     yard.change("cloud1-1", online=True)
     before = (node.folder / "join" / "curve.cert").read_text()
-    assert cli.main(["rotate-cert", "--config", str(yard.site_file)]) == 0
+    assert main.main(["rotate-cert", "--config", str(yard.site_file)]) == 0
     new = yard.node(yard.launch("cloud2-1", "cloud2")).boot()
     yard.eventually("a new node has the new one", new.broker)
     assert yard.online() == {"cloud1"}, "it is let in only after the restart"
@@ -296,7 +296,7 @@ def test_a_broker_that_waits_with_a_former_certificate_is_started_anew(yard_of: 
     yard.start_service()
     node = yard.node(yard.launch("cloud1-1", "cloud1")).boot()
     yard.eventually("it waits for rank 0", node.broker)
-    assert cli.main(["rotate-cert", "--config", str(yard.site_file)]) == 0
+    assert main.main(["rotate-cert", "--config", str(yard.site_file)]) == 0
     yard.start_head()
     yard.eventually("it is online", lambda: yard.online() == {"cloud1"}, within_s=60)
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nodemanager.ports import CloudPort, FluxPort
+from nodemanager.core.ports import CloudPort, FluxPort
 from tests.live.elastic import Elastic
 from tests.live.six_jobs import run_to_the_end, submit_six_jobs
 

@@ -13,10 +13,12 @@ from statistics import median
 import pytest
 
 from nodemanager.actors.manager import Published
-from nodemanager.app import Outside, Service, outside_of
-from nodemanager.model import CloudNode, JobId, Launch, Leftover, NodeType, ProviderId
-from nodemanager.orders import BootNode
-from nodemanager.ports import CloudPort
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import CloudNode, Launch, Leftover, ProviderId
+from nodemanager.core.orders import BootNode
+from nodemanager.core.ports import CloudPort
+from nodemanager.core.slots import NodeType
+from nodemanager.service.service import Outside, Service, outside_of
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 
 SUBMISSIONS = int(os.environ.get("FNM_SUBMISSIONS", "10"))

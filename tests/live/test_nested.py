@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config import load_site
+from nodemanager.config.site import load_site
+from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
-from nodemanager.notation import parse_idset
 from tests.live.instance import LiveInstance, eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
-from tests.live.processes import ROOT, run_flux, start, without_flux
+from tests.live.processes import run_flux, start, without_flux
+from tests.paths import ROOT
 
 WITHIN_S = 60.0
 SITE = """
@@ -75,7 +76,7 @@ class Nested:
 
     def verb(self, *arguments: str) -> str:
         ran = subprocess.run(
-            [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self._file)],
+            [sys.executable, "-m", "nodemanager.cli.main", *arguments, "--config", str(self._file)],
             check=False,
             capture_output=True,
             text=True,
@@ -97,7 +98,7 @@ class Nested:
 
     def start_manager(self) -> ManagerProcess:
         log = self._folder / "manager.log"
-        command = [sys.executable, "-m", "nodemanager.cli", "--config", str(self._file)]
+        command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(self._file)]
         return ManagerProcess(start(command, log), log)
 
     def reap(self) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from nodemanager.flux import bindings
 from tests.live.elastic import RPC_WITHIN_S, Elastic
-from tests.live.processes import ROOT, without_flux
+from tests.live.processes import without_flux
+from tests.paths import ROOT
 
 LARGE = {"properties": ["large"]}  # a type of one slot
 UNTIL = 'until [ -e "$1" ]; do sleep 0.1; done'  # a job that ends when it is told to
@@ -19,7 +20,15 @@ UNTIL = 'until [ -e "$1" ]; do sleep 0.1; done'  # a job that ends when it is to
 
 def verb(elastic: Elastic, *arguments: str) -> Any:
     """What a verb answers, as JSON."""
-    command = [sys.executable, "-m", "nodemanager.cli", "--config", str(elastic.site.path), *arguments, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "nodemanager.cli.main",
+        "--config",
+        str(elastic.site.path),
+        *arguments,
+        "--json",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=without_flux())
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -112,6 +121,6 @@ def test_while_paused_nothing_is_bought_and_the_journal_tells_of_it(elastic: Ela
 
 
 def _events(elastic: Elastic) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "nodemanager.cli", "--config", str(elastic.site.path), "events", "--json"]
+    command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(elastic.site.path), "events", "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return [json.loads(line) for line in ran.stdout.splitlines()]

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodemanager.app import SystemClock
-from nodemanager.flux.outer import OuterFlux
-from nodemanager.model import CloudState
+from nodemanager.core.nodes import CloudState
+from nodemanager.flux.setup.outer import OuterFlux
+from nodemanager.service.service import SystemClock
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_type
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FluxRank, Launch, LaunchId
+from nodemanager.core.ports import FluxError, NotTheActor
+from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
-from nodemanager.model import FluxRank, JobId, Launch, LaunchId, Rank, SlotName, TypeName
-from nodemanager.ports import FluxError, NotTheActor
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
 from tests.live.instance import LiveInstance, eventually
 

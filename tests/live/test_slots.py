@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodemanager.flux import bindings, kvs, retyping
-from nodemanager.flux_config import ConfigFile, division_in
-from nodemanager.model import SlotsWish, TypeName
+from nodemanager.config.text.flux_toml import ConfigFile, division_in
+from nodemanager.core.slots import SlotsWish, TypeName
+from nodemanager.flux import bindings, kvs, retype
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.killed_retyping import STEPS
 
@@ -104,14 +104,14 @@ def test_a_manager_killed_at_a_step_is_followed_by_one_that_repairs(site: Elasti
     assert kept_in_the_file(site) == CHANGED
     assert still_runs(site, old)
     assert [rank.host for rank in site.ranks().values() if rank.drain_reason is not None] == []
-    assert read(site, retyping.MARKER) is read(site, retyping.WISH) is None
+    assert read(site, retype.MARKER) is read(site, retype.WISH) is None
     ends_well(site, site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]}))
 
 
 def wish(site: Elastic, id_: str, **counts: int) -> None:
     wanted = SlotsWish(id_, {TypeName(name): count for name, count in counts.items()})
     with bindings.connection(site.site.flux.uri) as handle:
-        kvs.commit(handle, {retyping.WISH: retyping.encoded_wish(wanted)}, timeout_s=10.0)
+        kvs.commit(handle, {retype.WISH: retype.encoded_wish(wanted)}, timeout_s=10.0)
 
 
 def read(site: Elastic, key: str) -> str | None:
@@ -120,5 +120,5 @@ def read(site: Elastic, key: str) -> str | None:
 
 
 def answered(site: Elastic) -> str:
-    text = read(site, retyping.ANSWER)
-    return retyping.decoded_answer(text).wish_id if text is not None else ""
+    text = read(site, retype.ANSWER)
+    return retype.decoded_answer(text).wish_id if text is not None else ""

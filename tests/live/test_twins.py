@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from nodemanager.core.jobs import JobId, Shape
+from nodemanager.core.ports import FluxPort
+from nodemanager.core.slots import Rank, SlotName
 from nodemanager.flux.instance import RealFlux
-from nodemanager.model import JobId, Rank, Shape, SlotName
-from nodemanager.ports import FluxPort
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, MonotonicClock
 from tests.contract.simulated_flux import SimulatedSubject
 from tests.live.instance import LiveInstance, eventually, why_no_flux

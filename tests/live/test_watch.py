@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodemanager.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.watch import RealFluxWatch
-from nodemanager.model import Job, JobId, JobState
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
 from tests.live.instance import LiveInstance, eventually
 

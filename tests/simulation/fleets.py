@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from nodemanager.model import Billing, NodeType, Rank, Slot, SlotName, TypeName
-from nodemanager.simulation.flux import SimulatedFlux
-from nodemanager.simulation.world import World
+from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import World
 
 
 def a_type(name: str, cores: int, *, gpus: int = 0, count: int, of: str) -> NodeType:

@@ -10,21 +10,22 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from nodemanager.actors.manager import Published
-from nodemanager.facts import OperatorFact, SteeringKept
-from nodemanager.fleet.observe import observe
-from nodemanager.fleet.plan import plan
-from nodemanager.fleet.policy import Policy
-from nodemanager.fleet.snapshot import Node, Snapshot
-from nodemanager.journal.chronicle import Follower
-from nodemanager.journal.reader import JournalReader
-from nodemanager.model import Holding, Job, JobState, NodeState
-from nodemanager.web.access import Access
-from nodemanager.web.answers import Served
-from nodemanager.web.board import Board
-from nodemanager.web.control import Control, ReloadRefused
-from nodemanager.web.metrics import Metrics
-from nodemanager.web.server import application
-from nodemanager.web.views import Document
+from nodemanager.core.facts import OperatorFact, SteeringKept
+from nodemanager.core.jobs import Holding, Job, JobState
+from nodemanager.core.nodes import NodeState
+from nodemanager.history.follower import Follower
+from nodemanager.history.store.reader import JournalReader
+from nodemanager.planner.observe.observe import observe
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.web.api.control import Control, ReloadRefused
+from nodemanager.web.api.documents import Document
+from nodemanager.web.api.handlers import Served
+from nodemanager.web.api.metrics import Metrics
+from nodemanager.web.app import application
+from nodemanager.web.state.access import Access
+from nodemanager.web.state.board import Board
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, a_type, tasks, whole_nodes
 
 TOKEN = "the-token-of-the-tests"

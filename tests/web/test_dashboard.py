@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.journal.writer import Journal
+from nodemanager.history.store.writer import Journal
 from nodemanager.web.listen import Tcp
 from nodemanager.web.thread import WebServer
-from tests.journal.stories import told
+from tests.history.publications import told
 from tests.live.instance import free_port
 from tests.web.browser import Browser, a_browser
 from tests.web.fleets import Stand, a_fleet, a_stand

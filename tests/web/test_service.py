@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager import cli
-from nodemanager.ask.client import Client, NotAllowed, ServiceAway
-from nodemanager.web import connections
+from nodemanager.cli import main
+from nodemanager.cli.service_client import Client, NotAllowed, ServiceAway
+from nodemanager.web import connection_limits
 from nodemanager.web.listen import CannotListen, Tcp, UnixSocket, listen, place_of
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_token, the_token
 from tests.live.instance import eventually, free_port
+from tests.paths import ROOT
 from tests.web.fleets import TOKEN, a_fleet, a_stand
 
-ROOT = Path(__file__).parents[2]
 STOP_S = 10.0
 
 
@@ -163,8 +163,8 @@ def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_WITHIN_S", 0.05)
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 600)
+    monkeypatch.setattr(connection_limits, "REQUEST_WITHIN_S", 0.05)
+    monkeypatch.setattr(connection_limits, "KEEP_ALIVE_S", 600)
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def test_a_second_request_has_no_longer_than_the_first(tmp_path: Path) -> None:
 def test_of_too_many_connections_the_last_is_closed_and_the_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(connections, limit, 2)
+    monkeypatch.setattr(connection_limits, limit, 2)
     place = Tcp("127.0.0.1", free_port())
     with served(tmp_path, place) as client, connected(place) as first:
         assert client.get("/readyz")
@@ -237,7 +237,7 @@ class Running:
         self.site.write_text(text, encoding="utf-8")
         self.log = folder / "log"
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "nodemanager.cli", "--config", str(self.site)]
+            command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(self.site)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, stderr=log, env=environment)
 
@@ -245,12 +245,12 @@ class Running:
         """Its exit status, and what it prints. In this process: another one a verb would take a second each."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            status = cli.main([*arguments, "--config", str(self.site)])
+            status = main.main([*arguments, "--config", str(self.site)])
         return status, out.getvalue(), err.getvalue()
 
     def command(self, *arguments: str) -> list[str]:
         """As a process of its own. To be run in this repository."""
-        return [sys.executable, "-m", "nodemanager.cli", *arguments, "--config", str(self.site)]
+        return [sys.executable, "-m", "nodemanager.cli.main", *arguments, "--config", str(self.site)]
 
     def json(self, *arguments: str) -> dict[str, object]:
         status, out, err = self.verb(*arguments, "--json")
@@ -381,7 +381,7 @@ def test_what_is_not_there_or_not_asked_rightly_has_its_own_status(running: Runn
         running.site.read_text(encoding="utf-8").replace(f"{running.site.parent}/web.sock", f"{tmp_path}/x")
     )
     ran = subprocess.run(
-        [sys.executable, "-m", "nodemanager.cli", "--config", str(away), "status"],
+        [sys.executable, "-m", "nodemanager.cli.main", "--config", str(away), "status"],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

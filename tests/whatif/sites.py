@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodemanager.config import Site, load_site
-from nodemanager.model import Shape
-from nodemanager.whatif.workload import Oddities, TraceJob, Workload
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.jobs import Shape
+from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload
 
 SITE = """
 [Site]

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodemanager.cli import main
-from nodemanager.config import Site, load_site
-from nodemanager.notation import parse_fsd
-from nodemanager.whatif.asked import names_of
-from nodemanager.whatif.variants import SweepError, differences, read_sweep, with_key
+from nodemanager.cli.main import main
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.notation import parse_fsd
+from nodemanager.whatif.study.run_list import names_of
+from nodemanager.whatif.study.variants import SweepError, differences, read_sweep, with_key
+from tests.paths import CONFIG
 from tests.whatif.sites import a_site
 
-CONFIG = Path(__file__).parents[2] / "config"
 SWEPT = ("nodes_max", "boot_failures", "price_per_hour_max", "idle_timeout")
 WORKLOAD = "poisson:jobs=12,procs=4,run=5m"
 

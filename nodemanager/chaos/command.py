@@ -1,0 +1,167 @@
+"""The verb ``chaos``: runs of the service in a simulated world, with faults drawn from seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import structlog
+
+from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.script import Script, script_of
+from nodemanager.chaos.shrink import Numbers, shortest
+from nodemanager.service.child_processes import end_with
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+JOIN_EVERY = 5  # in every fifth seed nodes join by ticket
+SHRINK_RUNS_MAX = 300
+TRACE_SHOWN = 60  # lines
+SEEDS_DEFAULT = range(100)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A seed in which a rule broke. ``only``: acts that are enough for it; () before it was looked for them."""
+
+    seed: int
+    rule: str
+    acts: int
+    only: Numbers = ()
+    trace: tuple[str, ...] = ()
+    script: Mapping[str, Any] = field(default_factory=dict)  # of these acts, as it is kept in a file
+
+    @property
+    def command(self) -> str:
+        chosen = f" --only {','.join(map(str, self.only))}" if self.only else ""
+        return f"flux-node-manager chaos --seeds {self.seed}{chosen}"
+
+
+def scenario_of(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Scenario:
+    """The run of a seed; with ``only``, of these acts of it."""
+    script = script_of(seed, joins=seed % JOIN_EVERY == JOIN_EVERY - 1)
+    return staged(script if only is None else script.only(only), trace)
+
+
+def staged(script: Script, trace: list[str] | None = None) -> Scenario:
+    return (JoinScenario if script.joins else Scenario)(script, trace)
+
+
+def quiet() -> None:
+    """What the service logs is not rendered, for that would take longer than all else."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Broken | None:
+    """None where every rule held to the end."""
+    scenario = scenario_of(seed, only, trace)
+    try:
+        scenario.run()
+    except Exception as broken:  # noqa: BLE001 - a bug in the service is what is looked for
+        rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
+        return Broken(seed, rule, len(scenario.script.acts), tuple(only or ()))
+    return None
+
+
+def shortened(broken: Broken) -> Broken:
+    """The same with the fewest acts that can be found, and what happens then."""
+    kind = _kind(broken.rule)
+
+    def still(only: Numbers) -> bool:
+        found = run_seed(broken.seed, only)
+        return found is not None and _kind(found.rule) == kind
+
+    numbers = broken.only or [act.number for act in scenario_of(broken.seed).script.acts]
+    only = shortest(numbers, still, SHRINK_RUNS_MAX)
+    trace: list[str] = []
+    again = run_seed(broken.seed, only, trace) or broken
+    script = scenario_of(broken.seed, only).script.as_data()
+    return Broken(broken.seed, again.rule, broken.acts, only, tuple(trace), script)
+
+
+def _kind(rule: str) -> str:
+    """What rule it is, without the names and figures of this one time."""
+    return " ".join(re.findall(r"\b[a-z]+\b", rule)[:4])
+
+
+# --- the verb ---------------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("for chaos")
+    group.add_argument("--seeds", type=_seeds, metavar="A-B", help="these seeds, both ends included; 0-99")
+    group.add_argument("--only", type=_numbers, metavar="N,N", help="of one seed, only these jobs and faults")
+
+
+def chaos(chosen: argparse.Namespace) -> int:
+    seeds: range = chosen.seeds or SEEDS_DEFAULT
+    if chosen.only is not None and len(seeds) != 1:
+        print("--only says which acts of one seed happen: give one seed, --seeds N", file=sys.stderr)
+        return EXIT_USAGE
+    quiet()
+    began_s = time.monotonic()
+    found: list[Broken] = []
+    for broken in _run(seeds, chosen.only, chosen.jobs or 1):
+        found.append(shortened(broken))
+        if not chosen.json:
+            _show(found[-1])
+    took_s = time.monotonic() - began_s
+    if chosen.json:
+        failed = [{**asdict(broken), "command": broken.command} for broken in found]
+        report = {"seeds": [seeds[0], seeds[-1]], "runs": len(seeds), "took_s": took_s, "failed": failed}
+        json.dump(report, sys.stdout, indent=1)
+        print()
+    else:
+        print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(found)} of them broke a rule")
+    return EXIT_FAILED if found else EXIT_OK
+
+
+def _run(seeds: Sequence[int], only: Numbers | None, jobs: int) -> Iterator[Broken]:
+    if jobs == 1:
+        results = (run_seed(seed, only) for seed in seeds)
+        yield from (broken for broken in results if broken is not None)
+        return
+    context = multiprocessing.get_context("spawn")
+    watched, held = context.Pipe(duplex=False)
+    with held, watched, ProcessPoolExecutor(jobs, context, _begin, (watched,)) as pool:
+        for broken in pool.map(run_seed, seeds, chunksize=4):
+            if broken is not None:
+                yield broken
+
+
+def _begin(watched: Connection) -> None:
+    quiet()
+    end_with(watched)
+
+
+def _show(broken: Broken) -> None:
+    print(f"seed {broken.seed}: {broken.rule}")
+    print(f"  {broken.command}   ({len(broken.only)} of {broken.acts} acts are enough)")
+    for line in broken.trace[-TRACE_SHOWN:]:
+        print(f"  {line}")
+    print(flush=True)
+
+
+def _seeds(text: str) -> range:
+    match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", text, re.ASCII)
+    if match is None or int(match[1]) > int(match[2] or match[1]):
+        raise argparse.ArgumentTypeError(f'"{text}": seeds are given as A-B, or as one number')
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def _numbers(text: str) -> Numbers:
+    if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f'"{text}": numbers are needed, with commas between them')
+    return tuple(int(number) for number in text.split(","))

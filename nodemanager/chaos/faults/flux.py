@@ -1,0 +1,65 @@
+"""What each kind of act does to the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.script import Act, pick
+from nodemanager.core.slots import SlotName, SlotsWish, TypeName
+
+if TYPE_CHECKING:
+    from nodemanager.chaos.scenario import Scenario
+
+
+def _restart(run: Scenario, act: Act) -> None:
+    run.restart_rank_0(act.lasts_s)
+
+
+def _unreachable(run: Scenario, act: Act) -> End:
+    del act
+    run.flux.unreachable = True
+
+    def end() -> None:
+        run.flux.unreachable = False
+
+    return end
+
+
+def _journal_lost(run: Scenario, act: Act) -> None:
+    del act
+    run.flux.lose_journal()
+
+
+def _scheduler_reloaded(run: Scenario, act: Act) -> None:
+    run.flux.reload_scheduler(act.lasts_s)
+
+
+def _wish(run: Scenario, act: Act) -> None:
+    """Somebody wants two types to share their slots otherwise."""
+    names = [node_type.name for node_type in run.policy.node_types]
+    one, other = names[act.number % 3], names[(act.number + 1) % 3]
+    have = list(run.flux.division.values())
+    both = have.count(one) + have.count(other)
+    # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
+    share = 1 + int(act.amount * (both - 1))
+    run.flux.wish_slots(SlotsWish(f"wish-{act.number}", {one: share, other: both - share}))
+
+
+def _resized(run: Scenario, act: Act) -> None:
+    """Somebody gives a type two slots more, for which rank 0 restarts."""
+    size = len(run.flux.rank_of)
+    node_type = pick(run.policy.node_types, act.amount)
+    name = node_type.name if node_type is not None else TypeName("")
+    run.resize({SlotName(f"more{size + number}"): name for number in (1, 2)}, act.lasts_s)
+
+
+FLUX_TROUBLES: Mapping[str, Trouble] = {
+    "flux.restart": _restart,
+    "flux.cut": _unreachable,
+    "flux.journal_lost": _journal_lost,
+    "flux.scheduler_reloaded": _scheduler_reloaded,
+    "flux.wish": _wish,
+    "flux.resized": _resized,
+}

@@ -1,0 +1,48 @@
+"""What each kind of act does to the journal, which is history for people: nothing may come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.script import Act
+
+if TYPE_CHECKING:
+    from nodemanager.chaos.scenario import Scenario
+
+
+def _full(run: Scenario, act: Act) -> End | None:
+    """The disk is full."""
+    del act
+    history = run.history
+    if history is None:
+        return None
+    history.full = True
+
+    def end() -> None:
+        history.full = False
+
+    return end
+
+
+def _corrupt(run: Scenario, act: Act) -> None:
+    """Its file is spoilt: under the process that writes it, or while that is away."""
+    if act.number % 2 == 0:
+        run.kill(act.amount, act.lasts_s)
+    if run.history is not None:
+        run.history.corrupt(act.amount)
+
+
+def _deleted(run: Scenario, act: Act) -> None:
+    if act.number % 2 == 0:
+        run.kill(act.amount, act.lasts_s)
+    if run.history is not None:
+        run.history.delete()
+
+
+JOURNAL_TROUBLES: Mapping[str, Trouble] = {
+    "journal.full": _full,
+    "journal.corrupt": _corrupt,
+    "journal.deleted": _deleted,
+}

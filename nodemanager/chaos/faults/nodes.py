@@ -1,0 +1,102 @@
+"""What each kind of act does to nodes that run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.script import Act, pick
+from nodemanager.core.nodes import ProviderId
+from nodemanager.core.slots import SlotName
+
+if TYPE_CHECKING:
+    from nodemanager.chaos.scenario import Scenario
+
+FOR_EVER_S = 1e6
+
+
+def _connected(run: Scenario) -> list[SlotName]:
+    return [slot for slot, rank in sorted(run.flux.rank_of.items()) if run.flux.online(rank)]
+
+
+def _vanishes(run: Scenario, act: Act) -> None:
+    node = pick(run.ours_standing(), act.amount)
+    if node is not None:
+        run.provider.kill(node)
+
+
+def _broker_dies(run: Scenario, act: Act) -> None:
+    slot = pick(_connected(run), act.amount)
+    if slot is not None:
+        run.flux.broker_down(slot, lost=act.number % 2 == 0)
+
+
+def _cut(run: Scenario, act: Act) -> End | None:
+    """The network to it: its broker joins again once that is back, if its machine still stands."""
+    slot = pick(_connected(run), act.amount)
+    machine = run.flux.machine_of(slot) if slot is not None else None
+    if slot is None or machine is None:
+        return None
+    run.flux.broker_down(slot, lost=True)
+
+    def end() -> None:
+        if ProviderId(machine) in run.running():
+            run.reconnected(slot, machine)
+
+    return end
+
+
+def _hangs(run: Scenario, act: Act) -> End | None:
+    slot = pick(_connected(run), act.amount)
+    if slot is None:
+        return None
+    run.flux.hang(slot)
+    return lambda: run.flux.hang(slot, hung=False)
+
+
+def _torpid(run: Scenario, act: Act) -> End | None:
+    slot = pick(_connected(run), act.amount)
+    if slot is None:
+        return None
+    run.flux.set_torpid(slot, torpid=True)
+    return lambda: run.flux.set_torpid(slot, torpid=False)
+
+
+def _housekeeping(run: Scenario, act: Act) -> End:
+    """What runs after the jobs that come now takes long."""
+    run.flux.set_housekeeping(act.lasts_s)
+    return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
+
+
+def _housekeeping_hangs(run: Scenario, act: Act) -> End:
+    """What runs after the jobs that come now does not end by itself; nor, often, by SIGTERM, nor by SIGKILL.
+
+    Somebody ends that in peace, once it is said.
+    """
+    ignored = pick([(), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGKILL)], act.amount)
+    run.flux.set_housekeeping(FOR_EVER_S, ignores=ignored or ())
+
+    return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
+
+
+def _reclaimed(run: Scenario, act: Act) -> End | None:
+    """The provider takes a node back, and says so a little before."""
+    node = pick(sorted(run.running().intersection(run.ours_standing())), act.amount)
+    if node is None:
+        return None
+    run.give_notice(node)
+    return lambda: run.provider.kill(node, "taken back")
+
+
+NODE_TROUBLES: Mapping[str, Trouble] = {
+    "node.vanishes": _vanishes,
+    "node.broker_dies": _broker_dies,
+    "node.cut": _cut,
+    "node.hangs": _hangs,
+    "node.torpid": _torpid,
+    "node.housekeeping": _housekeeping,
+    "node.housekeeping_hangs": _housekeeping_hangs,
+    "node.reclaimed": _reclaimed,
+}

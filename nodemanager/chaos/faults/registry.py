@@ -1,0 +1,83 @@
+"""What each kind of act does to a run, and how it ends. The kinds themselves, and how often, are in ``script``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nodemanager.chaos.faults.cloud import CLOUD_TROUBLES
+from nodemanager.chaos.faults.flux import FLUX_TROUBLES
+from nodemanager.chaos.faults.history import JOURNAL_TROUBLES
+from nodemanager.chaos.faults.manager import MANAGER_TROUBLES
+from nodemanager.chaos.faults.nodes import NODE_TROUBLES
+from nodemanager.chaos.faults.people import PEOPLES_TROUBLES
+from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.script import JOIN_KNOBS, KNOBS, Act
+from nodemanager.core.nodes import CloudState
+
+if TYPE_CHECKING:
+    from nodemanager.chaos.scenario import Scenario
+
+TROUBLES: Mapping[str, Trouble] = {
+    **CLOUD_TROUBLES,
+    **NODE_TROUBLES,
+    **FLUX_TROUBLES,
+    **MANAGER_TROUBLES,
+    **JOURNAL_TROUBLES,
+    **PEOPLES_TROUBLES,
+}
+
+
+def strike(run: Scenario, act: Act) -> End | None:
+    """Let it happen; what is returned ends it."""
+    if act.kind in KNOBS or act.kind in JOIN_KNOBS:
+        _turn(run, act)
+        return None
+    return TROUBLES[act.kind](run, act)
+
+
+# --- what is likely, for the whole phase ------------------------------------------------------------------
+
+CLOUD_KNOBS: Mapping[str, str] = {
+    "cloud.lost_reply": "p_lost_reply",
+    "cloud.refused_unclearly": "p_refused_ambiguous",
+    "cloud.transient": "p_transient",
+    "cloud.throttle": "p_throttle",
+    "cloud.empty_list": "p_empty_list",
+    "cloud.truncated_list": "p_truncated_list",
+    "cloud.stale_list": "p_stale_list",
+    "cloud.shuffled_list": "p_shuffled_list",
+    "cloud.capacity": "p_capacity",
+    "cloud.destroy_ignored": "p_destroy_ignored",
+    "boot.dead": "p_boot_fail",
+    "boot.hangs": "p_boot_hang",
+    "boot.slow": "p_boot_slow",
+}
+FLUX_KNOBS: Mapping[str, str] = {
+    "flux.fails": "p_fail",
+    "flux.lost_reply": "p_lost_reply",
+    "flux.half_changed": "p_half_changed",
+}
+
+
+def _turn(run: Scenario, act: Act) -> None:
+    if act.kind in JOIN_KNOBS:
+        run.turn_join_knob(act.kind.partition(".")[2], JOIN_KNOBS[act.kind] * act.amount)
+        return
+    likely = KNOBS[act.kind] * act.amount
+    faults = run.provider.faults
+    match act.kind:
+        case "cloud.no_tokens":
+            faults.idempotent = False
+        case "cloud.late_list":
+            faults.list_lag_s = (0.0, likely)
+        case "boot.error":
+            faults.p_boot_fail, faults.boot_fail_state = likely, CloudState.FAILED
+        case "boot.loops":
+            run.boots.p_loop = likely
+        case "boot.wrong_slot":
+            run.boots.p_wrong_slot = likely
+        case kind if kind in CLOUD_KNOBS:
+            setattr(faults, CLOUD_KNOBS[kind], likely)
+        case kind:
+            setattr(run.flux.faults, FLUX_KNOBS[kind], likely)

@@ -1,0 +1,101 @@
+"""The production journal of a run, on a real file that is filled up, spoilt and deleted.
+
+It is written at once and without its thread, so that a run stays a function of its seed. A history is kept only in
+runs that its file is disturbed in: nothing else of a run depends on it, which is what these runs show.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nodemanager.actors.manager import Published
+from nodemanager.history.events import Entry
+from nodemanager.history.follower import Follower
+from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.store.schema import FILE
+from nodemanager.history.store.writer import Journal
+
+RUBBISH = bytes(range(256)) * 32
+PAGES_MAX = 2**32 - 2
+
+
+class History:
+    """The file, and what becomes of it."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.corruptions = 0
+        self.deletions = 0
+        self._folder = TemporaryDirectory(prefix="flux-node-manager-chaos-")
+        self.path = Path(self._folder.name) / FILE
+
+    def corrupt(self, amount: float) -> None:
+        """Something overwrites a part of it; by the amount, which."""
+        self.corruptions += 1
+        if self.path.exists():
+            with self.path.open("r+b") as file:
+                file.seek(int(amount * self.path.stat().st_size))
+                file.write(RUBBISH)
+
+    def delete(self) -> None:
+        self.deletions += 1
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+class _Fillable(Journal):
+    """Its file may grow no more while the disk is full."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history.path)
+        self._history = history
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = super()._opened()
+        connection.execute(f"PRAGMA max_page_count = {1 if self._history.full else PAGES_MAX}")
+        return connection
+
+
+class Kept:
+    """What one process of the service writes. ``told``: the entries of the last time that there were any."""
+
+    def __init__(self, history: History) -> None:
+        self._follower = Follower()
+        self._journal = _Fillable(history)
+        self._history, self._corruptions = history, history.corruptions
+        self._told: tuple[Entry, ...] = ()
+        self._deletions = history.deletions
+
+    def take_in(self, published: Published) -> None:
+        happened = self._follower.of([published])
+        if happened.to_write:
+            self._journal.write([happened])
+            self._told, self._deletions = happened.entries or self._told, self._history.deletions
+
+    def why_lost(self) -> str:
+        """Why what was told last cannot be read; "" where it can.
+
+        One that is spoilt under the process that writes it may look well to that: the next one looks it through.
+        """
+        self._journal.write(())  # what is held, as its thread does after a while
+        if self._journal.elsewhere:
+            return ""  # a process that was stopped has it, and is not dead: what is told since is held
+        if self._journal.failure or not self._told or self._history.deletions != self._deletions:
+            return self._journal.failure  # what was told before the file was deleted is lost
+        latest = self._told[-1]
+        try:
+            found = JournalReader(self._journal.path).entries(subject=latest.subject)
+        except JournalUnreadable as unreadable:
+            return str(unreadable) if self._history.corruptions == self._corruptions else ""
+        return (
+            ""
+            if any(it["what"] == latest.what for it in found)
+            else f"{latest.what} of {latest.subject} is not in it"
+        )
+
+    def close(self) -> None:
+        self._journal.close()

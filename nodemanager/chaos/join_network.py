@@ -1,0 +1,428 @@
+"""Nodes that join by ticket in virtual time: the production client and desk, on a network that fails.
+
+A client dies between any two of its effects and is started again with what it had saved; so does the service. Some
+machines have a twin that shows the same ticket. The rules are those of a lease: one machine a launch, one broker a
+slot, and none that was not given it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from nodemanager.chaos.invariants import Violation
+from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.site import NODE_TYPES
+from nodemanager.core.facts import JoinFact, NodeReported
+from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster
+from nodemanager.core.ports import JoinError, JoinPort
+from nodemanager.core.slots import Misfit, SlotName, TypeName
+from nodemanager.join.admission import Answer, Granted, JoinDesk, Rules
+from nodemanager.join.exchange import RosterUnreadableError
+from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreachable
+from nodemanager.join.key_material import Material
+from nodemanager.join.ticket_store import Ledger
+from nodemanager.join.tickets import SiteKey
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import World
+
+SILENCE_MAX_S = 120.0
+RESTART_S = (0.5, 20.0)  # until a client or a service that died is started again
+KEY = SiteKey(bytes(32))
+RULES = Rules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
+
+
+class Died(BaseException):
+    """SIGKILL, between two effects. Nothing may catch it but whoever starts processes."""
+
+
+@dataclass
+class JoinFaults:
+    """``p_`` is a probability: of a request, or of an effect."""
+
+    p_lost_request: float = 0.0
+    p_lost_reply: float = 0.0
+    p_client_dies: float = 0.0
+    p_service_dies: float = 0.0
+    p_post_fails: float = 0.0
+    p_twin: float = 0.0
+    p_short: float = 0.0  # a machine has three quarters of the cores that its type is said to have
+
+
+@dataclass
+class Exchange:
+    """The roster as the manager last posted it."""
+
+    world: World
+    roster: Roster | None = None
+    posted_s: float = 0.0
+
+    def current(self) -> tuple[Roster, float]:
+        if self.roster is None:
+            raise RosterUnreadableError("no manager has written one yet")
+        return self.roster, self.world.now_s - self.posted_s
+
+
+class FragileLedger(Ledger):
+    """Its service dies before or after anything is written."""
+
+    def __init__(self, dies: Callable[[], None]) -> None:
+        super().__init__(":memory:")
+        self._dies = dies
+
+    def use(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
+        self._dies()
+        user = super().use(launch, nonce_hash, source, now_at)
+        self._dies()
+        return user
+
+    def report(self, report: NodeReported) -> None:
+        self._dies()
+        super().report(report)
+        self._dies()
+
+
+class SimulatedJoins:
+    """The join service, and every machine that is on its way in."""
+
+    def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
+        self.world = world
+        self.flux = flux
+        self.provider = provider
+        self.faults = JoinFaults()
+        self.draws: Random = world.draws_for("joining")
+        self.exchange = Exchange(world)
+        self.machines: list[SimulatedMachine] = []
+        self.joined_by: dict[LaunchId, str] = {}
+        self.starts = 0
+        self.deaths = 0
+        self.refusals = 0
+        self.ends = 0
+        self.short = 0
+        self.types = {node_type.name: node_type for node_type in NODE_TYPES}
+        self._ledger = FragileLedger(self._service_may_die)
+        self._desk: JoinDesk | None = self._new_desk()
+
+    def close(self) -> None:
+        """Let go of the service's file."""
+        self._ledger.close()
+
+    # --- the service ---
+
+    def _new_desk(self) -> JoinDesk:
+        return JoinDesk(KEY, RULES, self.exchange, lambda: MATERIAL, self._ledger, self.world.wall_at)
+
+    def _service_may_die(self) -> None:
+        if self.happens(self.faults.p_service_dies):
+            raise Died
+
+    def ask(self, what: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """A request over the network, as a client sees it."""
+        if self._desk is None or self.happens(self.faults.p_lost_request):
+            raise Unreachable("no answer")
+        try:
+            answer = self._decide(self._desk, what, body, source)
+        except Died:
+            self._desk = None
+            self.world.after(self.draws.uniform(*RESTART_S), self._start_desk)
+            raise Unreachable("the connection was closed") from None
+        if self.happens(self.faults.p_lost_reply):
+            raise Unreachable("the reply was lost")
+        if isinstance(answer, Granted):
+            return dict(json.loads(json.dumps(answer.body)))
+        self.refusals += 1
+        raise Refused(str(answer.code))
+
+    def _start_desk(self) -> None:
+        self._desk = self._new_desk()
+
+    @staticmethod
+    def _decide(desk: JoinDesk, what: str, body: Mapping[str, Any], source: str) -> Answer:
+        launch, instance = LaunchId(body["launch"]), body["instance"]
+        match what:
+            case "redeem":
+                return desk.redeem(launch, body["ticket"], body["nonce"], source, instance)
+            case "fetch":
+                return desk.fetch(launch, body["key"], source, instance)
+            case "renew":
+                return desk.renew(launch, body["key"], body["hosts_digest"], source, instance)
+            case _:
+                return desk.report(launch, body["key"], JoinPhase(body["phase"]), body["detail"], source)
+
+    def port(self) -> JoinPort:
+        """Of a manager that begins its life."""
+        return SimulatedJoinPort(self)
+
+    def reports(self, after: int) -> tuple[tuple[int, JoinFact], ...]:
+        return self._ledger.reports(after)
+
+    # --- machines ---
+
+    def booted(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_boot``: a machine runs its user-data; its twin too, where it has one."""
+        if node.identity is None:
+            return
+        names = [str(node.provider_id)]
+        if self.happens(self.faults.p_twin):
+            names.append(f"twin of {node.provider_id}")
+        for name in names:
+            machine = SimulatedMachine(
+                self, name, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
+            )
+            self.machines.append(machine)
+            self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
+
+    def hardware_of(self, identity: Identity) -> dict[str, int]:
+        """What a machine finds of itself."""
+        had = self.types[identity.type_name]
+        cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
+        self.short += cores < had.cores
+        return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
+
+    def ended(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_end``: the machine is gone at one stroke. A twin is not the provider's."""
+        for machine in self.machines:
+            if machine.name == node.provider_id:
+                machine.lose_power()
+
+    def rank_0_stopped(self) -> None:
+        """Every broker ends with it, and nothing but its client starts it again."""
+        for machine in self.machines:
+            machine.broker_ends()
+
+    def happens(self, probability: float) -> bool:
+        return probability > 0 and self.draws.random() < probability
+
+
+MATERIAL = Material({"hosts": []}, "certificate", "0.88.0", 0)
+
+
+@dataclass
+class SimulatedJoinPort:
+    """``JoinPort`` of one manager's life."""
+
+    joins: SimulatedJoins
+    read_until: int = 0
+
+    def post(self, roster: Roster, wall_at: float) -> None:
+        del wall_at
+        if self.joins.happens(self.joins.faults.p_post_fails):
+            raise JoinError("the disk is full")
+        self.joins.exchange.roster = roster
+        self.joins.exchange.posted_s = self.joins.world.now_s
+
+    def reports(self) -> tuple[JoinFact, ...]:
+        rows = self.joins.reports(self.read_until)
+        if rows:
+            self.read_until = rows[-1][0]
+        return tuple(report for _, report in rows)
+
+
+@dataclass
+class SimulatedMachine:
+    """What the production client touches. Whatever it does may be the last thing it does."""
+
+    joins: SimulatedJoins
+    name: str
+    launch: LaunchId
+    slot: SlotName
+    hardware: dict[str, int]
+    kept: dict[str, Any] = field(default_factory=dict)
+    powered: bool = True
+    broker: bool = False
+    notice: str = ""  # the provider is about to take it back; its words
+    life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
+
+    def reclaim_notice(self) -> str:
+        return self.notice
+
+    # --- its client's life ---
+
+    def start(self) -> None:
+        if not self.powered:
+            return
+        self.life += 1
+        try:
+            client = Joining(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
+        except Died:
+            self._die()
+            return
+        self._step(client, self.life)
+
+    def _step(self, client: Joining, life: int) -> None:
+        if not self.powered or life != self.life:
+            return
+        try:
+            wait_s = client.step()
+        except Died:
+            self._die()
+            return
+        if wait_s is not None:
+            self.joins.world.after(wait_s, lambda: self._step(client, life))
+
+    def _die(self) -> None:
+        """The client is killed; its broker is of its control group, and goes with it."""
+        self.joins.deaths += 1
+        self.life += 1
+        self._drop_broker(lost=True)
+        self.joins.world.after(self.joins.draws.uniform(*RESTART_S), self.start)
+
+    def lose_power(self) -> None:
+        self.powered = False
+        self._drop_broker(lost=True)
+
+    def broker_ends(self) -> None:
+        self._drop_broker(lost=True)
+
+    def _drop_broker(self, *, lost: bool) -> None:
+        if self.broker:
+            self.broker = False
+            self.joins.flux.broker_down(self.slot, lost=lost, machine=self.name)
+
+    def _may_die(self) -> None:
+        if self.joins.happens(self.joins.faults.p_client_dies):
+            raise Died
+
+    # --- what the client calls ---
+
+    def now_s(self) -> float:
+        return self.joins.world.now_s
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.joins.draws.uniform(low, high)
+
+    def nonce(self) -> str:
+        return f"{self.joins.draws.getrandbits(256):064x}"
+
+    def instance(self) -> str:
+        return hashlib.sha256(f"{self.name} {self.life}".encode()).hexdigest()
+
+    def is_a_copy(self) -> bool:
+        return False
+
+    def log(self, text: str) -> None:
+        del text
+
+    def measured(self) -> dict[str, int]:
+        return self.hardware
+
+    def load(self) -> dict[str, Any]:
+        return dict(self.kept)
+
+    def save(self, state: dict[str, Any]) -> None:
+        self._may_die()
+        self.kept = dict(state)
+        if state["lease_key"]:
+            holder = self.joins.joined_by.setdefault(self.launch, self.name)
+            if holder != self.name:
+                raise Violation(f"{self.launch} was let in twice: {holder} and {self.name}")
+        self._may_die()
+
+    def write_hosts(self, hosts: Mapping[str, str]) -> None:
+        del hosts
+
+    def ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._may_die()
+        answer = self.joins.ask(what, body, self.name)
+        self._may_die()
+        return answer
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if given["slot"] != self.slot:
+            raise CannotJoin(f"given {given['slot']}, the slot of another")
+
+    def start_broker(self, given: Mapping[str, Any]) -> None:
+        del given
+        self._may_die()
+        record = self.joins.flux.records.get(self.slot)
+        if record is None or record.id != self.launch:
+            raise Violation(f"{self.name} starts a broker as {self.slot}, which {record} holds, not {self.launch}")
+        other = self.joins.flux.machine_of(self.slot)
+        if other not in (None, self.name):
+            raise Violation(f"{self.name} puts {other} out of {self.slot}")
+        self.broker = True
+        self.joins.starts += 1
+        self.joins.flux.broker_up(self.slot, self.name)
+        self._may_die()
+
+    def broker_status(self) -> str | None:
+        if self.broker and self.joins.flux.machine_of(self.slot) == self.name:
+            return None
+        self.broker = False
+        return "status 0"
+
+    def broker_tail(self) -> str:
+        return ""
+
+    def stop_broker(self) -> None:
+        if self.broker and self.job_runs():
+            raise Violation(f"{self.name} stops the broker of {self.slot} under a job")
+        self._drop_broker(lost=False)
+
+    def job_runs(self) -> bool:
+        if self.broker_status() is not None:
+            return False
+        record = self.joins.flux.records.get(self.slot)
+        return record is not None and any(grant.rank == record.rank for _, grant in self.joins.flux.holders())
+
+    def drain(self, reason: str) -> None:
+        record = self.joins.flux.records.get(self.slot)
+        if self.broker_status() is None and record is not None:
+            self.joins.flux.drain(record.rank, reason)
+
+    def power_off(self) -> None:
+        self.joins.ends += 1
+        self.powered = False
+        self.life += 1
+        self.joins.provider.kill(ProviderId(self.name), "powered off")
+
+
+@dataclass
+class JoinScenario(Scenario):
+    """A run in which every node joins by ticket, and joining goes wrong at every step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
+        self.rules.policy = self.policy
+        self.joins = SimulatedJoins(self.world, self.flux, self.provider)
+        self.provider.on_boot = self.joins.booted
+        self.provider.on_end = self.joins.ended
+
+    def _close_files(self) -> None:
+        super()._close_files()
+        self.joins.close()
+
+    def join_port(self) -> JoinPort | None:
+        return self.joins.port()
+
+    def turn_join_knob(self, name: str, likely: float) -> None:
+        setattr(self.joins.faults, f"p_{name}", likely)
+
+    def give_notice(self, provider_id: ProviderId) -> None:
+        for machine in self.joins.machines:
+            if machine.name == provider_id:
+                machine.notice = "to be taken back"
+
+    def reconnected(self, slot: SlotName, machine: str) -> None:
+        """Its client finds the broker ended, and starts it: nobody else does."""
+
+    def restart_rank_0(self, down_s: float) -> None:
+        super().restart_rank_0(down_s)
+        self.joins.rank_0_stopped()
+
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
+        super().resize(added, down_s)
+        self.joins.rank_0_stopped()
+
+    def _make_peace(self) -> None:
+        super()._make_peace()
+        self.joins.faults = JoinFaults()
+
+    def _all_done(self) -> bool:
+        return super()._all_done() and not any(machine.broker for machine in self.joins.machines)

@@ -1,0 +1,129 @@
+"""One life of the service in a run: its actors in a pump, its claim, its watch, its calls held to the rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.manager import Published
+from nodemanager.actors.messages import Mailbox, ManagerMessage
+from nodemanager.chaos.history_file import Kept
+from nodemanager.chaos.invariants import WatchedCloud, WatchedFlux, Witness
+from nodemanager.chaos.plan_checks import Oversight
+from nodemanager.chaos.site import CLUSTER, CLUSTER_UUID
+from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.orders import (
+    BootNode,
+    ChangeSlots,
+    CreateNode,
+    DestroyNode,
+    EndLease,
+    RecordLaunches,
+    RefuseSlots,
+)
+from nodemanager.planner.observe.hardware import as_promised
+from nodemanager.planner.plan import Action
+from nodemanager.service.service import Outside, wire
+from nodemanager.simulation.time.pump import Killed, Pump
+
+if TYPE_CHECKING:
+    from nodemanager.chaos.scenario import Scenario
+
+
+class Process:
+    """See the module. It runs from when it is made until it is killed."""
+
+    def __init__(self, scenario: Scenario, token: str) -> None:
+        self._scenario = scenario
+        self.token = token
+        self.calls_left: int | None = None  # until it is killed at a call; None: it is not
+        self.down_s = 0.0
+        world = scenario.world
+        self.witness = Witness(world, scenario.policy.absences, self._step)
+        self.oversight = Oversight(scenario.rules, self.witness, scenario.demand, scenario.sees_all, scenario.peace)
+        self.kept = Kept(scenario.history) if scenario.history is not None else None
+        self._draws = world.draws_for(f"{token} on the wire")
+        self._watch = scenario.flux.watch()
+        self._pump = Pump(
+            world,
+            token,
+            idle_tick_s=scenario.script.idle_tick_s,
+            on_killed=lambda: scenario.lose(self, self.down_s),
+        )
+        clock = world.clock()
+        join = scenario.join_port()
+        outside = Outside(
+            clock=clock,
+            flux=lambda: WatchedFlux(scenario.flux, world, token, scenario.rules, self.witness),
+            cloud=lambda: WatchedCloud(scenario.provider.port(CLUSTER, CLUSTER_UUID), scenario.rules, self.witness),
+            watch=self._watch,
+            close=lambda: None,
+            join=(lambda: join) if join is not None else None,
+        )
+        self.manager: Mailbox[ManagerMessage] = wire(
+            outside,
+            as_promised(scenario.policy, scenario.flux.promises),
+            acts=True,
+            publish=self._published,
+            fate=Fate(),
+            spawn=self._pump.spawn,
+        )
+        self._pump.tick(self.manager, clock)
+        self._watch.start(self._heard, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+
+    def kill(self) -> None:
+        self.calls_left = None  # a call that is on the wire may still be carried out: it cannot be killed twice
+        self._watch.stop()
+        self._pump.kill(lambda: self._draws.random() < 0.5)
+        self._scenario.flux.drop_claim(self.token)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what this process would have let go of by its end."""
+        if self.kept is not None:
+            self.kept.close()
+
+    def freeze(self, until_s: float) -> None:
+        self._pump.hold(until_s)
+
+    def _step(self) -> None:
+        """Around each call that changes something: where it may be killed."""
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                self.calls_left = None
+                raise Killed
+
+    def _heard(self, news: QueueSeen | QueueProbed | RanksStirred) -> None:
+        if not isinstance(news, RanksStirred):
+            self.witness.answered("queue")
+        self.manager.tell(news)
+
+    def _published(self, published: Published) -> None:
+        run = self._scenario
+        run.decisions += 1
+        if self.kept is not None:
+            self.kept.take_in(published)
+        if run.trace is not None:
+            for action in published.plan.actions:
+                run.note(f"{self.token} {_told(action)}")
+        if published.snapshot.claimed:
+            self.witness.knows_leases = True
+            run.published = published
+            self.oversight.published(published)
+
+
+def _told(action: Action) -> str:
+    """An order in a line: what is done to which node, and why."""
+    match action:
+        case RecordLaunches(launches=launches):
+            whose = ",".join(launch.id for launch in launches)
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            whose = launch.id
+        case DestroyNode(launch=launch_id, provider_id=provider_id):
+            whose = f"{launch_id} {provider_id}"
+        case ChangeSlots(wish=wish) | RefuseSlots(wish=wish):
+            whose = wish.id
+        case _:
+            whose = action.launch
+    return f"{type(action).__name__} {whose} {getattr(action, 'reason', '')}".rstrip()

@@ -1,0 +1,176 @@
+"""What each decision is held to: on fresh data, nothing bought twice, no node of ours forgotten or left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nodemanager.actors.manager import Published
+from nodemanager.chaos.invariants import Demand, Rules, Witness
+from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
+from nodemanager.core.orders import BootNode
+from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.planner.state.constraints import holds
+from nodemanager.simulation.cloud.provider import Billed
+
+ON_ITS_WAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
+PROBED_S = 15.0  # what news that a queue is stopped may take: it is asked for
+FAR_BEYOND = 3.0  # times the orphan grace: lists that lie begin it anew
+
+
+@dataclass
+class Oversight:
+    """The rules for what one process decides. ``published`` is called with every decision."""
+
+    rules: Rules
+    witness: Witness
+    demand: Demand
+    sees_all: bool = False  # nothing hides from this process what is spent
+    peace: bool = False
+    _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
+    _pending_s: dict[JobId, float] = field(default_factory=dict)
+
+    def begin_peace(self) -> None:
+        """From now on nothing lies: who has no owner has one within the grace."""
+        self.peace = True
+        self._unowned_s.clear()
+
+    def published(self, published: Published) -> None:
+        snapshot, made = published.snapshot, published.plan
+        now_s = snapshot.now_s
+        self._on_fresh_data(published)
+        self._known_or_reported(published)
+        self._note_what_waits(now_s)
+        boots = [action for action in made.actions if isinstance(action, BootNode)]
+        if boots:
+            self._not_for_held(boots, now_s)
+            self._within_budget(published)
+            self._not_twice(published, boots)
+        if made.stands_still is None:
+            self._owned_in_time(now_s)
+        else:
+            self._unowned_s.clear()
+
+    # --- fresh data ---
+
+    def _on_fresh_data(self, published: Published) -> None:
+        if not published.plan.actions:
+            return
+        limit_s = self.rules.policy.stale_after_s
+        for source in ("queue", "flux", "cloud"):
+            answered_s = self.witness.answered_s.get(source)
+            age_s = published.snapshot.now_s - answered_s if answered_s is not None else float("inf")
+            self.rules.require(age_s <= limit_s, f"decided on {source}, which last answered {age_s:.0f} s ago")
+
+    # --- every node is known ---
+
+    def _known_or_reported(self, published: Published) -> None:
+        """Whatever of ours the list has that the snapshot was made of stands in it."""
+        snapshot, witness = published.snapshot, self.witness
+        if snapshot.cloud.seen_s is None or snapshot.cloud.seen_s < witness.listed_s:
+            return  # the latest list is on its way
+        of_launch = {node.cloud.provider_id for node in snapshot.nodes.values() if node.cloud is not None}
+        known = {*of_launch, *snapshot.strays, *(node.provider_id for node in snapshot.intruders)}
+        for node in witness.listed:
+            if node.state is CloudState.TERMINATED or node.identity is None or node.provider_id in known:
+                continue
+            owner = snapshot.nodes.get(node.identity.launch)
+            gone = owner is not None and owner.state is NodeState.GONE
+            self.rules.require(gone, f"{node.provider_id} is listed and neither known nor reported")
+
+    # --- nothing is bought twice ---
+
+    def _note_what_waits(self, now_s: float) -> None:
+        flux = self.rules.flux
+        if now_s - flux.open_s > PROBED_S:
+            return
+        for job in flux.active_jobs():
+            if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.demand.held:
+                self._pending_s[job] = now_s
+
+    def _not_for_held(self, boots: Iterable[BootNode], now_s: float) -> None:
+        held = self.demand.held
+        for boot in boots:
+            waiting = [job for job in boot.serves if now_s - held.get(job, now_s) <= ON_ITS_WAY_S]
+            self.rules.require(
+                bool(waiting) or not boot.serves,
+                f"{boot.launch.id} is bought for jobs that are held: {boot.serves}",
+            )
+
+    def _within_budget(self, published: Published) -> None:
+        for limit in published.policy.budgets.values() if self.sees_all else ():
+            spent = self.rules.spent(published.snapshot.now_s, self._knows_of)
+            self.rules.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
+
+    def _knows_of(self, line: Billed) -> bool:
+        """What a node has cost that this process has never been shown stands in the record, or cannot be known."""
+        rules, launch = self.rules, line.launch
+        if launch in self.witness.seen or launch in rules.flux.spend.counted:
+            return True
+        leased = any(recorded.id == launch for recorded in rules.flux.records.values())
+        return not leased and launch not in rules.unseen
+
+    def _not_twice(self, published: Published, boots: list[BootNode]) -> None:
+        """Of each type, no more is bought or coming than the jobs that wait could fill, one piece a node."""
+        now_s = published.snapshot.now_s
+        for type_name in {boot.launch.type_name for boot in boots}:
+            node_type = published.policy.types[type_name]
+            bought = sum(boot.launch.type_name == type_name for boot in boots)
+            coming = bought + sum(1 for node in self._coming(published) if _type_of(node) == type_name)
+            wanted = sum(
+                _nodes_at_most(self.demand.shapes[job], node_type)
+                for job, seen_s in self._pending_s.items()
+                if now_s - seen_s <= ON_ITS_WAY_S and job in self.demand.shapes
+            )
+            self.rules.require(
+                coming <= wanted, f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most"
+            )
+
+    def _coming(self, published: Published) -> Iterable[CloudNode]:
+        """What boots in truth, and is expected to join in time."""
+        snapshot, policy, flux = published.snapshot, published.policy, self.rules.flux
+        for node in self.rules.ours_standing():
+            if node.identity is None or node.state not in (CloudState.PENDING, CloudState.RUNNING):
+                continue
+            known = snapshot.nodes.get(node.identity.launch)
+            if known is None or known.state is not NodeState.BOOTING or snapshot.steered(known):
+                continue
+            slot = node.identity.slot
+            late = snapshot.now_s - known.requested_s >= policy.boot_timeout_s
+            if not late and not flux.online(flux.rank_of[slot]) and flux.drain_reason(flux.rank_of[slot]) is None:
+                yield node
+
+    # --- no node is left for long ---
+
+    def _owned_in_time(self, now_s: float) -> None:
+        """What no lease owns is leased again, or told to go, within the grace."""
+        records = {launch.id for launch in self.rules.flux.records.values()}
+        unowned = {
+            node.provider_id
+            for node in self.rules.ours_standing()
+            if node.identity is not None
+            and node.state is not CloudState.STOPPING
+            and node.identity.launch not in records
+            and not self._works(node.identity.slot)
+        }
+        self._unowned_s = {id_: self._unowned_s.get(id_, now_s) for id_ in sorted(unowned - self.rules.told_to_go)}
+        grace_s = self.rules.policy.orphan_grace_s
+        limit_s = (grace_s if self.peace else FAR_BEYOND * grace_s) + 60.0
+        for id_, since_s in self._unowned_s.items():
+            self.rules.require(now_s - since_s <= limit_s, f"{id_} has had no owner for {now_s - since_s:.0f} s")
+
+    def _works(self, slot: SlotName) -> bool:
+        rank = self.rules.flux.rank_of[slot]
+        return any(grant.rank == rank for _, grant in self.rules.flux.holders())
+
+
+def _type_of(node: CloudNode) -> str:
+    return node.identity.type_name if node.identity is not None else ""
+
+
+def _nodes_at_most(shape: Shape, node_type: NodeType) -> int:
+    """How many nodes of a type a job could fill, if each took one piece of it."""
+    fits = node_type.cores >= shape.cores_per_slot and node_type.gpus >= shape.gpus_per_slot
+    allowed = holds(shape.constraint, properties=node_type.properties, host="", rank=-1)
+    return (shape.nodes or shape.slots) if fits and allowed else 0

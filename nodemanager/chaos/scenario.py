@@ -1,0 +1,329 @@
+"""One run: a world, and the production service in it, to which happens what a script says.
+
+First a phase with faults, in which the rules must hold; then one without, in which every job that can run must run
+and every node must go. A failing seed is a test case: the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from nodemanager.actors.manager import Published
+from nodemanager.actors.messages import UsePolicy
+from nodemanager.chaos.faults.registry import strike
+from nodemanager.chaos.faults.types import End
+from nodemanager.chaos.history_file import History
+from nodemanager.chaos.invariants import Rules, Violation
+from nodemanager.chaos.manager_process import Process
+from nodemanager.chaos.script import FAULTS_S, JOB, Act, Script, pick
+from nodemanager.chaos.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
+from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
+from nodemanager.core.jobs import JobId, JobState
+from nodemanager.core.nodes import CloudState, ProviderId
+from nodemanager.core.ports import FluxError, JoinPort
+from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.planner.cost import budget
+from nodemanager.planner.observe.hardware import as_promised
+from nodemanager.simulation.boot_faults import Boots
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.port import FluxFaults
+from nodemanager.simulation.time.world import World
+
+PLENTY = Decimal(1000)
+PEACE_S = 1500.0  # what the rest may take without faults
+ASK_AGAIN_S = 15.0
+ROUNDED = Decimal("1e-9")  # what sums of thirds come to depends on their order
+SEEN_LATE_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
+# Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
+BLINDS = ("manager.clock_jumps", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
+TRACE_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    seed: int
+    jobs: int
+    acts: int
+    creates: int
+    destroys: int
+    kills: int
+    nodes_peak: int
+    decisions: int
+    virtual_s: float
+
+
+@dataclass
+class Scenario:
+    """One script. ``run`` raises :class:`Violation` where a rule is broken or an end is not reached.
+
+    ``trace``, where there is one, gets a line for
+    whatever happens.
+    """
+
+    script: Script
+    trace: list[str] | None = None
+    kills: int = 0
+    decisions: int = 0
+    processes: list[Process] = field(default_factory=list)
+    published: Published | None = None
+
+    def __post_init__(self) -> None:
+        self.world = World(self.script.seed)
+        self.policy = policy_of(self.script)
+        self.flux = SimulatedFlux(self.world, NODE_TYPES, SLOTS)
+        self.flux.set_housekeeping(self.script.housekeeping_s)
+        self.provider = SimulatedProvider(self.world, healthy())
+        self.boots = Boots(self.world, self.flux, self.provider)
+        self.provider.on_boot, self.provider.on_end = self.boots.booted, self.boots.ended
+        self.rules = Rules(self.flux, self.provider, self.policy)
+        self.demand = self.rules.demand
+        # Whether it can be known what was spent: by an honest clock, and honest lists.
+        self.sees_all = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
+        self.history: History | None = None
+        self.peace = False
+        self._started = 0
+        self._ends: list[End] = []
+
+    def run(self) -> Outcome:
+        """Faults, then peace."""
+        try:
+            return self._run()
+        finally:
+            self._close_files()
+
+    def _run(self) -> Outcome:
+        self.begin()
+        self._until(FAULTS_S, lambda: False)
+        self._make_peace()
+        if not self._until(FAULTS_S + PEACE_S, self._all_done):
+            raise Violation(f"not done in peace: {self._what_is_left()}")
+        self._check_spend()
+        self._check_history()
+        return Outcome(
+            seed=self.script.seed,
+            jobs=len(self.demand.shapes),
+            acts=len(self.script.acts),
+            creates=self.rules.creates,
+            destroys=self.rules.destroys,
+            kills=self.kills,
+            nodes_peak=self.rules.nodes_peak,
+            decisions=self.decisions,
+            virtual_s=self.world.now_s,
+        )
+
+    def begin(self) -> None:
+        if any(act.kind.startswith("journal.") for act in self.script.acts):
+            self.history = History()
+        self.provider.add_stranger()
+        for act in self.script.acts:
+            self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
+        self.start_process()
+
+    def _until(self, end_s: float, done: Callable[[], bool]) -> bool:
+        """Step by step, each step checked, to a moment or an end."""
+        while (next_s := self.world.next_event_s()) is not None and next_s <= end_s:
+            self.world.advance_to(next_s)
+            self.rules.check()
+            if done():
+                return True
+        return False
+
+    def note(self, line: str) -> None:
+        if self.trace is not None and len(self.trace) < TRACE_MAX:
+            self.trace.append(f"{self.world.now_s:9.2f} s  {line}")
+
+    # --- what the script says ---
+
+    def _happens(self, act: Act) -> None:
+        if act.kind == JOB:
+            self._submit(act)
+            return
+        self.note(f"fault {act}")
+        end = strike(self, act)
+        if end is not None:
+            self._ends.append(end)
+            self.world.after(act.lasts_s, lambda: self._end(end, act))
+
+    def _end(self, end: End, act: Act) -> None:
+        if end in self._ends:
+            self.note(f"end of fault {act.number}: {act.kind}")
+            self._ends.remove(end)
+            end()
+
+    def _submit(self, act: Act) -> None:
+        shape = pick(SHAPES, act.amount) or SHAPES[0]
+        try:
+            job = self.flux.submit(shape, 120.0, run_s=act.lasts_s, requeue=act.number % 2 == 1)
+        except FluxError:  # rank 0 is away: the user tries again
+            self.world.after(5.0, lambda: self._submit(act))
+        else:
+            self.demand.shapes[job] = shape
+            self.note(f"job {job}: {shape.slots} x {shape.cores_per_slot} cores, for {act.lasts_s:.1f} s")
+
+    def _make_peace(self) -> None:
+        """Nothing goes wrong any more, the budget is raised, and the operator lets go of what he has set."""
+        self.note("peace")
+        self.peace = True
+        self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, PLENTY))
+        for process in self.processes:
+            process.oversight.begin_peace()
+            process.calls_left = None
+            # As a site that is read anew says it: with what its types have come to promise.
+            process.manager.tell(UsePolicy(as_promised(self.policy, self.flux.promises)))
+        self.provider.faults = healthy()
+        self.flux.faults = FluxFaults()
+        self.boots.p_loop = self.boots.p_wrong_slot = 0.0
+        self.world.skew_s = 0.0
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        self._let_go()
+
+    # --- the processes of the service ---
+
+    def start_process(self) -> None:
+        self._started += 1
+        self.note(f"manager-{self._started} is started")
+        self.processes.append(Process(self, f"manager-{self._started}"))
+
+    def kill(self, amount: float, down_s: float) -> None:
+        """SIGKILL a process of the service, and start another a little later."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            self.lose(process, down_s)
+
+    def lose(self, process: Process, down_s: float) -> None:
+        self.note(f"{process.token} is killed")
+        self.kills += 1
+        self.processes.remove(process)
+        process.kill()
+        self.world.after(down_s, self.start_process)
+
+    def end_one(self, amount: float) -> None:
+        """One of several processes ends, and none is started instead."""
+        process = pick(self.processes, amount) if len(self.processes) > 1 else None
+        if process is not None:
+            self.note(f"{process.token} is ended")
+            self.processes.remove(process)
+            process.kill()
+
+    def kill_at_a_call(self, amount: float, down_s: float) -> None:
+        """Kill it at one of its next calls, before or after that is carried out."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            process.calls_left, process.down_s = int(amount * 1000) % 20, down_s
+
+    def freeze(self, amount: float, lasts_s: float) -> None:
+        """SIGSTOP a process, and SIGCONT it later."""
+        process = pick(self.processes, amount)
+        if process is not None:
+            process.freeze(self.world.now_s + lasts_s)
+
+    def join_port(self) -> JoinPort | None:
+        """Of the manager that starts now; None where nodes join without a service."""
+        return None
+
+    def give_notice(self, provider_id: ProviderId) -> None:
+        """The provider is about to take a node back, and says so to the node."""
+
+    def turn_join_knob(self, name: str, likely: float) -> None:
+        """Where nodes join without a service, nothing can go wrong with it."""
+
+    def tell(self, fact: OperatorFact) -> None:
+        """As an operator does, who asks the one that acts."""
+        for process in self.processes:
+            if process.token == self.flux.claimed_by:
+                process.manager.tell(fact)
+
+    def _let_go(self) -> None:
+        """The operator takes back what he has set, until it is so; and ends what he is told that no signal ends."""
+        self.tell(DecisionsResumed())
+        for launch in self.flux.steering.holds:
+            self.tell(NodeReleased(launch))
+        warnings = self.published.plan.warnings if self.published is not None else ()
+        if any(warning.code == "housekeeping_survives" for warning in warnings):
+            self.flux.end_housekeeping()
+        self.world.after(ASK_AGAIN_S, self._let_go)
+
+    # --- what acts do beyond the world's parts ---
+
+    def restart_rank_0(self, down_s: float) -> None:
+        self.flux.restart(down_s=down_s)
+
+    def reconnected(self, slot: SlotName, machine: str) -> None:
+        """The network to a machine is back: its broker joins again, unless another one stands there."""
+        if self.flux.machine_of(slot) is None:
+            self.flux.broker_up(slot, machine)
+
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
+        self.flux.resize(added, down_s=down_s)
+
+    def flux_is_up(self) -> bool:
+        try:
+            self.flux.check_reachable()
+        except FluxError:
+            return False
+        return True
+
+    # --- what stands ---
+
+    def ours_standing(self) -> list[ProviderId]:
+        return [node.provider_id for node in self.rules.ours_standing()]
+
+    def running(self) -> set[ProviderId]:
+        return {node.provider_id for node in self.provider.nodes() if node.state is CloudState.RUNNING}
+
+    # --- the end ---
+
+    def _all_done(self) -> bool:
+        return not self.flux.records and not self.ours_standing() and not self._to_run()
+
+    def _to_run(self) -> list[JobId]:
+        return [job for job in self.flux.active_jobs() if job not in self.demand.held]
+
+    def _check_spend(self) -> None:
+        """What was recorded is what was spent."""
+        if not self.policy.budgets or not self.sees_all:
+            return
+        month = budget.periods(self.world.wall_at())[1]
+        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.ALL), Decimal(0))
+        now_s = self.world.now_s
+        # An answer tells what stood at a moment of the call, and counts from when that was asked.
+        asked_s = -self.policy.call_timeout_s
+        least = self.rules.spent(now_s, lambda line: line.launch not in self.rules.unseen, gone_s=asked_s)
+        most = self.rules.spent(now_s, come_s=asked_s, gone_s=SEEN_LATE_S)
+        self.rules.require(
+            least - ROUNDED <= recorded <= most + ROUNDED,
+            f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
+        )
+
+    def _check_history(self) -> None:
+        """What happened in peace was written, whatever had become of the file."""
+        for process in self.processes:
+            lost = process.kept.why_lost() if process.kept is not None else ""
+            self.rules.require(not lost, f"the journal lacks what was told last: {lost}")
+
+    def _close_files(self) -> None:
+        for process in self.processes:
+            process.close()
+        if self.history is not None:
+            self.history.close()
+
+    def _what_is_left(self) -> str:
+        waiting = [job for job in self._to_run() if self.flux.job_state(job) is JobState.SCHED]
+        parts = [
+            f"jobs {self._to_run()[:5]} ({len(waiting)} waiting)",
+            f"nodes {self.ours_standing()}",
+            f"leases {sorted(self.flux.records)}",
+        ]
+        if self.published is not None:
+            made = self.published.plan
+            parts += [f"stands still: {made.stands_still}"]
+            parts += [f"job {job}: {made.jobs.get(job)}" for job in waiting[:3]]
+            parts += [f"node {id_}: {reason}" for id_, reason in made.nodes.items()]
+        return "; ".join(parts)

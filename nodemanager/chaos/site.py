@@ -1,0 +1,105 @@
+"""The site of every run: three types of node, shapes of jobs, and short patience, so that little time passes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from nodemanager.chaos.script import Script
+from nodemanager.core.jobs import HasProperty, Shape
+from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.planner.cost import budget as spending
+from nodemanager.planner.state.policy import BLOCK_S, Policy
+from nodemanager.simulation.cloud.faults import CloudFaults
+
+CLUSTER = "sim"
+CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
+
+QUICK = 1 / 8  # how much shorter than usual a refused create keeps others from being made
+
+
+def _slots(prefix: str, count: int) -> tuple[SlotName, ...]:
+    return tuple(SlotName(f"{prefix}{number}") for number in range(1, count + 1))
+
+
+NODE_TYPES = (
+    NodeType(
+        TypeName("small"),
+        "s",
+        4,
+        0,
+        2**34,
+        Decimal("0.20"),
+        Billing(10.0, 10.0),
+        _slots("small", 3),
+    ),
+    NodeType(
+        TypeName("large"),
+        "l",
+        16,
+        0,
+        2**36,
+        Decimal("0.80"),
+        Billing(60.0),
+        _slots("large", 2),
+        properties=frozenset({"large"}),
+    ),
+    NodeType(
+        TypeName("gpu"),
+        "g",
+        8,
+        2,
+        2**36,
+        Decimal("3.00"),
+        Billing(60.0),
+        _slots("gpu", 2),
+        properties=frozenset({"gpu"}),
+    ),
+)
+SLOTS = tuple(
+    Slot(slot, Rank(rank), node_type.name)
+    for rank, (slot, node_type) in enumerate(
+        ((slot, node_type) for node_type in NODE_TYPES for slot in node_type.slots), start=1
+    )
+)
+SHAPES = (
+    Shape(slots=1, cores_per_slot=1),
+    Shape(slots=3, cores_per_slot=2),
+    Shape(nodes=1, slots=1, cores_per_slot=4),
+    Shape(nodes=3, slots=1, cores_per_slot=1, exclusive=True),
+    Shape(nodes=2, slots=2, cores_per_slot=1),
+    Shape(slots=1, cores_per_slot=2, gpus_per_slot=1),
+    Shape(slots=1, cores_per_slot=8, constraint=HasProperty("large")),
+)
+
+
+def healthy() -> CloudFaults:
+    """A provider at which nothing goes wrong."""
+    return CloudFaults(
+        boot_delay_s=(3.0, 15.0), user_data_s=(0.0, 3.0), stop_delay_s=(1.0, 8.0), terminated_listed_s=60.0
+    )
+
+
+def policy_of(script: Script) -> Policy:
+    """A site whose patience is short, so that little time has to pass."""
+    budget = script.budget
+    return Policy(
+        cluster=CLUSTER,
+        cluster_uuid=CLUSTER_UUID,
+        node_types=NODE_TYPES,
+        nodes_max=script.nodes_max,
+        price_per_hour_max=Decimal("8.00"),
+        boot_timeout_s=60.0,
+        rejoin_timeout_s=20.0,
+        create_grace_s=15.0,
+        orphan_grace_s=45.0,
+        idle_timeout_s=script.idle_timeout_s,
+        stop_lead_s=10.0,
+        call_timeout_s=15.0,
+        stale_after_s=60.0,
+        relist_s=20.0,
+        housekeeping_max_s=10.0,
+        safe_mode_max_s=300.0,
+        calls_in_flight_max=2,
+        budgets={(spending.ALL, "month"): budget} if budget is not None else {},
+        block_s={kind: QUICK * block_s for kind, block_s in BLOCK_S.items()},
+    )

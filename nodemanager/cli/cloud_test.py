@@ -1,0 +1,294 @@
+"""``cloud-test``: one node of the cheapest type at the real provider, made, found, made again, and destroyed.
+
+It is done as the service does it, by the same port, under a cluster name of its own: a service that runs meanwhile
+takes no notice. Whatever becomes of it, also on Ctrl-C, the node is destroyed and seen gone, or named as left: by
+what replies and lists have shown of it, and by the cluster's name. And its script turns it off after half an hour,
+should nobody be left to do that.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import partial
+from typing import TypeVar
+
+from nodemanager.cli.cloud_test_leftovers import OVER, Trail
+from nodemanager.config.site import Provider, Site
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, Leftover, ProviderId
+from nodemanager.core.ports import Clock, CloudError, CloudPort
+from nodemanager.core.slots import NodeType, Rank, SlotName
+from nodemanager.planner.cost.billing import cost
+
+LIFE_MAX_MIN = 30
+POLL_S = 2.0
+_CLUSTER_MAX_CHARS = 32
+_SUFFIX = "-cloud-test"
+
+# A machine ends by itself, should nobody be left to end it. A process of this machine must not try that: it would
+# turn this machine off.
+USER_DATA = f"""#!/bin/sh
+# A test of flux-node-manager: does nothing, and ends by itself.
+shutdown -h +{LIFE_MAX_MIN} || (sleep {LIFE_MAX_MIN * 60} && poweroff) &
+"""
+USER_DATA_OF_A_PROCESS = f"""#!/bin/sh
+exec sleep {LIFE_MAX_MIN * 60}
+"""
+
+Say = Callable[[str], None]
+_T = TypeVar("_T")
+
+
+class CloudTestFailed(Exception):
+    """A promise of the port that the provider did not keep, in words."""
+
+
+def user_data(site: Site) -> str:
+    """What the node runs: nothing, and its own end after half an hour."""
+    return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
+
+
+def site_of_the_test(site: Site) -> Site:
+    """The same account and node types, under a name that no service looks at."""
+    cluster = site.cluster[: _CLUSTER_MAX_CHARS - len(_SUFFIX)].rstrip("-") + _SUFFIX
+    return replace(site, cluster=cluster, cluster_uuid=str(uuid.uuid4()))
+
+
+@dataclass
+class CloudTest:
+    """One run. ``site`` is that of :func:`site_of_the_test`, and ``port`` was made for it.
+
+    ``pause`` waits that many seconds. ``run`` raises :class:`CloudTestFailed` or ``CloudError`` once it has
+    cleaned up.
+    """
+
+    site: Site
+    port: CloudPort
+    clock: Clock
+    pause: Callable[[float], None]
+    say: Say
+    keep: bool = False
+    wait_max_s: float = 900.0
+    _made_s: float | None = field(default=None, init=False)
+    _asked: bool = field(default=False, init=False)
+    _trouble: str = field(default="", init=False)  # what was said last of why the end is held up
+
+    def __post_init__(self) -> None:
+        self.trail = Trail(self.site.timing.create_grace_s)
+        self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
+        name = uuid.uuid4().hex[:12]
+        self.launch = Launch(
+            id=LaunchId(f"cloud-test-{name}"),
+            slot=SlotName(f"cloud-test-{name}"),
+            rank=Rank(0),
+            type_name=self.node_type.name,
+            client_token=f"cloud-test-{name}",
+            requested_at=self.clock.wall_at(),
+            zone=self.node_type.zones[0] if self.node_type.zones else "",
+        )
+
+    def run(self) -> None:
+        try:
+            self._steps()
+        except (CloudError, CloudTestFailed) as error:
+            self.say(f"  {error}")  # now: what follows may take its time, and fail too
+            raise
+        finally:
+            if self._asked and self.keep:
+                self._say_kept()
+            elif self._asked:
+                self._clean_up()
+
+    def _steps(self) -> None:
+        price = self.node_type.price_per_hour
+        where = f" in {self.launch.zone}" if self.launch.zone else ""
+        self.say(
+            f"cluster {self.site.cluster}, node type {self.node_type.name} ({self.node_type.size}{where}), "
+            f"{price} an hour by the site"
+        )
+        with self._step("list"):
+            seen = self.port.list_nodes()
+        self._say_strangers(seen)
+        with self._step("create"):
+            self._asked = True
+            self._made_s = self.clock.monotonic_s()
+            created = self._create()
+        with self._step("listed, with its tags"):
+            self._wait_for("the node in the list", lambda: self._listed(created.provider_id))
+        with self._step("running"):
+            self._wait_for("the node running", lambda: self._state(created.provider_id) is CloudState.RUNNING)
+        with self._step("created again by the same launch: the same node"):
+            again = self._made()
+            if again.provider_id != created.provider_id:
+                raise CloudTestFailed(f"a second node came: {again.provider_id} beside {created.provider_id}")
+
+    def _create(self) -> CloudNode:
+        try:
+            made = self._made()
+        except CloudError as error:
+            if error.kind is not FailureKind.AMBIGUOUS:
+                raise
+            self.say(f"  the reply was lost ({error.detail}): looking for the node")
+            made = self._wait_for("the node of the lost reply", lambda: next(iter(self._ours()), None))
+            self.trail.answered(made.provider_id)
+        self.say(f"  made: {made.provider_id}")
+        return made
+
+    def _made(self) -> CloudNode:
+        self.trail.asked(self.clock.monotonic_s())
+        try:
+            made = self.port.create(self.launch, self.node_type)
+        except CloudError as error:
+            if error.kind is not FailureKind.AMBIGUOUS:
+                self.trail.answered(None)
+            raise
+        self.trail.answered(made.provider_id)
+        return made
+
+    # --- looking ---
+
+    def _ours(self) -> tuple[CloudNode, ...]:
+        """What the list shows of this run."""
+        ours = tuple(
+            node
+            for node in self.port.list_nodes()
+            if node.identity is not None
+            and (node.identity.cluster_uuid, node.identity.launch) == (self.site.cluster_uuid, self.launch.id)
+        )
+        self.trail.listed(ours)
+        return ours
+
+    def _listed(self, provider_id: ProviderId) -> bool:
+        ours = self._ours()
+        if len(ours) > 1:
+            raise CloudTestFailed(f"one create made {len(ours)} nodes: {', '.join(n.provider_id for n in ours)}")
+        if not ours:
+            return False
+        (node,) = ours
+        if node.provider_id != provider_id:
+            raise CloudTestFailed(f"created {provider_id}, and listed as {node.provider_id}")
+        if node.created_at is None:
+            raise CloudTestFailed(f"{provider_id} is listed without the time of its creation")
+        return True
+
+    def _state(self, provider_id: ProviderId) -> CloudState | None:
+        node = next((node for node in self._ours() if node.provider_id == provider_id), None)
+        if node is not None and node.state in (CloudState.FAILED, CloudState.TERMINATED):
+            raise CloudTestFailed(f"{provider_id} is {node.state}: {node.died_because or 'no reason given'}")
+        return node.state if node is not None else None
+
+    def _say_strangers(self, seen: tuple[CloudNode, ...]) -> None:
+        left = [node for node in seen if node.identity is not None and node.state not in OVER]
+        for node in left:
+            if node.identity is not None and node.identity.cluster == self.site.cluster:
+                self.say(f"  left by an earlier test, to be destroyed by hand: {node.provider_id}")
+
+    # --- the end ---
+
+    def _clean_up(self) -> None:
+        """Destroy whatever the creates made, until lists show it gone; name it where they do not."""
+        try:
+            with self._step("destroyed, and seen gone"):
+                self._destroy_all()
+        except BaseException as error:
+            if not isinstance(error, CloudTestFailed):  # which names it already: a Ctrl-C, or a bug
+                self.say(f"  {self._left()}")
+            raise
+        self._sweep()
+        if self._made_s is not None:
+            lived_s = self.clock.monotonic_s() - self._made_s
+            spent: Decimal = cost(self.node_type, lived_s)
+            self.say(f"the node lived {lived_s:.0f} s: about {spent:.4f} by the site's price")
+
+    def _destroy_all(self) -> None:
+        # Lists may show a node late: an empty one is believed after several looks only, and where a create was not
+        # answered, or its node never listed, no sooner than the service would.
+        absent = 0
+        began_s = self.clock.monotonic_s()
+        if self.trail.in_doubt(began_s):
+            self.say(f"  a create was not answered: looking for its node for up to {self.trail.grace_s:g} s")
+        while absent < self.site.timing.absences or self.trail.in_doubt(self.clock.monotonic_s()):
+            lasted_s = self.clock.monotonic_s() - began_s
+            if lasted_s > self._patience_s:
+                raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._left()}")
+            absent = 0 if self._destroy_once() else absent + 1
+            self.pause(POLL_S)
+
+    @property
+    def _patience_s(self) -> float:
+        return self.wait_max_s + self.trail.grace_s
+
+    def _destroy_once(self) -> bool:
+        """Ask for the end of what may stand. False: a list was had, and nothing does."""
+        heard = self._attempt(self._ours)
+        standing = self.trail.standing(self.clock.monotonic_s())
+        for provider_id in standing:
+            self._attempt(partial(self.port.destroy, provider_id))
+        return bool(standing) or not heard
+
+    def _attempt(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except CloudError as error:  # tried again at the next look
+            if str(error) != self._trouble:
+                self.say(f"  {error}: tried again, for up to {self._patience_s:g} s")
+            self._trouble = str(error)
+            return False
+        return True
+
+    def _sweep(self) -> None:
+        """What the node left behind, too: nobody else looks for what is of this test."""
+        swept: list[Leftover] = []
+        try:
+            for _ in range(2):  # what one look finds the next one deletes
+                swept += self.port.sweep()
+                self.pause(POLL_S)
+        except CloudError as error:
+            self.say(f"  what it left behind is still there, or cannot be looked for: {error}")
+        for leftover in swept:
+            self.say(f"  deleted what it left behind: {leftover.kind} {leftover.provider_id}")
+
+    def _say_kept(self) -> None:
+        with suppress(CloudError):  # then what was seen before is said
+            self._ours()
+        known = ", ".join(self.trail.known) or "nothing that is known of"
+        self.say(
+            f"kept: {known}; it costs until it is destroyed, as whatever has the name {self.site.cluster} does"
+        )
+
+    def _left(self) -> str:
+        known = ", ".join(self.trail.known) or "nothing that is known of"
+        return (
+            f"Left, and maybe costing: {known}. Destroy it by hand, with whatever else has the name "
+            f"{self.site.cluster} at the provider"
+        )
+
+    # --- steps ---
+
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        began_s = self.clock.monotonic_s()
+        try:
+            yield
+        except BaseException:
+            self.say(f"  FAILED {self.clock.monotonic_s() - began_s:6.1f} s  {what}")
+            raise
+        self.say(f"  ok     {self.clock.monotonic_s() - began_s:6.1f} s  {what}")
+
+    def _wait_for(self, what: str, reached: Callable[[], _T | None]) -> _T:
+        deadline_s = self.clock.monotonic_s() + self.wait_max_s
+        while True:
+            try:
+                found = reached()
+            except CloudError as error:
+                if error.kind not in (FailureKind.TRANSIENT, FailureKind.THROTTLED):
+                    raise
+                found = None
+            if found:
+                return found
+            if self.clock.monotonic_s() > deadline_s:
+                raise CloudTestFailed(f"waited {self.wait_max_s:g} s in vain for {what}")
+            self.pause(POLL_S)

@@ -1,0 +1,214 @@
+"""The whole loop to watch, within a minute: jobs come, nodes come, jobs run, a node is lost, nodes go.
+
+On the simulated Flux and cloud of ``config/embedded.ini``, or with ``--real`` on a real Flux with local nodes. The
+service itself is the production one; what is shown is read from the snapshots that it publishes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from statistics import mean
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from nodemanager.actors.manager import Published
+from nodemanager.cli.demo_real import real_stage
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.jobs import JobId, JobState
+from nodemanager.core.nodes import CloudState, LaunchId, NodeState
+from nodemanager.core.slots import NodeType
+from nodemanager.planner.cost import billing
+from nodemanager.service import logs
+from nodemanager.service.service import Outside, Service, identified
+from nodemanager.simulation.embedded import Embedded, embedded
+from nodemanager.simulation.workload import BUILTIN
+
+EMBEDDED = Path(__file__).parents[2] / "config" / "embedded.ini"
+LIMIT_S = 58.0
+LOSE_A_NODE_AT_S = 400.0
+
+
+class Stage(Protocol):
+    """Where the demo plays: something submits jobs there and, once, takes a node away."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def outside(self) -> Outside: ...
+
+    @property
+    def held(self) -> int:
+        """Jobs that their user holds, and that so must not run."""
+        ...
+
+    def tend(self) -> None:
+        """Called several times a second."""
+        ...
+
+    def submitted_all(self) -> bool: ...
+
+
+@dataclass
+class SimulatedStage:
+    site: Site
+    world: Embedded
+    lost: bool = False
+    held: int = sum(submission.count for submission in BUILTIN if submission.urgency == 0)
+
+    @property
+    def outside(self) -> Outside:
+        world = self.world
+        return Outside(world.clock, world.flux_port, world.cloud_port, world.watch, world.close)
+
+    def tend(self) -> None:
+        """Take the first node away under its jobs."""
+        if not self.lost and self.world.world.now_s >= LOSE_A_NODE_AT_S:
+            at_work = {self.site.slots[grant.rank - 1] for _, grant in self.world.flux.holders()}
+            for node in self.world.provider.nodes():
+                if not self.lost and node.identity is not None and node.identity.slot in at_work:
+                    self.lost = True
+                    self.world.provider.kill(node.provider_id)
+
+    def submitted_all(self) -> bool:
+        return self.world.workload_done
+
+
+@dataclass
+class Tally:
+    """What happened, added up from one published snapshot after another."""
+
+    types: dict[str, NodeType]
+    waits_s: dict[JobId, float] = field(default_factory=dict)
+    jobs: set[JobId] = field(default_factory=set)
+    lives_s: dict[LaunchId, tuple[str, float]] = field(default_factory=dict)
+    retired: set[LaunchId] = field(default_factory=set)
+    latest: Published | None = None
+
+    def take_in(self, published: Published) -> None:
+        self.latest = published
+        snapshot = published.snapshot
+        for job in snapshot.jobs.values():
+            self.jobs.add(job.id)
+            if job.state is JobState.RUN:
+                self.waits_s.setdefault(job.id, snapshot.wall_at - job.submitted_at)
+        for node in snapshot.nodes.values():
+            if node.billed_from_s is not None and node.state is not NodeState.GONE:
+                self.lives_s[node.id] = (node.launch.type_name, billing.age_s(node, snapshot.now_s))
+            if node.state is NodeState.STOPPING:
+                self.retired.add(node.id)
+
+    @property
+    def cost(self) -> Decimal:
+        lives = self.lives_s.values()
+        return sum((billing.cost(self.types[name], lived_s) for name, lived_s in lives), Decimal(0))
+
+    @property
+    def node_hours(self) -> float:
+        return sum(lived_s for _, lived_s in self.lives_s.values()) / 3600
+
+
+def main() -> int:
+    """Play; 0 when every job ran and every node went, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="bin/demo", description=__doc__)
+    parser.add_argument("--real", action="store_true", help="on a real Flux (on PATH), with local nodes")
+    chosen = parser.parse_args()
+    logs.configure(logging.CRITICAL)
+    console = Console()
+    with real_stage() if chosen.real else _simulated_stage() as stage:
+        return _play(stage, console)
+
+
+@contextmanager
+def _simulated_stage() -> Iterator[Stage]:
+    site = identified(load_site(EMBEDDED))
+    yield SimulatedStage(site, embedded(site, rounds=1))
+
+
+def _play(stage: Stage, console: Console) -> int:
+    tally = Tally({node_type.name: node_type for node_type in stage.site.node_types})
+    outside = stage.outside
+    service = Service(stage.site, outside, tally.take_in)
+    service.start()
+    began_s = time.monotonic()
+    in_time = True
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        while not _over(stage, tally) and service.fate.crashed is None:
+            if time.monotonic() - began_s > LIMIT_S:
+                in_time = False
+                break
+            stage.tend()
+            live.update(_picture(tally))
+            time.sleep(0.1)
+    leaked = [node for node in outside.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
+    service.stop()
+    left = _waiting(tally) - stage.held
+    console.print(_summary(tally, left, len(leaked), time.monotonic() - began_s))
+    if service.fate.crashed is not None:
+        console.print(f"the service crashed: {service.fate.crashed!r}", style="bold red", markup=False)
+    if not in_time:
+        console.print(f"not done within {LIMIT_S:g} s", style="bold red")
+    return 0 if in_time and not left and not leaked and service.fate.crashed is None else 1
+
+
+def _over(stage: Stage, tally: Tally) -> bool:
+    if tally.latest is None or not stage.submitted_all():
+        return False
+    return not tally.latest.snapshot.nodes and _waiting(tally) <= stage.held
+
+
+def _waiting(tally: Tally) -> int:
+    return len(tally.latest.snapshot.jobs) if tally.latest is not None else 0
+
+
+def _picture(tally: Tally) -> Group:
+    if tally.latest is None:
+        return Group("waiting for the first plan ...")
+    snapshot, plan = tally.latest.snapshot, tally.latest.plan
+    states = Counter(str(job.state) for job in snapshot.jobs.values())
+    queue = Table(title="queue", title_justify="left", expand=False)
+    for name in ("depend", "sched", "run"):
+        queue.add_column(name, justify="right")
+    queue.add_row(*(str(states[name]) for name in ("depend", "sched", "run")))
+    nodes = Table(title="nodes", title_justify="left", expand=False)
+    for name in ("slot", "type", "state", "because"):
+        nodes.add_column(name, overflow="ellipsis", no_wrap=True)
+    for node in sorted(snapshot.nodes.values(), key=lambda node: node.launch.rank):
+        because = plan.nodes.get(node.id, "")
+        nodes.add_row(node.launch.slot, node.launch.type_name, str(node.state), str(because)[:70])
+    money = f"{plan.price_per_hour:.2f} an hour now, {tally.cost:.2f} so far (an estimate)"
+    return Group(queue, nodes, money)
+
+
+def _summary(tally: Tally, left: int, leaked: int, took_s: float) -> Table:
+    table = Table(title=f"the loop, in {took_s:.0f} s", show_header=False, title_justify="left")
+    waits_s = list(tally.waits_s.values())
+    rows: list[tuple[str, str]] = [
+        ("jobs seen / run", f"{len(tally.jobs)} / {len(waits_s)}"),
+        ("jobs left (beside those held)", str(left)),
+        ("wait, mean / longest", f"{mean(waits_s):.1f} s / {max(waits_s):.1f} s" if waits_s else "-"),
+        ("nodes booted / retired", f"{len(tally.lives_s)} / {len(tally.retired)}"),
+        ("nodes lost", str(len(tally.lives_s) - len(tally.retired))),
+        ("nodes leaked", str(leaked)),
+        ("node-hours", f"{tally.node_hours:.2f}"),
+        ("cost (an estimate)", f"{tally.cost:.2f}"),
+    ]
+    for name, figure in rows:
+        table.add_row(name, figure)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The demo's other stage: a real Flux on loopback, its nodes processes of this machine."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodemanager.config.site import Site, load_site
+from nodemanager.core.nodes import CloudState
+from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
+from nodemanager.service.service import Outside, identified, outside_of
+
+LOCAL = Path(__file__).parents[2] / "config" / "local.ini"
+HEAD_UP_S = 20.0
+
+# (seconds after the start, arguments of flux submit)
+SUBMISSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (0.0, ("-n1", "sleep", "4")),
+    (0.0, ("-N3", "-x", "sleep", "6")),
+    (0.0, ("-n1", "--urgency=0", "true")),
+    (3.0, ("-n1", "-g1", "--requires=gpu", "sleep", "3")),
+    (12.0, ("-n1", "-g1", "--requires=gpu", "sleep", "3")),
+    (13.0, ("--cc=1-6", "-n1", "sleep", "1")),
+)
+LOSE_A_NODE_AT_S = 9.0
+
+
+@dataclass
+class RealStage:
+    """Submits by ``flux submit``, and kills a node's processes once."""
+
+    site: Site
+    outside: Outside
+    flux: str
+    held: int = 1
+    began_s: float = field(default_factory=time.monotonic)
+    submitted: int = 0
+    lost: bool = False
+
+    def tend(self) -> None:
+        age_s = time.monotonic() - self.began_s
+        while self.submitted < len(SUBMISSIONS) and SUBMISSIONS[self.submitted][0] <= age_s:
+            self._submit(SUBMISSIONS[self.submitted][1])
+            self.submitted += 1
+        if not self.lost and age_s >= LOSE_A_NODE_AT_S:
+            self.lost = True
+            running = [node for node in self.outside.cloud().list_nodes() if node.state is CloudState.RUNNING]
+            if running:
+                # Not by the manager's order: to it, this one is simply dead.
+                self.outside.cloud().destroy(running[0].provider_id)
+
+    def submitted_all(self) -> bool:
+        return self.submitted == len(SUBMISSIONS)
+
+    def _submit(self, arguments: tuple[str, ...]) -> None:
+        subprocess.run(  # noqa: S603 - our own list of arguments
+            [self.flux, "submit", *arguments],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "FLUX_URI": self.site.flux.uri},
+        )
+
+
+@contextmanager
+def real_stage() -> Iterator[RealStage]:
+    """Bring rank 0 up in a folder of its own; take everything down at the end."""
+    flux = shutil.which("flux")
+    if flux is None:
+        raise SystemExit("bin/demo --real needs flux-core on PATH")
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
+        site, bootstrap = _prepared(Path(folder))
+        head = subprocess.Popen(  # noqa: S603 - the command that init prints
+            bootstrap.start_command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            _wait_for(flux, bootstrap.uri)
+            outside = outside_of(site)
+            yield RealStage(site, outside, flux)
+            for node in outside.cloud().list_nodes():
+                outside.cloud().destroy(node.provider_id)
+        finally:
+            head.send_signal(signal.SIGTERM)
+            head.wait(HEAD_UP_S)
+
+
+def _prepared(folder: Path) -> tuple[Site, Bootstrap]:
+    """The local site, moved into the folder and hurried up, with its bootstrap written."""
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(LOCAL)
+    settings["Site"]["state_dir"] = "state"
+    settings["Flux"].update({"uri": f"local://{folder}/state/flux/run/local-0", "port": str(_free_port())})
+    settings["Timing"].update({"probe": "1s", "relist": "5s"})
+    settings["Policy"].update({"idle_timeout": "3s", "stop_lead": "4s"})
+    file = folder / "site.ini"
+    with file.open("w") as written:
+        settings.write(written)
+    bootstrap = write_bootstrap(load_site(file), folder / "state" / "flux")
+    return identified(load_site(file)), bootstrap
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_for(flux: str, uri: str) -> None:
+    deadline_s = time.monotonic() + HEAD_UP_S
+    while time.monotonic() < deadline_s:
+        asked = subprocess.run(  # noqa: S603 - our own list of arguments
+            [flux, "uptime"], capture_output=True, text=True, env={**os.environ, "FLUX_URI": uri}, check=False
+        )
+        if " run " in asked.stdout:
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"rank 0 did not come up within {HEAD_UP_S:g} s at {uri}")

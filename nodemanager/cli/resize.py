@@ -1,0 +1,254 @@
+"""What the verb ``resize`` does: a longer bootstrap table, for which rank 0 must restart once.
+
+The number of ranks is fixed for an instance's life, so this is the one change that running jobs do not survive.
+The queue and the job ids do, since rank 0 ends in good order and keeps its state directory. New hosts go to the end
+of the table: every slot keeps its rank, and with it its lease.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodemanager.config.site import Join, Site
+from nodemanager.config.text.flux_toml import (
+    ConfigFile,
+    Division,
+    FluxConfigError,
+    division_in,
+    hosts_of,
+    lengthened_text,
+    redivided_text,
+)
+from nodemanager.core.notation import compress_hostlist
+from nodemanager.core.ports import FluxError
+from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.flux import bindings
+from nodemanager.flux.port import terminate
+from nodemanager.flux.retype import schedulers_in
+from nodemanager.flux.setup import bootstrap
+from nodemanager.join.key_material import MaterialError, make_material
+
+TIMEOUT_S = 10.0
+RESTART_WITHIN_S = 120.0
+_PAUSE_S = 0.2
+_NUMBERED = re.compile(r"(.*?)([0-9]+)", re.ASCII)
+
+
+class ResizeError(Exception):
+    """The instance is as it was, or what there is to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """What is to be done: the file's next text, and the slots that it adds, each with its type."""
+
+    file: ConfigFile
+    text: str
+    added: Division
+    size: int  # ranks of the instance after it, the leader's too
+
+    def __str__(self) -> str:
+        by_type: dict[TypeName, list[SlotName]] = {}
+        for slot, name in self.added.items():
+            by_type.setdefault(name, []).append(slot)
+        slots = ", ".join(f"{compress_hostlist(slots)} of type {name}" for name, slots in by_type.items())
+        return f"{self.file.path} gets {len(self.added)} slots: {slots}. The instance will have {self.size} ranks."
+
+
+def prepare(site: Site, counts: Mapping[TypeName, int]) -> Resizing:
+    """Work out the longer table; nothing is changed. Raises :class:`ResizeError`."""
+    if site.flux.simulated:
+        raise ResizeError(f"{site.path}: [Flux] uri = simulated: there is no instance to change")
+    try:
+        file = ConfigFile.of(site.flux.bootstrap_dir)
+        config = file.read()
+        division = division_in(config) or {
+            slot: node_type.name for node_type in site.node_types for slot in node_type.slots
+        }
+        hosts = hosts_of(config)
+        added = additions(counts, division, hosts, {name: node.slots for name, node in site.nodes.items()})
+        text = lengthened_text(file.text(), list(added))
+        text = redivided_text(text, {**division, **added}, site.node_types)
+    except FluxConfigError as error:
+        raise ResizeError(str(error)) from error
+    return Resizing(file, text, added, len(hosts) + len(added))
+
+
+def additions(
+    counts: Mapping[TypeName, int],
+    division: Division,
+    hosts: Iterable[str],
+    types: Mapping[TypeName, Sequence[SlotName]],
+) -> dict[SlotName, TypeName]:
+    """The new slots, in the order of their ranks. Raises :class:`ResizeError` where nothing is to be added.
+
+    ``types``: the site's, each with the slots that it names there. Those that it has now may be another's by name.
+    """
+    unknown = sorted(counts.keys() - types.keys())
+    if unknown:
+        raise ResizeError(f"{unknown[0]} is no node type of the site")
+    taken = {*hosts, *division}
+    added: dict[SlotName, TypeName] = {}
+    for name, count in counts.items():
+        own = [slot for slot, of_type in division.items() if of_type == name]
+        if count < len(own):
+            raise ResizeError(
+                f"{name} has {len(own)} slots, and a table only gets longer: give some of them to another type by"
+                " flux-node-manager slots"
+            )
+        for slot in _new_names(types[name], name, taken, count - len(own)):
+            added[slot] = name
+            taken.add(slot)
+    if not added:
+        raise ResizeError("it is so already")
+    return added
+
+
+def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], count: int) -> list[SlotName]:
+    """Names that go on where the type's own end: after cloud4 comes cloud5, after node-09 node-10.
+
+    ``own``: as the site names them; what was added since is among those that are ``taken``.
+    """
+    match = _NUMBERED.fullmatch(own[-1]) if own else None
+    prefix, digits = match.groups() if match else (name, "0")
+    known, number = set(taken), int(digits)
+    names: list[SlotName] = []
+    while len(names) < count:
+        number += 1
+        slot = f"{prefix}{number:0{len(digits)}}"
+        if slot not in known:
+            names.append(SlotName(slot))
+    return names
+
+
+# --- carrying it out --------------------------------------------------------------------------------------
+
+
+def resize(site: Site, resizing: Resizing, say: Callable[[str], None], *, force: bool) -> None:
+    """Write the table, restart rank 0, and wait until the instance has its new size.
+
+    Raises :class:`ResizeError`, with nothing changed while a job runs and ``force`` is not given.
+    """
+    try:
+        with bindings.connection(site.flux.uri) as handle:
+            _restart(_Stop(handle, site, resizing.file, say), resizing, force=force)
+    except (FluxError, FluxConfigError, MaterialError) as error:
+        raise ResizeError(f"rank 0 cannot be restarted: {error}") from error
+    _await(site, resizing.size)
+
+
+def _restart(stop: _Stop, resizing: Resizing, *, force: bool) -> None:
+    """Up to the moment at which rank 0 is told to end, whatever goes wrong leaves all as it was."""
+    before = resizing.file.text()
+    stop.check_instance()
+    try:
+        stop.check_jobs(force=force)
+        stop.write(resizing.text)
+        stop.go()
+    except (FluxError, FluxConfigError, MaterialError, ResizeError):
+        stop.write(before)
+        stop.undo()
+        raise
+
+
+class _Stop:
+    """Rank 0's end, begun by taking its scheduler away: from then on no job starts that would not survive it."""
+
+    def __init__(self, handle: bindings.Handle, site: Site, file: ConfigFile, say: Callable[[str], None]) -> None:
+        self._handle = handle
+        self._site = site
+        self._file = file
+        self._say = say
+        self._unloaded: list[str] = []
+
+    def check_instance(self) -> None:
+        """The file must be that of the instance which is to restart."""
+        running = bindings.ask(self._handle, "config.get", timeout_s=TIMEOUT_S)
+        if hosts_of(running) != hosts_of(self._file.read()):
+            raise ResizeError(
+                f"{self._file.path} has another bootstrap table than the instance at {self._site.flux.uri}:"
+                " bootstrap_dir is not its configuration, or was edited since rank 0 began"
+            )
+
+    def check_jobs(self, *, force: bool) -> None:
+        active = self._active()
+        if active[0] and not force:
+            raise ResizeError(_refused(active[0]))
+        self._unload()
+        running, pending = self._active()
+        if running and not force:
+            raise ResizeError(_refused(running))
+        self._say(f"Rank 0 restarts now: {running} running jobs end, {pending} waiting jobs stay.")
+
+    def write(self, text: str) -> None:
+        """Put the table in its place, and where nodes join by ticket before the join service too.
+
+        A broker ends with rank 0, and its client asks anew for what to start the next one with.
+        """
+        self._file.write(text)
+        if self._site.flux.join is Join.SERVICE:
+            make_material(self._site, self._site.flux.bootstrap_dir)
+
+    def go(self) -> None:
+        """End the broker, or have the site's own command restart it."""
+        if self._site.flux.restart_command:
+            _run(self._site.flux.restart_command)
+        else:
+            pid = int(bindings.ask(self._handle, "attr.get", {"name": "broker.pid"}, timeout_s=TIMEOUT_S)["value"])
+            bindings.ask(self._handle, "rexec.exec", terminate(pid), timeout_s=TIMEOUT_S)
+
+    def undo(self) -> None:
+        for path in reversed(self._unloaded):
+            bindings.ask(
+                self._handle, "module.load", {"path": path, "args": [], "exec": False}, timeout_s=TIMEOUT_S
+            )
+        self._unloaded.clear()
+
+    def _active(self) -> tuple[int, int]:
+        """How many jobs run, and how many wait."""
+        states = bindings.ask(self._handle, "job-list.job-stats", {}, timeout_s=TIMEOUT_S)["job_states"]
+        return states["run"] + states["cleanup"], states["depend"] + states["priority"] + states["sched"]
+
+    def _unload(self) -> None:
+        for module in schedulers_in(bindings.ask(self._handle, "module.list", timeout_s=TIMEOUT_S)):
+            payload = {"name": module.name, "cancel": False}
+            bindings.ask(self._handle, "module.remove", payload, timeout_s=TIMEOUT_S)
+            self._unloaded.append(module.path)
+
+
+def _refused(running: int) -> str:
+    return f"{running} jobs run, and would end with rank 0: wait until they have ended, or give --force"
+
+
+def _run(command: str) -> None:
+    try:
+        subprocess.run(shlex.split(command), check=True, timeout=RESTART_WITHIN_S)  # noqa: S603 - the site's own
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ResizeError(f"restart_command = {command}: {error}; all is as it was") from error
+
+
+def _await(site: Site, size: int) -> None:
+    deadline_s = time.monotonic() + RESTART_WITHIN_S
+    while not _has(site.flux.uri, size):
+        if time.monotonic() > deadline_s:
+            command = shlex.join(bootstrap.start_command(site, site.flux.bootstrap_dir))
+            raise ResizeError(
+                f"rank 0 is not back within {RESTART_WITHIN_S:g} s with {size} ranks. The longer table is written;"
+                f" whoever starts rank 0 must start it again, such as by\n  {command}"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _has(uri: str, size: int) -> bool:
+    try:
+        with bindings.connection(uri) as handle:
+            bindings.ask(handle, "sched.resource-status", timeout_s=TIMEOUT_S)
+            found = bindings.ask(handle, "attr.get", {"name": "size"}, timeout_s=TIMEOUT_S)["value"]
+    except FluxError:
+        return False
+    return int(found) == size

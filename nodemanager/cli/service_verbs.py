@@ -1,0 +1,216 @@
+"""The verbs that ask the running service, or steer it. Each answers with an exit status."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console, RenderableType
+
+from nodemanager.cli import tables
+from nodemanager.cli.service_client import Client, NotAllowed, NotDone, ServiceAway, client_of, segment
+from nodemanager.cli.terminal import escaped, terminal
+from nodemanager.config.site import Site
+from nodemanager.core.notation import NotationError, parse_fsd, printable
+from nodemanager.planner.state.policy import Policy
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69  # by sysexits.h, as the next
+EXIT_NO_PERMISSION = 77
+
+KINDS = ("job", "node", "type")
+SINCE = "7d"
+
+
+class WrongUse(Exception):
+    """What was asked is incomplete; says how it is asked."""
+
+
+Ask = Callable[[Client, Site, Namespace, Console], None]
+
+
+def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
+    """The verb as the command line has it: what fails is said on standard error, and by the exit status."""
+
+    def verb(site: Site, chosen: Namespace) -> int:
+        try:
+            ask(client_of(site), site, chosen, terminal(soft_wrap=not sys.stdout.isatty()))
+        except WrongUse as error:
+            return _said(error, EXIT_USAGE)
+        except NotDone as error:
+            return _said(error, EXIT_FAILED)
+        except ServiceAway as error:
+            return _said(error, EXIT_UNAVAILABLE)
+        except NotAllowed as error:
+            return _said(error, EXIT_NO_PERMISSION)
+        return EXIT_OK
+
+    verb.__doc__ = ask.__doc__
+    return verb
+
+
+def _said(error: Exception, status: int) -> int:
+    # It may be the service's answer, in several lines.
+    print(*(printable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
+    return status
+
+
+def _show(document: Any, chosen: Namespace, console: Console, shown: Callable[[Any], RenderableType]) -> None:
+    if chosen.json:
+        print(json.dumps(document, indent=2))
+    else:
+        console.print(shown(escaped(document)))
+
+
+# --- asking -----------------------------------------------------------------------------------------------
+
+
+def status(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Show the queue, the nodes, the cost, and what stands still, on one screen."""
+    del site
+    _show(client.get("/status"), chosen, console, tables.status)
+
+
+def nodes(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """List the nodes, each with its reason."""
+    del site
+    _show(client.get("/nodes"), chosen, console, tables.nodes)
+
+
+def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """List the active jobs, and why each waits."""
+    del site
+    _show(client.get("/jobs"), chosen, console, tables.jobs)
+
+
+def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Say why: explain job ID | node NAME | type NAME; --at TIME: why it was so then."""
+    del site
+    if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
+        raise WrongUse("explain job ID, explain node NAME, or explain type NAME")
+    kind, name = chosen.subjects
+    # By the service's clock, which a simulated one has of its own.
+    at = moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
+    _show(client.get(f"/explain/{kind}/{segment(name)}", at=at), chosen, console, tables.explained)
+
+
+def plan(
+    client: Client, site: Site, chosen: Namespace, console: Console, *, policy_of: Callable[[Site], Policy]
+) -> None:
+    """Show what would be ordered now, by the site that --config names; nothing is."""
+    policy = policy_of(site)
+    body = TypeAdapter(Policy).dump_json(replace(policy, block_s=dict(policy.block_s)))
+    _show(client.post("/plan", body), chosen, console, tables.plan)
+
+
+def events(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Show what happened lately; --follow: and what happens."""
+    del site
+    recent = client.get("/events/recent")["events"]
+    for event in recent:
+        _show_event(event, chosen, console)
+    if chosen.follow:
+        after = recent[-1]["number"] if recent else 0
+        for event in client.follow(after):
+            _show_event(event, chosen, console)
+
+
+def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -> None:
+    if chosen.json:
+        print(json.dumps(event), flush=True)
+    else:
+        console.print(tables.event(escaped(event)))
+
+
+def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Report cost by type, user and queue, waits, boots and failures; --since 7d: how far back."""
+    del site
+    try:
+        since_s = parse_fsd(chosen.since or SINCE)
+    except NotationError as error:
+        raise WrongUse(f"--since: {error}") from error
+    _show(client.get("/report", since_s=since_s), chosen, console, tables.report)
+
+
+# --- steering ---------------------------------------------------------------------------------------------
+
+
+def hold(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Hold a node: it is never stopped and gets no work, until it is released."""
+    _of_a_node("hold", "held", client, site, chosen, console)
+
+
+def release(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Release a node that is held or to be retired."""
+    _of_a_node("release", "released", client, site, chosen, console)
+
+
+def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Retire a node: it is drained, and once nothing runs there stopped and destroyed."""
+    _of_a_node("retire", "to be retired", client, site, chosen, console)
+
+
+def pause(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Decide nothing any more, until told to resume. What costs goes on costing."""
+    del site
+    _done(client.post("/pause", {"by": _me()}), "paused", chosen, console)
+
+
+def resume(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Decide again."""
+    del site
+    _done(client.post("/resume", {"by": _me()}), "resumed", chosen, console)
+
+
+def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """Have the service read its site anew; a bad one is refused whole, and the old stays."""
+    del site
+    _show(client.post("/reload", b""), chosen, console, lambda document: f"reloaded {document['path']}")
+
+
+def _of_a_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    del site
+    if len(chosen.subjects) != 1:
+        raise WrongUse(f"{verb} NODE, by its slot or its launch")
+    (name,) = chosen.subjects
+    _done(client.post(f"/{verb}/{segment(name)}", {"by": _me()}), f"{name} {done}", chosen, console)
+
+
+def _done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
+    not_yet = "" if document["on_record"] else " (taken in, and not yet on record: see status)"
+    _show(document, chosen, console, lambda _: f"{done}{not_yet}")
+
+
+def _me() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"
+
+
+def moment(text: str, now_at: Callable[[], float]) -> float:
+    """A time in the past: ISO 8601 (local unless it says otherwise), seconds since the epoch, or "2h" ago."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if number > 1e8:
+        return number
+    try:
+        span_s = parse_fsd(text)
+    except NotationError as error:
+        raise WrongUse(f'--at: "2026-11-21T14:00" or "2h" (ago) is needed, not "{text}"') from error
+    return now_at() - span_s

@@ -1,0 +1,184 @@
+"""What the verb ``slots`` does: show how the slots are divided among the node types, and have it changed.
+
+A wish is put into the instance's KVS, and whoever acts carries it out: the running manager, or this process where
+there is none. Either way it is answered, and the wish outlives whoever made it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodemanager.config.site import Join, Site
+from nodemanager.core.facts import ClaimHeld, RanksSeen
+from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.notation import compress_hostlist
+from nodemanager.core.orders import RefuseSlots
+from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.core.slots import SlotName, SlotsWish, TypeName
+from nodemanager.flux import bindings, kvs, retype
+from nodemanager.flux.claim import owner_of
+from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.port import RealFluxPort
+from nodemanager.flux.retype import Answer
+from nodemanager.planner import slot_types
+from nodemanager.planner.observe.observe import observe
+from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.service import service
+
+TIMEOUT_S = 10.0
+ANSWER_WITHIN_S = 60.0  # a manager looks at the ranks at least every `probe`
+_PAUSE_S = 0.1
+
+
+class SlotsError(Exception):
+    """What was asked for was not done, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node type's slots."""
+
+    type_name: TypeName
+    slots: tuple[SlotName, ...]
+    online: int
+    leased: int
+    movable: int
+
+    def __str__(self) -> str:
+        hosts = compress_hostlist(self.slots) if self.slots else "-"
+        return f"{self.type_name:16} {len(self.slots):5} {self.online:7} {self.leased:7} {self.movable:8}  {hosts}"
+
+
+HEAD = f"{'type':16} {'slots':>5} {'online':>7} {'leased':>7} {'movable':>8}  names"
+
+
+def counts_of(texts: Iterable[str]) -> dict[TypeName, int]:
+    """Read ``TYPE=N`` texts. Raises :class:`SlotsError`."""
+    counts: dict[TypeName, int] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not (name and equals and number.isascii() and number.isdecimal()):
+            raise SlotsError(f'"{text}": TYPE=N is needed, a node type and how many slots it is to have')
+        if name in counts:
+            raise SlotsError(f"{name} is given twice")
+        counts[TypeName(name)] = int(number)
+    return counts
+
+
+class Instance:
+    """The site's instance, as a verb meets it. Raises ``FluxError`` and ``BindingsMissing``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = service.identified(site)
+        flux = self._site.flux
+        self._flux = RealFlux(
+            flux.uri,
+            self._site.cluster_uuid,
+            service.SystemClock(),
+            folder=flux.bootstrap_dir,
+            node_types=self._site.node_types,
+            timeout_s=TIMEOUT_S,
+            flub=flux.join is Join.FLUB,
+        )
+
+    # --- showing ---
+
+    def rows(self) -> list[Row]:
+        port = self._flux.port()
+        try:
+            return rows_of(self._site, port.ranks(), port.launches())
+        finally:
+            port.close()
+
+    # --- changing ---
+
+    def change(self, counts: Mapping[TypeName, int]) -> Answer:
+        """Have the slots divided so; the answer of whoever did it, or refused."""
+        wish = SlotsWish(str(uuid.uuid4()), counts)
+        with bindings.connection(self._site.flux.uri) as handle:
+            kvs.commit(handle, {retype.WISH: retype.encoded_wish(wish)}, timeout_s=TIMEOUT_S)
+            deadline_s = time.monotonic() + ANSWER_WITHIN_S
+            while (answer := _answer_to(handle, wish)) is None:
+                stands = retype.read_wish(kvs.read(handle, [retype.WISH], timeout_s=TIMEOUT_S).get(retype.WISH))
+                if stands is not None and stands != wish:
+                    raise SlotsError("a later wish has taken the place of this one before it was answered")
+                owner = owner_of(handle, timeout_s=TIMEOUT_S)
+                if owner is None and stands is not None:
+                    self._act(wish)
+                elif time.monotonic() > deadline_s:
+                    raise SlotsError(
+                        f"the manager ({owner}) has not answered within {ANSWER_WITHIN_S:g} s; the wish stands"
+                        f" (KVS key {retype.WISH}), and is carried out as soon as a manager acts again"
+                    )
+                else:
+                    time.sleep(_PAUSE_S)
+            return answer
+
+    def _act(self, wish: SlotsWish) -> None:
+        """Hold the name for as long as it takes. Another one that was faster will answer."""
+        port = self._flux.port()
+        try:
+            port.claim()
+            port.repair()
+            self._answer(port, wish)
+        except NotTheActor:
+            return
+        finally:
+            port.close()
+            self._flux.close()
+
+    def _answer(self, port: RealFluxPort, wish: SlotsWish) -> None:
+        snapshot, policy = Snapshot(), service.policy_of(self._site)
+        for fact in (ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks())):
+            snapshot = observe(snapshot, fact, policy)
+        found = slot_types.answer(wish, snapshot, slot_types.divided(policy, snapshot.division))
+        if isinstance(found, RefuseSlots):
+            port.refuse_slots(wish, str(found.reason))
+            return
+        try:
+            port.change_slots(wish, found.moves)
+        except SlotsUnchanged as unchanged:
+            port.refuse_slots(wish, str(unchanged))
+
+
+def _answer_to(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
+    text = _value(handle, retype.ANSWER)
+    try:
+        answer = retype.decoded_answer(text) if text is not None else None
+    except ValueError as fault:
+        raise FluxError(f"the answer at KVS key {retype.ANSWER} cannot be read: {fault}") from fault
+    return answer if answer is not None and answer.wish_id == wish.id else None
+
+
+def _value(handle: bindings.Handle, key: str) -> str | None:
+    return kvs.read(handle, [key], timeout_s=TIMEOUT_S).get(key)
+
+
+def rows_of(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> list[Row]:
+    """What each type has, as the instance divides them; slots that are not in the instance are left out."""
+    by_site = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
+    leased = {launch.slot for launch in launches}
+    of_type: dict[TypeName, list[FluxRank]] = {node_type.name: [] for node_type in site.node_types}
+    for rank in ranks:
+        name = rank.type_name or by_site.get(rank.host)
+        if name is not None:
+            of_type.setdefault(name, []).append(rank)
+    rows = []
+    for name, own in of_type.items():
+        tally = Counter(
+            what
+            for rank in own
+            for what, holds in (
+                ("online", rank.online),
+                ("leased", rank.host in leased),
+                ("movable", rank.host not in leased and slot_types.may_move(rank)),
+            )
+            if holds
+        )
+        slots = tuple(rank.host for rank in own)
+        rows.append(Row(name, slots, tally["online"], tally["leased"], tally["movable"]))
+    return rows

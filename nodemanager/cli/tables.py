@@ -1,0 +1,386 @@
+"""What the service answers, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nodemanager.core.reason_text import duration
+
+STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
+STYLES: Mapping[str, str] = {
+    "busy": "green",
+    "idle": "cyan",
+    "booting": "yellow",
+    "requested": "yellow",
+    "draining": "magenta",
+    "stopping": "magenta",
+    "lost": "bold red",
+    "gone": "dim",
+}
+JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
+
+
+def clock(at: float | None) -> str:
+    """Local time: what the operator's own clock shows."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+
+
+def money(amount: float | None) -> str:
+    return f"{amount:.2f}" if amount is not None else "-"
+
+
+def span(span_s: float | None) -> str:
+    return duration(span_s) if span_s is not None else "-"
+
+
+def why(reason: Mapping[str, Any] | None) -> str:
+    return str(reason["text"]) if reason else ""
+
+
+def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+# --- status -----------------------------------------------------------------------------------------------
+
+
+def status(document: Mapping[str, Any]) -> Group:
+    """One screen."""
+    return Group(_head(document), _nodes_by_type(document), *_troubles(document))
+
+
+def _head(document: Mapping[str, Any]) -> Table:
+    jobs, limits, spent = document["jobs"], document["limits"], document["spent"]
+    total = document["nodes"]["total"]
+    sources = "  ".join(
+        f"{name} {span(source['age_s'])}{' STALE' if source['stale'] else ''}"
+        for name, source in document["sources"].items()
+    )
+    return _pairs(
+        [
+            ("cluster", f"{document['cluster']}  ({_mode(document)})"),
+            ("decides", _decides(document)),
+            ("queue", ", ".join(f"{jobs.get(state, 0)} {state}" for state in JOB_STATES if jobs.get(state))),
+            ("waiting", "not weighed" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
+            ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
+            (
+                "cost",
+                (
+                    f"{money(document['price_per_hour'])} an hour of {money(limits['price_per_hour_max'])},"
+                    f" {money(spent['today'])} today (an estimate)"
+                ),
+            ),
+            ("data age", sources),
+        ]
+    )
+
+
+def _mode(document: Mapping[str, Any]) -> str:
+    only = ", ".join(document["observed"])
+    return f"{document['mode']}, {only} only observed" if only else str(document["mode"])
+
+
+def _decides(document: Mapping[str, Any]) -> Text:
+    if document["stands_still"]:
+        return Text(why(document["stands_still"]), style="bold red")
+    if document["safe_mode"]["on"]:
+        return Text("carefully: a list lacked a large part of the fleet, and is doubted", style="bold yellow")
+    return Text("yes" if document["acts"] else "and only says so", style="green" if document["acts"] else "yellow")
+
+
+def _extras(nodes: Mapping[str, Any]) -> str:
+    named = (("held", "held"), ("to_retire", "to retire"), ("orphans", "ownerless"), ("intruders", "INTRUDERS"))
+    return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key])
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda it: -it[1]))
+
+
+def _nodes_by_type(document: Mapping[str, Any]) -> Table:
+    by_type, wanted = document["nodes"]["by_type"], document["nodes"]["wanted"]
+    shown = [state for state in STATES if any(counts.get(state) for counts in by_type.values())]
+    table = _table("type", *shown, "wanted", right=[*shown, "wanted"])
+    for name in sorted({*by_type, *wanted}):
+        counts = by_type.get(name, {})
+        cells = [Text(str(counts.get(state, "")), style=STYLES[state]) for state in shown]
+        table.add_row(name, *cells, str(wanted.get(name, 0)))
+    return table
+
+
+def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
+    lines = [
+        f"not bought: {block['node_type']} {block['zone'] or ''} until {clock(block['until_at'])}:"
+        f" {why(block['reason'])}"
+        for block in document["blocks"]
+    ]
+    lines += [f"warning: {why(warning)}" for warning in document["warnings"]]
+    lines += [
+        f"{name} does not answer: {source['failure']}"
+        for name, source in document["sources"].items()
+        if source["failure"]
+    ]
+    return [Text(line, style="yellow") for line in lines]
+
+
+# --- lists ------------------------------------------------------------------------------------------------
+
+
+def nodes(document: Mapping[str, Any]) -> Table:
+    table = _table("slot", "type", "state", "since", "paid for", "cost", "because", right=["paid for", "cost"])
+    for node in document["nodes"]:
+        state = node["state"] + (" (held)" if node["held"] else " (to go)" if node["to_retire"] else "")
+        table.add_row(
+            node["slot"],
+            node["node_type"],
+            Text(state, style=STYLES.get(node["state"], "")),
+            span(document["at"] - node["since_at"]),
+            span(node["window"]["left_s"]) if node["window"] else "-",
+            money(node["cost"]),
+            why(node["reason"]),
+        )
+    return table
+
+
+def jobs(document: Mapping[str, Any]) -> RenderableType:
+    if not document["shown"]:
+        return Text(f"{document['total']} jobs; whose, is shown to the owner only. {_counts(document['waiting'])}")
+    table = _table("job", "user", "state", "wants", "waits", "because", right=["waits"])
+    for job in document["jobs"]:
+        table.add_row(
+            job["job"],
+            job["user"],
+            job["state"],
+            _wants(job),
+            span(job["waits_s"]),
+            why(job["reason"]) or ", ".join(job["on"]),
+        )
+    left_out = document["total"] - len(document["jobs"])
+    return Group(table, Text(f"and {left_out} more", style="dim")) if left_out > 0 else table
+
+
+def _wants(job: Mapping[str, Any]) -> str:
+    cores = f"{job['slots']}x{job['cores_per_slot']} cores"
+    gpus = f" {job['gpus_per_slot']} GPUs each" if job["gpus_per_slot"] else ""
+    return (f"{job['nodes']} nodes, {cores}" if job["nodes"] is not None else cores) + gpus
+
+
+# --- one thing --------------------------------------------------------------------------------------------
+
+
+# Where no reason stood any more in the past, by what was said last.
+NO_MORE: Mapping[str, str] = {
+    "began": "it had begun, and ran",
+    "ended": "it had ended",
+    "ends": "nothing was said of it since decisions go on, which had stood still",
+}
+
+
+def explained(document: Mapping[str, Any]) -> Group:
+    reason = document["reason"]
+    rows: list[tuple[str, RenderableType]] = [
+        ("", Text(str(document["subject"]), style="bold")),
+        ("because", why(reason) or NO_MORE.get(document.get("what", ""), "nothing is said of it")),
+    ]
+    if reason:
+        rows.append(("reason", reason["code"]))
+        rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
+    rows += _of_job(document.get("job")) + _of_node(document.get("node")) + _of_type(document)
+    if document.get("said_at"):
+        rows.append(("said at", clock(document["said_at"])))
+    parts: list[RenderableType] = [_pairs(rows)]
+    if document.get("story"):
+        parts.append(_pairs([("story", line) for line in document["story"]]))
+    if document.get("nodes") and isinstance(document["nodes"], list):
+        parts.append(nodes({"at": document["at"], "nodes": document["nodes"]}))
+    if document.get("history"):
+        parts.append(_history(document["history"]))
+    return Group(*parts)
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if name.endswith("_at") and isinstance(value, int | float):
+        return clock(value)
+    if name.endswith("_s") and isinstance(value, int | float):
+        return span(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _of_job(job: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
+    if not job:
+        return []
+    return [
+        ("state", job["state"]),
+        ("user", job["user"]),
+        ("queue", job["queue"] or "(the only one)"),
+        ("wants", _wants(job)),
+        ("waits", span(job["waits_s"])),
+    ]
+
+
+def _of_node(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
+    if not node:
+        return []
+    window = node["window"]
+    return [
+        ("state", Text(node["state"], style=STYLES.get(node["state"], ""))),
+        ("slot", f"{node['slot']} (rank {node['rank']}), {node['node_type']}"),
+        ("jobs", ", ".join(node["jobs"]) or "none"),
+        ("cost", f"{money(node['cost'])}, {money(node['price_per_hour'])} an hour (an estimate)"),
+        ("paid until", f"{clock(window['paid_until_at'])}, {span(window['left_s'])} left" if window else "-"),
+        ("held by", f"{node['held']['by']} since {clock(node['held']['at'])}" if node["held"] else "nobody"),
+    ]
+
+
+def _of_type(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
+    offer = document.get("node_type")
+    if not offer:
+        return []
+    return [
+        ("size", f"{offer['size']}: {offer['cores']} cores, {offer['gpus']} GPUs, {offer['market']}"),
+        ("price", f"{money(offer['price_per_hour'])} an hour, paid in steps of {span(offer['billing_window_s'])}"),
+        ("slots", f"{offer['slots']}, of which Flux knows {document['slots_known']}"),
+        ("nodes", _counts(document["nodes"]) or "none"),
+        ("wanted", str(document["wanted"])),
+        ("acts", "yes" if document["acts"] else "no, it is only observed"),
+        ("boot takes", span(document["boot_takes_s"])),
+    ]
+
+
+def _history(history: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("at", "what", "because", title="what is on record")
+    for line in history:
+        table.add_row(clock(line["at"]), f"{line['kind']} {line['what']}", why(line["reason"]))
+    return table
+
+
+# --- plan, events, report ---------------------------------------------------------------------------------
+
+
+def plan(document: Mapping[str, Any]) -> Group:
+    table = _table("order", "node", "type", "for jobs", "because")
+    would = [{**action, "order": f"would {action['order']}"} for action in document["would"]]
+    for action in (*document["actions"], *would):
+        table.add_row(
+            action["order"],
+            action["slot"] or action["node"],
+            action["node_type"] or "",
+            ", ".join(action["serves"]),
+            why(action["reason"]),
+        )
+    types = _table("type", "wanted", "because", right=["wanted"])
+    for name, reason in document["types"].items():
+        types.add_row(name, str(document["nodes_wanted"].get(name, 0)), why(reason))
+    still = document["stands_still"]
+    first = Text(why(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
+    waiting = Text(f"jobs that wait: {_counts(document['jobs_waiting']) or 'none'}")
+    parts: list[RenderableType] = [first, *([table] if table.rows else []), types, waiting]
+    return Group(*parts)
+
+
+def event(document: Mapping[str, Any]) -> Text:
+    """One line."""
+    text = Text(f"{clock(document['at'])}  ", style="dim")
+    text.append(f"{document['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
+    text.append(f"{document['what']:<14} {document['subject']}", style="")
+    if document["reason"]:
+        text.append(f"  {why(document['reason'])}", style="cyan")
+    elif document["figures"].get("story"):
+        text.append(f"  was {document['figures'].get('was', '')}", style="dim")
+    return text
+
+
+def report(document: Mapping[str, Any]) -> Group:
+    cost, waste = document["cost"], document["waste"]
+    share = f" ({100 * waste / cost:.0f} %)" if cost else ""
+    waits = document["waits"]
+    head = _pairs(
+        [
+            ("from", f"{clock(document['since_at'])} to {clock(document['until_at'])}"),
+            *([("begins", _begins(document))] if document["begins_at"] is not None else []),
+            (
+                "cost",
+                f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate){_whole_hours(document)}",
+            ),
+            ("not for jobs", f"{money(waste)}{share}"),
+            (
+                "jobs begun",
+                f"{waits['jobs']}; waited {span(waits['median_s'])} (median), {span(waits['p95_s'])} (95 of 100)",
+            ),
+            *([("observed", document["observed"]["text"])] if document.get("observed") else []),
+            *(
+                [("waits, failures", _kept(document))]
+                if document["entries_since_at"] > document["since_at"]
+                else []
+            ),
+        ]
+    )
+    sums = [
+        _sums(document[key], column, title)
+        for key, column, title in (
+            ("by_type", "node_type", "by type"),
+            ("by_use", "use", "by use"),
+            ("by_user", "user", "by user"),
+            ("by_queue", "queue", "by queue"),
+        )
+        if document[key]
+    ]
+    return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _whole_hours(document: Mapping[str, Any]) -> str:
+    since_at = document["cost_since_at"]
+    return f", of whole hours from {clock(since_at)} on" if since_at < document["since_at"] else ""
+
+
+def _kept(document: Mapping[str, Any]) -> str:
+    return f"from {clock(document['entries_since_at'])} on: they are not kept for longer"
+
+
+def _begins(document: Mapping[str, Any]) -> str:
+    aside = f"; it may stand in {document['set_aside'][-1]}, which was set aside" if document["set_aside"] else ""
+    return f"{clock(document['begins_at'])}: of what was before the journal knows nothing{aside}"
+
+
+def _sums(rows: Sequence[Mapping[str, Any]], column: str, title: str) -> Table:
+    table = _table(title, "cost", "node-hours", right=["cost", "node-hours"])
+    for row in rows:
+        table.add_row(str(row[column]) or "(the only one)", money(row["cost"]), f"{row['node_hours']:.2f}")
+    return table
+
+
+def _boots(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    table = _table("boots of", "ended", "times", "median", "95 of 100", right=["times", "median", "95 of 100"])
+    for row in rows:
+        table.add_row(
+            row["node_type"], row["outcome"], str(row["count"]), span(row["median_s"]), span(row["p95_s"])
+        )
+    return [table] if rows else []
+
+
+def _failures(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    table = _table("failed", "kind", "times", "last", right=["times"])
+    for row in rows:
+        table.add_row(row["operation"], row["kind"], str(row["count"]), clock(row["last_at"]))
+    return [table] if rows else []

@@ -1,0 +1,48 @@
+"""Azure as a site has it: its ports, where its nodes are put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nodemanager.cloud.azure.driver import AzureDriver
+from nodemanager.cloud.azure.port import AzureCloud, Placement
+from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.config.site import Site
+from nodemanager.core.ports import Clock, CloudPort
+from nodemanager.core.slots import TypeName
+
+
+def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+    placements = placements_of(site)
+    given = site.secrets
+
+    def port() -> CloudPort:
+        driver = AzureDriver(
+            given["tenant_id"],
+            given["subscription_id"],
+            given["client_id"],
+            given["client_secret"],
+            site.cloud.resource_group,
+            timeout_s=site.cloud.call_timeout_s,
+        )
+        return AzureCloud(
+            driver,
+            site.cloud.region,
+            site.cloud.ssh_public_key,
+            placements,
+            site.cluster,
+            site.cluster_uuid,
+            user_data,
+            clock,
+            call_timeout_s=site.cloud.call_timeout_s,
+        )
+
+    return port
+
+
+def placements_of(site: Site) -> dict[TypeName, Placement]:
+    cloud = site.cloud
+    return {
+        name: Placement(node.network or cloud.network, next(iter(node.zones or cloud.zones), ""))
+        for name, node in site.nodes.items()
+    }

@@ -1,0 +1,296 @@
+"""``provider = azure``: the cloud port on Azure's virtual machines.
+
+A machine is put under a name that only its launch has, so a create that comes again finds what is there. Its
+network interface must be made before it, and goes with it, as its disk does; an interface whose machine was never
+made is no node, costs nothing, and is swept up.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.types import LibcloudError
+from libcloud.compute.base import Node
+from libcloud.compute.types import NodeState
+
+from nodemanager.cloud.azure.driver import AzureDriver
+from nodemanager.cloud.common.leftovers import Broom
+from nodemanager.cloud.common.libcloud_port import TAG_CLUSTER_UUID, TAG_LAUNCH, NodeRequest, UserData, refusal
+from nodemanager.cloud.common.names import unique_name
+from nodemanager.cloud.common.retrying_port import PatientPort, Sleep
+from nodemanager.cloud.common.transport import foreign
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.slots import TypeName
+
+USER = "azureuser"
+_INTERFACE = "-nic"
+_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # what Azure names a machine, or an interface
+_STUMBLES = (KeyError, TypeError, ValueError, AttributeError)
+
+# The provisioning, which is all that a list by one call shows: a machine that was powered off still costs.
+_STATES: Mapping[str, NodeState] = MappingProxyType(
+    {"creating": NodeState.PENDING, "deleting": NodeState.STOPPING, "failed": NodeState.ERROR}
+)
+
+_KINDS: Mapping[str, FailureKind] = MappingProxyType(
+    {
+        "AllocationFailed": FailureKind.CAPACITY,
+        "ZonalAllocationFailed": FailureKind.CAPACITY,
+        "OverconstrainedAllocationRequest": FailureKind.CAPACITY,
+        "OverconstrainedZonalAllocationRequest": FailureKind.CAPACITY,
+        "SkuNotAvailable": FailureKind.CAPACITY,
+        "SubnetIsFull": FailureKind.CAPACITY,
+        "QuotaExceeded": FailureKind.QUOTA,
+        "TooManyRequests": FailureKind.THROTTLED,
+        "SubscriptionRequestsThrottled": FailureKind.THROTTLED,
+        "ResourceNotFound": FailureKind.GONE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the machines of a node type are put."""
+
+    network: str  # "NETWORK/SUBNET", or the id of a subnet
+    zone: str = ""
+
+
+class AzureCloud(PatientPort):
+    """One resource group, in which nothing but nodes of ours should be made."""
+
+    def __init__(
+        self,
+        driver: AzureDriver,
+        location: str,
+        ssh_public_key: str,
+        placements: Mapping[TypeName, Placement],
+        cluster: str,
+        cluster_uuid: str,
+        user_data: UserData,
+        clock: Clock,
+        *,
+        call_timeout_s: float = 60.0,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        super().__init__(
+            driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
+        )
+        self.driver = driver
+        self._location = location
+        self._ssh_public_key = ssh_public_key
+        self._placements = placements
+        self._broom = Broom()
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        """The machine, with which its interface and its disk go."""
+        if not _NAME.fullmatch(provider_id):
+            return  # Azure has no machine of such a name
+        with self._gone_is_fine():
+            self.driver.delete_machine(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self._broom.sweep(self._reading(self._leftovers), self._remove)
+
+    def _leftovers(self) -> frozenset[Leftover]:
+        """Interfaces of ours that no machine has, or waits for: listed first, as a machine may come meanwhile."""
+        interfaces = self.driver.interfaces()
+        machines = self.driver.machines()
+        taken = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
+        standing = {str(_tags_in(machine).get(TAG_LAUNCH)) for machine in machines}
+        return frozenset(
+            Leftover(LeftoverKind.INTERFACE, ProviderId(str(interface.get("name"))), LaunchId(launch))
+            for interface in interfaces
+            if (launch := _launch_of(interface, self._cluster_uuid))
+            and launch not in standing
+            and str(interface.get("id")).lower() not in taken
+            and not _machine_of(interface)
+        )
+
+    def _remove(self, leftover: Leftover) -> None:
+        with self._gone_is_fine():
+            self.driver.delete_interface(leftover.provider_id)
+
+    def _list(self) -> Sequence[Node]:
+        addresses = _addresses(self.driver.interfaces())
+        machines = self.driver.machines()
+        return list(self._machines(machines, addresses))
+
+    def _machines(self, machines: Sequence[dict[str, Any]], addresses: Mapping[str, list[str]]) -> Iterator[Node]:
+        for machine in machines:
+            node = self._node(machine)
+            node.private_ips = [
+                address for interface in _interfaces_of(machine) for address in addresses.get(interface.lower(), ())
+            ]
+            yield node
+
+    def _create_node(self, request: NodeRequest) -> Node:
+        started_s = self._clock.monotonic_s()
+        launch = LaunchId(request.tags[TAG_LAUNCH])
+        name = unique_name(request.name, launch)
+        made = self._made_already(name, launch)
+        if made is not None:
+            return made
+        self._still_awaited(started_s)
+        interface = name + _INTERFACE
+        self._put_interface(interface, request)
+        try:
+            self._still_awaited(started_s)
+            with self._foreseen(creating=True):
+                return self._node(self.driver.put_machine(name, self._machine(name, interface, request)))
+        except CloudError as error:
+            if error.kind is not FailureKind.AMBIGUOUS:
+                with suppress(CloudError), self._foreseen():  # Azure keeps it for 180 s, mostly: it is swept then
+                    self.driver.delete_interface(interface)
+            raise
+
+    def _put_interface(self, name: str, request: NodeRequest) -> None:
+        """It costs nothing, and is not the node: one that was made and not answered is put again, or swept up."""
+        try:
+            with self._foreseen():
+                self.driver.put_interface(name, self._interface(request))
+        except CloudError as error:
+            if error.kind is FailureKind.GONE:  # what is not there is its network, or the resource group
+                raise CloudError(FailureKind.CONFIG, error.detail) from error
+            raise
+
+    def _made_already(self, name: str, launch: LaunchId) -> Node | None:
+        try:
+            found = self._reading(lambda: self._node(self.driver.machine(name)))
+        except CloudError as error:
+            if error.kind is FailureKind.GONE:
+                return None
+            raise
+        if not self._is_of(found, launch):
+            # A put would change that machine, whosever it is.
+            raise CloudError(FailureKind.CONFIG, f"the resource group has another machine of the name {name}")
+        return found
+
+    def _interface(self, request: NodeRequest) -> dict[str, Any]:
+        subnet = self.driver.subnet_id(self._placements[request.node_type.name].network)
+        address = {"subnet": {"id": subnet}, "privateIPAllocationMethod": "Dynamic"}
+        return {
+            "location": self._location,
+            "tags": dict(request.tags),
+            "properties": {"ipConfigurations": [{"name": "main", "properties": address}]},
+        }
+
+    def _machine(self, name: str, interface: str, request: NodeRequest) -> dict[str, Any]:
+        node_type = request.node_type
+        zone = request.zone or self._placements[node_type.name].zone
+        key = {"path": f"/home/{USER}/.ssh/authorized_keys", "keyData": self._ssh_public_key}
+        body: dict[str, Any] = {
+            "location": self._location,
+            "tags": dict(request.tags),
+            "properties": {
+                "hardwareProfile": {"vmSize": node_type.size},
+                "storageProfile": {
+                    "imageReference": _image(node_type.image),
+                    "osDisk": {"createOption": "FromImage", "deleteOption": "Delete"},
+                },
+                "osProfile": {
+                    "computerName": name,
+                    "adminUsername": USER,
+                    "customData": base64.b64encode(request.user_data.encode()).decode("ascii"),
+                    "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": [key]}},
+                },
+                "networkProfile": {
+                    "networkInterfaces": [
+                        {"id": self.driver.interface_id(interface), "properties": {"deleteOption": "Delete"}}
+                    ]
+                },
+            },
+        }
+        if zone:
+            body["zones"] = [zone]
+        return body
+
+    def _node(self, machine: dict[str, Any]) -> Node:
+        """A machine as libcloud's node, without the calls that libcloud would make for it."""
+        try:
+            properties = machine["properties"]
+            created = properties.get("timeCreated")
+            return Node(
+                machine["name"],
+                machine["name"],
+                _STATES.get(properties["provisioningState"].lower(), NodeState.RUNNING),
+                [],
+                [],
+                self.driver,
+                extra={"tags": _tags_in(machine)},
+                created_at=datetime.fromisoformat(created) if created else None,
+            )
+        except _STUMBLES as error:
+            raise foreign(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+
+    def _died_because(self, node: Node) -> str:
+        return "its provisioning failed" if node.state == NodeState.ERROR else ""
+
+    def _seen(self, node: Node) -> CloudNode:
+        seen = super()._seen(node)
+        # Why, only a call for each machine would tell; it mostly is that there is no room.
+        return replace(seen, died_of=FailureKind.CAPACITY) if seen.state is CloudState.FAILED else seen
+
+    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        failed = super()._failed(error, creating=creating)
+        code = failed.detail.partition(":")[0]
+        kind = _KINDS.get(code)
+        if code == "OperationNotAllowed" and "quota" in failed.detail.lower():
+            kind = FailureKind.QUOTA
+        if kind is FailureKind.GONE and creating:
+            kind = FailureKind.CONFIG
+        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
+
+
+def _addresses(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The addresses of each interface, by its id in lower case: Azure's ids come in any."""
+    found: dict[str, list[str]] = {}
+    for interface in interfaces:
+        try:
+            found[interface["id"].lower()] = [
+                configuration["properties"]["privateIPAddress"]
+                for configuration in interface["properties"]["ipConfigurations"]
+                if configuration["properties"].get("privateIPAddress")
+            ]
+        except _STUMBLES as error:
+            raise foreign(f"an interface lacks what every one has ({error!r})", sorted(interface)) from error
+    return found
+
+
+def _interfaces_of(machine: Mapping[str, Any]) -> list[str]:
+    try:
+        return [str(it["id"]) for it in machine["properties"]["networkProfile"]["networkInterfaces"]]
+    except _STUMBLES as error:
+        raise foreign(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+
+
+def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
+    tags = found.get("tags")
+    return tags if isinstance(tags, dict) else {}
+
+
+def _launch_of(interface: Mapping[str, Any], cluster_uuid: str) -> str:
+    """For which launch an interface of this cluster's was made; "" for any other."""
+    tags = _tags_in(interface)
+    return str(tags.get(TAG_LAUNCH, "")) if tags.get(TAG_CLUSTER_UUID) == cluster_uuid else ""
+
+
+def _machine_of(interface: Mapping[str, Any]) -> object:
+    return (interface.get("properties") or {}).get("virtualMachine")
+
+
+def _image(image: str) -> dict[str, str]:
+    if image.startswith("/"):
+        return {"id": image}
+    publisher, offer, sku, version = image.split(":")
+    return {"publisher": publisher, "offer": offer, "sku": sku, "version": version}

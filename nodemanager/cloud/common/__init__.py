@@ -1,0 +1,1 @@
+"""What the adapters share: the port over any libcloud driver, retries, HTTP, names."""

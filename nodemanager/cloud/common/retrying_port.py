@@ -1,0 +1,93 @@
+"""A cloud port that repeats reads. Only reads: a create or a destroy that failed is the brain's to judge."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.types import LibcloudError
+from libcloud.compute.base import Node, NodeDriver
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+from nodemanager.cloud.common.libcloud_port import LibcloudPort, UserData, classify, still_awaited
+from nodemanager.cloud.common.transport import MisconfiguredError
+from nodemanager.core.nodes import CloudNode, FailureKind, LaunchId
+from nodemanager.core.ports import Clock, CloudError
+
+READ_TRIES = 3
+READ_TRIES_S = 30.0  # no new try later than this
+READ_PAUSE_MAX_S = 4.0
+
+Sleep = Callable[[float], None]
+T = TypeVar("T")
+
+
+class PatientPort(LibcloudPort):
+    """Lists and looks are tried again, a few times; their failures are read as the provider means them."""
+
+    def __init__(
+        self,
+        driver: NodeDriver,
+        cluster: str,
+        cluster_uuid: str,
+        user_data: UserData,
+        clock: Clock,
+        *,
+        call_timeout_s: float,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        super().__init__(driver, cluster, cluster_uuid, user_data, clock)
+        self._call_timeout_s = call_timeout_s
+        self._sleep = sleep
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        return self._reading(lambda: tuple(self._seen(node) for node in self._list()))
+
+    @abstractmethod
+    def _list(self) -> Sequence[Node]:
+        """Every node in our scope, whole, or an error."""
+
+    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        """What a failure means. A provider with words of its own reads them here."""
+        return classify(error, creating=creating, now_at=self._clock.wall_at())
+
+    def _reading(self, call: Callable[[], T]) -> T:
+        """Make a call that changes nothing, again if it failed for a moment; raise what the last try raised."""
+
+        def once() -> T:
+            with self._foreseen():
+                return call()
+
+        retrying = Retrying(
+            stop=stop_after_attempt(READ_TRIES) | stop_after_delay(READ_TRIES_S),
+            wait=wait_random_exponential(multiplier=0.5, max=READ_PAUSE_MAX_S),
+            retry=retry_if_exception(_passes),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return retrying(once)
+
+    def _is_of(self, node: Node, launch: LaunchId) -> bool:
+        """Whether a node is what our launch had made: its tags say so."""
+        identity = self._seen(node).identity
+        return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
+
+    def _still_awaited(self, started_s: float) -> None:
+        still_awaited(self._clock, started_s, self._call_timeout_s)
+
+    @contextmanager
+    def _foreseen(self, *, creating: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except MisconfiguredError as error:
+            raise CloudError(FailureKind.CONFIG, str(error.value)) from error
+        except (BaseHTTPError, LibcloudError, OSError) as error:
+            raise self._failed(error, creating=creating) from error
+
+
+def _passes(error: BaseException) -> bool:
+    return isinstance(error, CloudError) and error.kind is FailureKind.TRANSIENT

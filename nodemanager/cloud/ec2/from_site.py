@@ -1,0 +1,45 @@
+"""EC2 as a site has it: its ports, and where its nodes are put."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.cloud.ec2.credentials import key_source
+from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
+from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.run_instances import Placement
+from nodemanager.config.providers.ec2 import subnets_of
+from nodemanager.config.site import Site
+from nodemanager.core.ports import Clock, CloudPort
+from nodemanager.core.slots import TypeName
+
+
+def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+    keys = key_source(site.credentials, os.environ, clock)  # one for all ports: a role's keys are asked for once
+    endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
+    placements = placements_of(site)
+
+    def port() -> CloudPort:
+        timeout_s = site.cloud.call_timeout_s
+        driver = Ec2Driver(endpoint, keys, timeout_s=timeout_s)
+        return Ec2Cloud(
+            driver, site.cluster, site.cluster_uuid, user_data, clock, placements, call_timeout_s=timeout_s
+        )
+
+    return port
+
+
+def placements_of(site: Site) -> Mapping[TypeName, Placement]:
+    """Where each node type's nodes are put: what its section says, else what ``[Cloud]`` says."""
+    cloud = site.cloud
+    return {
+        name: Placement(
+            subnets=subnets_of(node, cloud),
+            security_groups=node.security_groups or cloud.security_groups,
+            key_name=node.key_name or cloud.key_name,
+            instance_profile=node.instance_profile or cloud.instance_profile,
+        )
+        for name, node in site.nodes.items()
+    }

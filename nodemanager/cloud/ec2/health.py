@@ -1,0 +1,84 @@
+"""What EC2 says is wrong with instances that run: failed status checks, and what it has scheduled for them.
+
+It is asked for all at once and only for what is not well, every minute at the most: three reads, whatever the
+number of nodes. Where that cannot be asked, nodes are listed all the same, and it is asked less and less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import structlog
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.types import LibcloudError
+
+from nodemanager.cloud.common.libcloud_port import classify
+from nodemanager.cloud.ec2.driver import Action, Ec2Driver
+from nodemanager.cloud.ec2.replies import set_in, text_in
+from nodemanager.core.nodes import ProviderId
+from nodemanager.core.ports import Clock
+
+HEALTH_EVERY_S = 60.0
+HEALTH_EVERY_MAX_S = 960.0  # while it fails: a question that hangs holds up a list
+_CHECKS = ("system", "instance")
+# Each ends or interrupts what runs there.
+_EVENTS = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
+_OVER = ("[Completed]", "[Canceled]")  # how the description of an event begins that is no more to come
+
+
+class Ec2Health:
+    """Of one account and region: DescribeInstanceStatus knows no tags, so others' instances are told of, too."""
+
+    def __init__(self, driver: Ec2Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._known: Mapping[ProviderId, str] = MappingProxyType({})
+        self._asked_s: float | None = None
+        self._every_s = HEALTH_EVERY_S
+        self._failure = ""
+        self._log: Any = structlog.get_logger()
+
+    def impaired(self) -> Mapping[ProviderId, str]:
+        """What is wrong with each instance that is not well, in EC2's words. What was known last, if it fails."""
+        now_s = self._clock.monotonic_s()
+        if self._asked_s is None or now_s - self._asked_s >= self._every_s:
+            self._asked_s = now_s
+            try:
+                self._known = self._ask()
+                self._failure = ""
+                self._every_s = HEALTH_EVERY_S
+            except (BaseHTTPError, LibcloudError, OSError) as error:
+                self._every_s = min(HEALTH_EVERY_MAX_S, 2 * self._every_s)
+                self._say(classify(error, creating=False, now_at=0.0).detail)
+        return self._known
+
+    def _ask(self) -> Mapping[ProviderId, str]:
+        questions = [{"Name": f"{check}-status.status", "Value.1": "impaired"} for check in _CHECKS]
+        codes = {f"Value.{number}": code for number, code in enumerate(_EVENTS, start=1)}
+        found: dict[ProviderId, str] = {}
+        for question in (*questions, {"Name": "event.code", **codes}):
+            filters = {f"Filter.1.{name}": value for name, value in question.items()}
+            for page in self._driver.pages(Action.DESCRIBE_INSTANCE_STATUS, filters):
+                for item in set_in(page, "instanceStatusSet"):
+                    if said := "; ".join(_said(item)):
+                        found[ProviderId(text_in(item, "instanceId"))] = said
+        return found
+
+    def _say(self, why: str) -> None:
+        """Once for each kind of failure."""
+        if why != self._failure:
+            self._log.warning("health_not_known", why=why, what="whether EC2 calls an instance unhealthy")
+        self._failure = why
+
+
+def _said(item: Element) -> Iterator[str]:
+    for check in _CHECKS:
+        if text_in(item, f"{check}Status/status") == "impaired":
+            yield f"{check} status check failed"
+    for event in item.iterfind("{*}eventsSet/{*}item"):
+        code, description = text_in(event, "code"), text_in(event, "description")
+        if code in _EVENTS and not description.startswith(_OVER):
+            yield f"{code} from {text_in(event, 'notBefore')}: {description}"

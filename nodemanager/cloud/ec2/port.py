@@ -1,0 +1,178 @@
+"""``provider = ec2``: the cloud port on Amazon EC2, and on what speaks its query API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.types import LibcloudError
+
+from nodemanager.cloud.common.leftovers import Broom
+from nodemanager.cloud.common.libcloud_port import (
+    TAG_CLUSTER,
+    TAG_CLUSTER_UUID,
+    UserData,
+    classify,
+    node_request,
+    still_awaited,
+)
+from nodemanager.cloud.ec2.driver import Action, Ec2Driver
+from nodemanager.cloud.ec2.health import Ec2Health
+from nodemanager.cloud.ec2.replies import (
+    Disk,
+    addresses_in,
+    disks_of_image,
+    foreign,
+    instances_in,
+    interfaces_in,
+    set_in,
+    text_in,
+    volumes_in,
+)
+from nodemanager.cloud.ec2.run_instances import Placement, run_instances
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.slots import NodeType, TypeName
+
+# EC2 says "too fast", not how long to wait. Its buckets fill within some tens of seconds.
+THROTTLED_WAIT_S = 2.0
+THROTTLED_WAIT_MAX_S = 60.0
+
+_INSTANCE_ID = re.compile(r"i-[0-9a-f]+", re.ASCII)
+
+# How each kind of leftover is deleted, and the parameter that names it.
+_REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
+    LeftoverKind.VOLUME: (Action.DELETE_VOLUME, "VolumeId"),
+    LeftoverKind.INTERFACE: (Action.DELETE_NETWORK_INTERFACE, "NetworkInterfaceId"),
+    LeftoverKind.ADDRESS: (Action.RELEASE_ADDRESS, "AllocationId"),
+}
+
+
+class Ec2Cloud:
+    """One account, region and cluster (:class:`nodemanager.core.ports.CloudPort`).
+
+    What is listed is what carries the cluster's name: an account has other tenants, and they are never asked for.
+    """
+
+    def __init__(
+        self,
+        driver: Ec2Driver,
+        cluster: str,
+        cluster_uuid: str,
+        user_data: UserData,
+        clock: Clock,
+        placements: Mapping[TypeName, Placement],
+        *,
+        call_timeout_s: float = 60.0,
+    ) -> None:
+        self._driver = driver
+        self._cluster = cluster
+        self._cluster_uuid = cluster_uuid
+        self._user_data = user_data
+        self._clock = clock
+        self._placements = placements
+        self._call_timeout_s = call_timeout_s
+        self._disks: dict[str, tuple[Disk, ...]] = {}
+        self._broom = Broom()
+        self._throttled = 0  # calls in a row
+        self._health = Ec2Health(driver, clock)
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        started_s = self._clock.monotonic_s()
+        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
+        placement = self._placements.get(node_type.name, Placement())
+        parameters = run_instances(request, placement, self._disks_of(node_type.image))
+        still_awaited(self._clock, started_s, self._call_timeout_s)
+        with self._foreseen(creating=True):
+            made = list(instances_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+            if len(made) != 1:
+                raise foreign(f"one instance was asked for, {len(made)} were answered")
+            return made[0]
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        with self._foreseen():
+            listed = [
+                node
+                for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tagged(TAG_CLUSTER, self._cluster))
+                for reservation in set_in(page, "reservationSet")
+                for node in instances_in(reservation)
+            ]
+        return tuple(self._with_health(listed))
+
+    def _with_health(self, nodes: Iterable[CloudNode]) -> Iterator[CloudNode]:
+        impaired = self._health.impaired()
+        for node in nodes:
+            yield replace(node, impaired=impaired[node.provider_id]) if node.provider_id in impaired else node
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        if not _INSTANCE_ID.fullmatch(provider_id):
+            return  # EC2 has no such instance, and would refuse to look for it
+        with self._foreseen(gone_is_fine=True):
+            reply = self._driver.call(Action.TERMINATE_INSTANCES, {"InstanceId.1": provider_id})
+            if provider_id not in {text_in(item, "instanceId") for item in set_in(reply, "instancesSet")}:
+                raise foreign(f"{provider_id} was to be terminated, and is not in it")
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return self._broom.sweep(self._leftovers(), self._remove)
+
+    def _leftovers(self) -> frozenset[Leftover]:
+        """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""
+        ours = _tagged(TAG_CLUSTER_UUID, self._cluster_uuid)
+        free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available", "MaxResults": "500"}
+        with self._foreseen():
+            volumes = self._driver.pages(Action.DESCRIBE_VOLUMES, free)
+            interfaces = self._driver.pages(Action.DESCRIBE_NETWORK_INTERFACES, free)
+            left = {leftover for page in volumes for leftover in volumes_in(page)}
+            left |= {leftover for page in interfaces for leftover in interfaces_in(page)}
+            left |= set(addresses_in(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
+        if not left:
+            return frozenset()
+        standing = {
+            node.identity.launch
+            for node in self.list_nodes()
+            if node.identity is not None and node.state is not CloudState.TERMINATED
+        }
+        return frozenset(leftover for leftover in left if leftover.launch not in standing)
+
+    def _remove(self, leftover: Leftover) -> None:
+        action, parameter = _REMOVALS[leftover.kind]
+        with self._foreseen(gone_is_fine=True):
+            self._driver.call(action, {parameter: leftover.provider_id})
+
+    def _disks_of(self, image: str) -> tuple[Disk, ...]:
+        """The volumes that an image brings, asked once: images do not change."""
+        if image not in self._disks:
+            disks = None
+            with self._foreseen(gone_is_fine=True):
+                disks = disks_of_image(self._driver.read(Action.DESCRIBE_IMAGES, {"ImageId.1": image}))
+            if disks is None:
+                raise CloudError(FailureKind.CONFIG, f"there is no image {image} in this region for this account")
+            self._disks[image] = disks
+        return self._disks[image]
+
+    @contextmanager
+    def _foreseen(self, *, creating: bool = False, gone_is_fine: bool = False) -> Iterator[None]:
+        """Turn what may go wrong outside into :class:`CloudError`. Anything else is a bug, and passes."""
+        try:
+            yield
+        except (BaseHTTPError, LibcloudError, OSError) as error:
+            failure = classify(error, creating=creating, now_at=self._clock.wall_at())
+            if gone_is_fine and failure.kind is FailureKind.GONE:
+                return
+            raise self._with_a_wait(failure) from error
+        self._throttled = 0
+
+    def _with_a_wait(self, failure: CloudError) -> CloudError:
+        """Give a throttled call a wait where the provider named none: longer each time in a row."""
+        if failure.kind is not FailureKind.THROTTLED:
+            return failure
+        wait_s = min(THROTTLED_WAIT_MAX_S, THROTTLED_WAIT_S * 2.0 ** min(self._throttled, 10))
+        self._throttled += 1
+        return CloudError(failure.kind, failure.detail, failure.retry_after_s or wait_s)
+
+
+def _tagged(tag: str, value: str) -> dict[str, str]:
+    return {"Filter.1.Name": f"tag:{tag}", "Filter.1.Value.1": value}

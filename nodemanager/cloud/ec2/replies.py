@@ -1,0 +1,228 @@
+"""What EC2 answers, read: XML of one namespace into our values, and nothing else into an error.
+
+The shapes are those of the EC2 API of 2016-11-15. An empty list is believed only from a whole reply of the right
+kind: a manager that takes a foreign one for "no nodes" buys everything again.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+from xml.etree.ElementTree import Element
+
+from libcloud.common.types import MalformedResponseError
+from libcloud.compute.drivers.ec2 import NAMESPACE
+
+from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, identity_in
+from nodemanager.core.nodes import CloudNode, CloudState, LaunchId, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.slots import Market
+
+_NS = f"{{{NAMESPACE}}}"
+_SHOWN_MAX_CHARS = 200
+
+# Put together once: these are asked for ten thousand times in a list.
+_ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE = (
+    _NS + name
+    for name in (
+        "instanceId",
+        "instanceState",
+        "name",
+        "tagSet",
+        "key",
+        "value",
+        "launchTime",
+        "instanceLifecycle",
+    )
+)
+_ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv6Address"))
+
+# More than half of what EC2 says of an instance lies in these, and nothing of it is read: a tree without them is
+# built in half the time. The text of a tag cannot be taken for them, since its "<" is written "&lt;".
+_UNREAD = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"placement", b"cpuOptions")
+
+# A state that is not listed here means: it exists, and it costs. A stopped instance costs its disks, and ours do
+# not stop: their shutdown terminates them.
+_STATES: Mapping[str, CloudState] = MappingProxyType(
+    {
+        "pending": CloudState.PENDING,
+        "running": CloudState.RUNNING,
+        "shutting-down": CloudState.STOPPING,
+        "terminated": CloudState.TERMINATED,
+    }
+)
+_ALIVE = frozenset({"pending", "running"})
+
+# Who ended it, by the codes that EC2 gives.
+_ENDED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "Client.UserInitiatedShutdown": "user",
+        "Client.UserInitiatedHibernate": "user",
+        "Client.InstanceInitiatedShutdown": "powered off from inside",
+        "Server.SpotInstanceTermination": "spot reclaim",
+        "Server.SpotInstanceShutdown": "spot reclaim",
+        "Server.ScheduledStop": "host failure",
+        "Server.InternalError": "host failure",
+        "Server.InsufficientInstanceCapacity": "no capacity at launch",
+        "Client.InstanceTerminated": "user",
+        "Client.InternalError": "failed at launch",
+        "Client.InvalidSnapshot.NotFound": "failed at launch",
+        "Client.VolumeLimitExceeded": "failed at launch",
+    }
+)
+
+
+def document(content: bytes) -> Element:
+    """The tree of a reply. Raises :class:`MalformedResponseError` for what is no XML, or is cut."""
+    if b"<DescribeInstancesResponse" in content[:500]:
+        content = _without_unread(content)
+    try:
+        return ET.fromstring(content)  # noqa: S314 - from the endpoint of the site; expat bounds what entities grow to
+    except ET.ParseError as error:
+        raise foreign(f"it is no XML, or cut: {error}", content) from error
+
+
+def _without_unread(content: bytes) -> bytes:
+    for name in _UNREAD:
+        head, *parts = content.split(b"<%s>" % name)
+        # Where the end of one is missing, all the rest goes with it, and what is left is no whole document.
+        content = b"".join([head, *(part.partition(b"</%s>" % name)[2] for part in parts)])
+    return content
+
+
+def foreign(why: str, content: bytes = b"") -> MalformedResponseError:
+    shown = content[:_SHOWN_MAX_CHARS].decode(errors="replace")
+    return MalformedResponseError(f"the reply is not EC2's: {why}", body=shown)
+
+
+def checked(root: Element, action: str) -> Element:
+    """The reply to an action; raises :class:`MalformedResponseError` for one to anything else."""
+    wanted = f"{_NS}{action}Response"
+    if root.tag != wanted:
+        raise foreign(f"its root is {root.tag}, not {wanted}")
+    return root
+
+
+def set_in(root: Element, name: str) -> Element:
+    """A list within a reply. One that is missing is no empty one."""
+    found = root.find(_NS + name)
+    if found is None:
+        raise foreign(f"it has no {name}")
+    return found
+
+
+def text_in(element: Element, path: str) -> str:
+    return element.findtext("/".join(_NS + part for part in path.split("/"))) or ""
+
+
+def refusal_in(content: bytes) -> str:
+    """The "Code: message" of an error, whatever its namespace; "" where there is none."""
+    try:
+        root = ET.fromstring(content)  # noqa: S314 - as above
+    except ET.ParseError:
+        return ""
+    said = {element.tag.rpartition("}")[2]: (element.text or "").strip() for element in root.iter()}
+    return f"{said['Code']}: {said.get('Message', '')}" if "Code" in said else ""
+
+
+# --- instances --------------------------------------------------------------------------------------------
+
+
+def instances_in(reservation: Element) -> Iterator[CloudNode]:
+    """The instances of a reservation, and those of the reply to RunInstances."""
+    return (instance(item) for item in set_in(reservation, "instancesSet"))
+
+
+def instance(item: Element) -> CloudNode:
+    provider_id = item.findtext(_ID)
+    states = item.find(_STATE)
+    state = states.findtext(_NAME) if states is not None else None
+    if not provider_id or not state:
+        raise foreign("it has an instance without an id or a state")
+    spot = item.findtext(_LIFECYCLE) == "spot"
+    return CloudNode(
+        provider_id=ProviderId(provider_id),
+        state=_STATES.get(state, CloudState.RUNNING),
+        identity=identity_in(tags_in(item)),
+        created_at=_moment(item.findtext(_LAUNCH_TIME)),
+        addresses=tuple(address for name in _ADDRESSES if (address := item.findtext(name))),
+        died_because="" if state in _ALIVE else _ended_by(item),
+        market=Market.SPOT if spot else Market.ON_DEMAND,
+    )
+
+
+def tags_in(item: Element) -> dict[str, str]:
+    tags = item.find(_TAGS)
+    if tags is None:
+        return {}
+    return {tag.findtext(_KEY) or "": tag.findtext(_VALUE) or "" for tag in tags}
+
+
+def _moment(text: str | None) -> float | None:
+    """Seconds since the epoch. EC2 writes UTC; without a zone it is taken for that."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _ended_by(item: Element) -> str:
+    code = text_in(item, "stateReason/code")
+    said = text_in(item, "stateReason/message") or text_in(item, "reason") or "EC2 gives no reason"
+    who = _ENDED_BY.get(code) or ("host failure" if code.startswith("Server.") else "unknown cause")
+    return f"{who}: {said}" if code in said else f"{who}: {code}: {said}"
+
+
+# --- what instances leave behind ---------------------------------------------------------------------------
+
+
+def volumes_in(root: Element) -> Iterator[Leftover]:
+    for item in set_in(root, "volumeSet"):
+        if text_in(item, "status") == "available":
+            yield from _leftover(LeftoverKind.VOLUME, text_in(item, "volumeId"), item)
+
+
+def interfaces_in(root: Element) -> Iterator[Leftover]:
+    for item in set_in(root, "networkInterfaceSet"):
+        if text_in(item, "status") == "available":
+            yield from _leftover(LeftoverKind.INTERFACE, text_in(item, "networkInterfaceId"), item)
+
+
+def addresses_in(root: Element) -> Iterator[Leftover]:
+    for item in set_in(root, "addressesSet"):
+        if not text_in(item, "associationId") and not text_in(item, "instanceId"):
+            yield from _leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)
+
+
+def _leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:
+    """It, unless its launch is not known: then nobody can say that its node is gone."""
+    launch = tags_in(item).get(TAG_LAUNCH)
+    if provider_id and launch:
+        yield Leftover(kind, ProviderId(provider_id), LaunchId(launch))
+
+
+# --- images -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A volume that an image brings."""
+
+    device: str
+    size_gib: str
+
+
+def disks_of_image(root: Element) -> tuple[Disk, ...] | None:
+    """The volumes that an image brings; None where the reply has no image."""
+    for image in set_in(root, "imagesSet"):
+        mapping = image.find(f"{_NS}blockDeviceMapping")
+        items = () if mapping is None else tuple(mapping)
+        return tuple(
+            Disk(text_in(item, "deviceName"), text_in(item, "ebs/volumeSize"))
+            for item in items
+            if item.find(f"{_NS}ebs") is not None
+        )
+    return None

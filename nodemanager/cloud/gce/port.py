@@ -1,0 +1,265 @@
+"""``provider = gce``: the cloud port on Google Compute Engine.
+
+A name is taken only once in a zone, and a launch is looked for by its label in all zones before it is made. Labels
+hold little (no capitals, no dots), so a node's identity is in its metadata; the labels are for finding it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.google import GoogleAuthError
+from libcloud.common.types import LibcloudError
+from libcloud.compute.base import Node
+from libcloud.compute.types import NodeState
+
+from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserData, refusal
+from nodemanager.cloud.common.names import launch_digest, unique_name
+from nodemanager.cloud.common.retrying_port import PatientPort, Sleep
+from nodemanager.cloud.common.transport import foreign
+from nodemanager.cloud.gce.driver import ApiError, GceDriver
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, ProviderId
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.slots import Market, TypeName
+
+LABEL_CLUSTER = "fnm-cluster"
+LABEL_LAUNCH = "fnm-launch"
+
+POLL_S = 1.0
+POLLED_MAX_S = 30.0  # an insert that takes longer is left to the lists
+
+_PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
+_CONFLICT = 409
+_STUMBLES = (KeyError, TypeError, ValueError, AttributeError)
+
+_STATES: Mapping[str, NodeState] = MappingProxyType(
+    {
+        "PROVISIONING": NodeState.PENDING,
+        "STAGING": NodeState.PENDING,
+        "STOPPING": NodeState.STOPPING,
+        # Powered off or preempted. Its disk still costs, and it must be deleted to leave the list.
+        "TERMINATED": NodeState.ERROR,
+        "STOPPED": NodeState.ERROR,
+    }
+)
+
+_KINDS: Mapping[str, FailureKind] = MappingProxyType(
+    {
+        "ZONE_RESOURCE_POOL_EXHAUSTED": FailureKind.CAPACITY,
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": FailureKind.CAPACITY,
+        "IP_SPACE_EXHAUSTED": FailureKind.CAPACITY,
+        "QUOTA_EXCEEDED": FailureKind.QUOTA,
+        "quotaExceeded": FailureKind.QUOTA,
+        "limitExceeded": FailureKind.QUOTA,
+        "rateLimitExceeded": FailureKind.THROTTLED,
+        "userRateLimitExceeded": FailureKind.THROTTLED,
+        "RATE_LIMIT_EXCEEDED": FailureKind.THROTTLED,
+        "PERMISSIONS_ERROR": FailureKind.CREDENTIALS,
+        "RESOURCE_NOT_FOUND": FailureKind.CONFIG,
+        "INVALID_FIELD_VALUE": FailureKind.CONFIG,
+        "INVALID_USAGE": FailureKind.CONFIG,
+        "UNSUPPORTED_OPERATION": FailureKind.CONFIG,
+        "CONDITION_NOT_MET": FailureKind.CONFIG,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the instances of a node type are put."""
+
+    network: str  # "global/networks/NAME" or "regions/REGION/subnetworks/NAME"
+    zones: tuple[str, ...]  # tried in their order
+
+
+class GceCloud(PatientPort):
+    """One project, and the instances in it that carry our cluster's label."""
+
+    def __init__(
+        self,
+        driver: GceDriver,
+        placements: Mapping[TypeName, Placement],
+        cluster: str,
+        cluster_uuid: str,
+        user_data: UserData,
+        clock: Clock,
+        *,
+        call_timeout_s: float = 60.0,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        super().__init__(
+            driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
+        )
+        self.driver = driver
+        self._placements = placements
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        named = _PROVIDER_ID.fullmatch(provider_id)
+        if named is None:
+            return  # nothing has an id of another form
+        with self._gone_is_fine():
+            self.driver.delete(named[1], named[2])
+
+    def _list(self) -> Sequence[Node]:
+        return [self._node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
+
+    def _create_node(self, request: NodeRequest) -> Node:
+        started_s = self._clock.monotonic_s()
+        launch = LaunchId(request.tags[TAG_LAUNCH])
+        found = self._reading(
+            lambda: [self._node(it) for it in self.driver.instances(LABEL_LAUNCH, launch_digest(launch))]
+        )
+        for node in found:
+            if self._is_of(node, launch):
+                return node
+        zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
+        self._still_awaited(started_s)
+        for zone in zones[:-1]:
+            try:
+                return self._made_in(zone, request, launch)
+            except CloudError as error:
+                if error.kind is not FailureKind.CAPACITY:
+                    raise  # only what proves that nothing was made lets the next zone be tried
+                self._still_awaited(started_s)
+        return self._made_in(zones[-1], request, launch)
+
+    def _made_in(self, zone: str, request: NodeRequest, launch: LaunchId) -> Node:
+        name = unique_name(f"n-{request.name}", launch).lower()
+        try:
+            with self._foreseen(creating=True):
+                operation = self.driver.insert(zone, self._instance(zone, name, request, launch))
+        except CloudError as error:
+            taken = isinstance(error.__cause__, ApiError) and error.__cause__.http_code == _CONFLICT
+            if not taken:
+                raise
+            found = self._holder_of(zone, name)
+            if self._tags(found).get(TAG_LAUNCH) != launch:
+                raise
+            return found
+        self._wait(zone, operation)
+        try:
+            return self._reading(lambda: self._node(self.driver.instance(zone, name)))
+        except CloudError:
+            # It exists, or is about to: what is not known of it now, the next list will say.
+            extra = {"metadata": dict(request.tags)}
+            return Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra)
+
+    def _holder_of(self, zone: str, name: str) -> Node:
+        """The instance that has the name. It may be what an insert of ours made whose reply was lost."""
+        try:
+            return self._reading(lambda: self._node(self.driver.instance(zone, name)))
+        except CloudError as error:
+            raise _unseen(f"{zone} has an instance {name}, which cannot be looked at", error) from error
+
+    def _wait(self, zone: str, operation: Mapping[str, Any]) -> None:
+        """Wait until an insert is done, or long enough. Raises why it failed: whether there is room shows here.
+
+        An insert that was accepted has made nothing only where its operation says that it ended in an error. A look
+        at it that is refused says nothing of the instance.
+        """
+        polled_s, pause_s = 0.0, POLL_S
+        while operation["status"] != "DONE" and polled_s < POLLED_MAX_S:
+            self._sleep(pause_s)
+            polled_s += pause_s
+            try:
+                with self._foreseen(creating=True):
+                    operation = self.driver.operation(zone, operation["name"])
+                pause_s = POLL_S
+            except CloudError as error:
+                refused = error.__cause__
+                if isinstance(refused, ApiError) and refused.finished:
+                    raise
+                if error.kind is not FailureKind.THROTTLED:
+                    raise _unseen(
+                        "the insert was accepted, and its operation cannot be looked at", error
+                    ) from error
+                pause_s = min(POLLED_MAX_S, max(2 * pause_s, error.retry_after_s))
+
+    def _instance(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
+        node_type = request.node_type
+        network = self._placements[node_type.name].network
+        items = {"startup-script": request.user_data, **{_key(tag): value for tag, value in request.tags.items()}}
+        instance: dict[str, Any] = {
+            "name": name,
+            "machineType": f"zones/{zone}/machineTypes/{node_type.size}",
+            "labels": {LABEL_CLUSTER: self._cluster, LABEL_LAUNCH: launch_digest(launch)},
+            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": node_type.image}}],
+            "networkInterfaces": [{"subnetwork" if "/subnetworks/" in network else "network": network}],
+        }
+        if node_type.gpus:
+            # It cannot be moved to another host while it runs, and Google refuses what does not say so.
+            instance["scheduling"] = {"onHostMaintenance": "TERMINATE"}
+        if node_type.market is Market.SPOT:
+            instance["scheduling"] = {
+                "provisioningModel": "SPOT",
+                "instanceTerminationAction": "DELETE",
+                "automaticRestart": False,
+                "onHostMaintenance": "TERMINATE",
+            }
+        return instance
+
+    def _node(self, found: Mapping[str, Any]) -> Node:
+        """An instance as libcloud's node, without the calls that libcloud would make for it."""
+        try:
+            zone = str(found["zone"]).rpartition("/")[2]
+            interfaces = found.get("networkInterfaces") or []
+            accesses = [access for interface in interfaces for access in interface.get("accessConfigs") or []]
+            items = (found.get("metadata") or {}).get("items") or []
+            return Node(
+                f"{zone}/{found['name']}",
+                found["name"],
+                _STATES.get(found["status"], NodeState.RUNNING),
+                [access["natIP"] for access in accesses if access.get("natIP")],
+                [interface["networkIP"] for interface in interfaces if interface.get("networkIP")],
+                self.driver,
+                extra={
+                    "metadata": {_tag(item["key"]): str(item.get("value", "")) for item in items},
+                    "status": found["status"],
+                },
+                # libcloud gives none: it has the moment in extra only.
+                created_at=datetime.fromisoformat(found["creationTimestamp"]),
+            )
+        except _STUMBLES as error:
+            raise foreign(f"an instance lacks what every instance has ({error!r})", sorted(found)) from error
+
+    def _tags(self, node: Node) -> Mapping[str, str]:
+        metadata: Mapping[str, str] = node.extra["metadata"]
+        return metadata
+
+    def _died_because(self, node: Node) -> str:
+        return (
+            f"in state {node.extra['status']}: powered off, or preempted" if node.state == NodeState.ERROR else ""
+        )
+
+    def _seen(self, node: Node) -> CloudNode:
+        seen = super()._seen(node)
+        return replace(seen, state=CloudState.RUNNING) if seen.state is CloudState.TERMINATED else seen
+
+    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        failed = super()._failed(error, creating=creating)
+        if isinstance(error, GoogleAuthError):
+            return CloudError(FailureKind.CREDENTIALS, failed.detail)
+        kind = _KINDS.get(str(error.code)) if isinstance(error, ApiError) else None
+        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
+
+
+def _unseen(what: str, error: CloudError) -> CloudError:
+    """The failure of a create whose node may stand, whatever kept us from looking at it."""
+    return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
+
+
+def _key(tag: str) -> str:
+    """``fnm:slot`` as a key of the metadata, which has no colon: ``fnm-slot``."""
+    return tag.replace(":", "-", 1)
+
+
+def _tag(key: str) -> str:
+    return key.replace("-", ":", 1) if key.startswith("fnm-") else key

@@ -1,0 +1,1 @@
+"""A cloud of local processes, for laptops and tests."""

@@ -1,0 +1,270 @@
+"""A libcloud driver whose nodes are processes on this machine: each a session and a folder of its own.
+
+What it says is worded as EC2 words it (error codes, state reasons), so that one classifier reads both. Nodes
+outlive the process that made them; any process that opens the same directory sees the same nodes. A driver
+object belongs to one thread, as any driver of libcloud does.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.compute.base import (
+    Node,
+    NodeAuthPassword,
+    NodeAuthSSHKey,
+    NodeDriver,
+    NodeImage,
+    NodeLocation,
+    NodeSize,
+)
+from libcloud.compute.types import NodeState
+
+from nodemanager.cloud.local.faults import FaultBoard, Faults, FaultsUnreadableError
+from nodemanager.cloud.local.process import end_nodes, find_init, is_alive, start
+from nodemanager.cloud.local.store import NodeRecord, NodeUnreadableError, Order, Store
+
+USER_SHUTDOWN = "Client.UserInitiatedShutdown"
+BOOT_FAILURE = "Server.InternalError"
+HOST_FAILURE = "Server.HostFailure"
+
+_EXPLAINED = {
+    USER_SHUTDOWN: "destroyed on request",
+    BOOT_FAILURE: "the node failed to boot",
+    HOST_FAILURE: "the node's processes ended without being asked to",
+}
+# A node on record without a process was abandoned by a manager that was killed while it started one. The process
+# may yet appear.
+_START_WAIT_S = 30.0
+_THROTTLED_S = 1
+_RETRY_AFTER = {"retry-after": str(_THROTTLED_S)}
+
+
+class LocalNodeDriver(NodeDriver):
+    """Nodes in ``state_dir``; the knobs are ``faults`` and the file ``STATE/faults.json``.
+
+    Terminated nodes are listed for ``terminated_ttl_s`` more, and as long their tokens give them back. Then
+    their folders go; with ``keep_logs``, to ``STATE/logs``.
+    """
+
+    type = "local"
+    name = "Local processes"
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        wall_at: Callable[[], float] = time.time,
+        faults: Faults | None = None,
+        terminated_ttl_s: float = 60.0,
+        keep_logs: bool = False,
+        dice: random.Random | None = None,
+    ) -> None:
+        # Not the base's: it connects to a host.
+        self.key = str(state_dir)
+        self.faults = faults if faults is not None else Faults()
+        self.store = Store(state_dir)
+        self._board = FaultBoard(self.store.directory / "faults.json", self.faults)
+        self._wall_at = wall_at
+        self._terminated_ttl_s = terminated_ttl_s
+        self._keep_logs = keep_logs
+        self._dice = dice or random.Random()
+
+    def list_nodes(self) -> list[Node]:
+        """Every node, in the order of creation. Raises :class:`BaseHTTPError` if one of them is unreadable."""
+        self._admit()
+        with self._world():
+            return [self._node(record) for record in self._observe()]
+
+    def create_node(
+        self,
+        name: str,
+        size: NodeSize,
+        image: NodeImage,
+        location: NodeLocation | None = None,  # noqa: ARG002 - there is but this machine,
+        auth: NodeAuthSSHKey | NodeAuthPassword | None = None,  # noqa: ARG002 - and nobody logs in
+        *,
+        ex_userdata: str = "",
+        ex_metadata: Mapping[str, str] | None = None,
+        ex_clienttoken: str = "",
+    ) -> Node:
+        """Make a node that runs ``ex_userdata``, a script with a ``#!`` line, once it has booted.
+
+        The same ``ex_clienttoken`` gives the same node, living or terminated, as long as it is listed.
+        ``ex_metadata`` are its tags. Raises :class:`BaseHTTPError` if it was refused, ``ConnectionError`` if
+        the reply is to be lost.
+        """
+        faults = self._admit()
+        order = Order(name, size.id, image.id, ex_clienttoken, dict(ex_metadata or {}))
+        with self._world():
+            records = self._observe()
+            record = _with_token(records, ex_clienttoken)
+            if record is None:
+                _refuse_beyond_limits(records, faults)
+                sequence = 1 + max((record.sequence for record in records), default=0)
+                record = self._boot(self.store.add(sequence, order, ex_userdata, self._wall_at()), faults)
+            if self._board.spend("lost_reply"):
+                raise ConnectionError("the connection was closed before the reply came")
+            return self._node(record)
+
+    def destroy_node(self, node: Node) -> bool:
+        """Kill all that belongs to the node. One that is gone already is no error."""
+        return self.ex_destroy_nodes([node])
+
+    def ex_destroy_nodes(self, nodes: Sequence[Node]) -> bool:
+        """Destroy several nodes with one look at the machine's processes."""
+        self._admit()
+        wanted = frozenset(node.id for node in nodes)
+        with self._world():
+            for record in self.store.read_all():
+                if record.id in wanted and not record.ending:
+                    self.store.save(replace(record, ending=USER_SHUTDOWN))
+            self._observe()
+        return True
+
+    def ex_console_output(self, node: Node) -> str:
+        """What the node's user-data printed so far; "" for a node that is forgotten."""
+        try:
+            return (self.store.folder(str(node.id)) / "console.log").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _admit(self) -> Faults:
+        """Let a call in, as fast as the knobs let it; or refuse it."""
+        with self._world():
+            faults = self._board.now()
+            throttled = self._board.spend("throttle")
+        if faults.api_latency_s:
+            time.sleep(faults.api_latency_s)
+        if throttled:
+            raise _refusal(503, "RequestLimitExceeded", "slow down", _RETRY_AFTER)
+        return faults
+
+    @contextmanager
+    def _world(self) -> Iterator[None]:
+        """The world under its lock, its damages in the words of a provider."""
+        try:
+            with self.store.locked():
+                yield
+        except NodeUnreadableError as error:
+            raise _refusal(500, "InternalError", str(error)) from error
+        except FaultsUnreadableError as error:
+            raise _refusal(400, "InvalidParameterValue", str(error)) from error
+
+    def _boot(self, record: NodeRecord, faults: Faults) -> NodeRecord:
+        """Start a node's init. If the machine has no room for one more process, there is no node either."""
+        drawn = self._dice.random()
+        fate = "fail" if drawn < faults.p_boot_fail else "boot"
+        if faults.p_boot_fail <= drawn < faults.p_boot_fail + faults.p_boot_hang:
+            fate = "hang"
+        try:
+            init = start(self.store.init, self.store.folder(record.id), record.id, float(faults.boot_delay_s), fate)
+        except OSError as error:
+            end_nodes({record.id: None})
+            self.store.forget(record.id)
+            raise _refusal(500, "InsufficientInstanceCapacity", str(error)) from error
+        return self.store.save(replace(record, init=init))
+
+    def _observe(self) -> list[NodeRecord]:
+        """Look at every node: finish what ends, forget what ended long ago, return the others."""
+        now_at = self._wall_at()
+        records = [self._looked_at(record, now_at) for record in self.store.read_all()]
+        records = self._finish_ends(records, now_at)
+        old = {record.id for record in records if self._is_old(record, now_at)}
+        for node_id in old:
+            self.store.forget(node_id, keep_logs=self._keep_logs)
+        return [record for record in records if record.id not in old]
+
+    def _looked_at(self, record: NodeRecord, now_at: float) -> NodeRecord:
+        """A node whose init is no more has ended, and whatever it left behind must end too."""
+        if record.ending:
+            return record
+        if record.init is None:
+            # Whoever made it was killed halfway: we hold the lock, so it is not at it any more.
+            init = find_init(record.id)
+            if init is not None:
+                return self.store.save(replace(record, init=init))
+            if now_at - record.created_at <= _START_WAIT_S:
+                return record
+        elif is_alive(record.init):
+            return record
+        failed = self.store.phase(record.id) == "failed"
+        return self.store.save(replace(record, ending=BOOT_FAILURE if failed else HOST_FAILURE))
+
+    def _is_old(self, record: NodeRecord, now_at: float) -> bool:
+        return record.terminated_at is not None and now_at - record.terminated_at > self._terminated_ttl_s
+
+    def _finish_ends(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
+        """Kill what is to end. A node is terminated only once nothing of it lives."""
+        ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
+        if not ending:
+            return records
+        ended = ending.keys() - end_nodes(ending)
+        for node_id in ended:
+            self.store.clear_tmp(node_id)
+        return [
+            self.store.save(replace(record, terminated_at=now_at)) if record.id in ended else record
+            for record in records
+        ]
+
+    def _node(self, record: NodeRecord) -> Node:
+        status, state = self._status(record)
+        return Node(
+            id=record.id,
+            name=record.order.name,
+            state=state,
+            public_ips=[],
+            private_ips=["127.0.0.1"],
+            driver=self,
+            created_at=datetime.fromtimestamp(record.created_at, UTC),
+            extra={
+                "status": status,
+                "state_reason": _state_reason(record.ending),
+                "tags": dict(record.order.tags),
+                "instance_type": record.order.size,
+                "image_id": record.order.image,
+                "client_token": record.order.token,
+                "pid": record.init.pid if record.init else None,
+                "folder": str(self.store.folder(record.id)),
+            },
+        )
+
+    def _status(self, record: NodeRecord) -> tuple[str, NodeState]:
+        """EC2's word for the node's state, and libcloud's."""
+        if record.terminated_at is not None:
+            return "terminated", NodeState.TERMINATED
+        if record.ending:
+            return "shutting-down", NodeState.STOPPING
+        if self.store.phase(record.id) == "running":
+            return "running", NodeState.RUNNING
+        return "pending", NodeState.PENDING
+
+
+def _state_reason(ending: str) -> dict[str, str] | None:
+    return {"code": ending, "message": f"{ending}: {_EXPLAINED[ending]}"} if ending else None
+
+
+def _with_token(records: Sequence[NodeRecord], token: str) -> NodeRecord | None:
+    return next((record for record in records if token and record.order.token == token), None)
+
+
+def _refuse_beyond_limits(records: Sequence[NodeRecord], faults: Faults) -> None:
+    living = sum(record.terminated_at is None for record in records)
+    if faults.quota_max is not None and living >= faults.quota_max:
+        raise _refusal(400, "InstanceLimitExceeded", f"{living} nodes stand, quota_max is {faults.quota_max}")
+    if faults.nodes_max is not None and living >= faults.nodes_max:
+        raise _refusal(
+            500, "InsufficientInstanceCapacity", f"{living} nodes stand, nodes_max is {faults.nodes_max}"
+        )
+
+
+def _refusal(status: int, code: str, text: str, headers: dict[str, str] | None = None) -> BaseHTTPError:
+    """An error as libcloud's EC2 driver raises it: status, and "Code: text" as its message."""
+    return BaseHTTPError(status, f"{code}: {text}", headers)  # type: ignore[no-untyped-call]

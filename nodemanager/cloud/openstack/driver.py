@@ -1,0 +1,253 @@
+"""libcloud's driver for Nova, made safe: tokens that end, catalogs, errors, pages, foreign replies.
+
+Nova's API: https://docs.openstack.org/api-ref/compute/. Microversion 2.52 is the least that can create a server
+with tags on it; from 2.37 on, the networks of a server must be named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from libcloud.common.exceptions import BaseHTTPError
+from libcloud.common.types import InvalidCredsError, LibcloudError
+from libcloud.compute.base import Node
+from libcloud.compute.drivers.openstack import (
+    OpenStack_1_1_Response,
+    OpenStack_2_Connection,
+    OpenStack_2_ImageConnection,
+    OpenStack_2_NetworkConnection,
+    OpenStack_2_NodeDriver,
+)
+from libcloud.utils.iso8601 import ParseError
+
+from nodemanager.cloud.common.transport import (
+    PAGES_MAX,
+    MisconfiguredError,
+    NoRetry,
+    foreign,
+    object_in,
+    objects_in,
+    refuse,
+)
+
+_UNAUTHORIZED = 401
+# What libcloud raises on foreign replies.
+_STUMBLES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who calls, and which cloud. An application credential needs no project and no domain: it has its own."""
+
+    auth_url: str
+    user: str  # a user's name, or an application credential's id
+    secret: str = field(repr=False)
+    application_credential: bool = False
+    project: str = ""
+    user_domain: str = "Default"  # by name
+    project_domain_id: str = "default"
+    region: str = ""  # "": the only one there is
+    microversion: str = "2.52"
+
+
+class _Response(OpenStack_1_1_Response):
+    """Errors in the service's words, whatever they came as."""
+
+    def parse_error(self) -> str:
+        refuse(self.status, _said(self), self.headers)
+
+
+class _Connection:
+    """Over one of libcloud's connections to a service that the catalog names."""
+
+    retryCls: Any = NoRetry
+    responseCls: Any = _Response
+
+    def request(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super().request(*arguments, **named)  # type: ignore[misc]
+        except BaseHTTPError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+        # The token ended before its time. libcloud has dropped it, and nothing was done: once more, with a new one.
+        try:
+            return super().request(*arguments, **named)  # type: ignore[misc]
+        except BaseHTTPError as error:
+            if error.code == _UNAUTHORIZED:
+                raise InvalidCredsError(f"{error.message} (with a new token)") from error
+            raise
+
+    def get_auth_class(self) -> Any:
+        identity = super().get_auth_class()  # type: ignore[misc]
+        identity.retryCls = NoRetry
+        return identity
+
+    def get_endpoint(self) -> str:
+        """The public endpoint by type and region. libcloud wants one by name too, which differs between clouds."""
+        this: Any = self
+        region = this._ex_force_service_region
+        urls = {
+            endpoint.url
+            for endpoint in this.service_catalog.get_endpoints(service_type=this.service_type)
+            if endpoint.endpoint_type == "external" and region in ("", None, endpoint.region)
+        }
+        if len(urls) != 1:
+            regions = ", ".join(this.service_catalog.get_regions(service_type=this.service_type)) or "none"
+            raise MisconfiguredError(
+                f"the catalog has {len(urls)} public endpoints of type {this.service_type} in region "
+                f'"{region or ""}"; its regions are: {regions}'
+            )
+        # libcloud puts the version into the paths of all services but compute.
+        (url,) = urls
+        return str(url) if this.service_type == "compute" else re.sub(r"/v[0-9.]+/?$", "", str(url))
+
+    def _populate_hosts_and_request_paths(self) -> None:
+        try:
+            super()._populate_hosts_and_request_paths()  # type: ignore[misc]
+        except _STUMBLES as error:
+            raise foreign("the identity service's reply cannot be read", error) from error
+
+
+class _Nova(_Connection, OpenStack_2_Connection):
+    pass
+
+
+class _Glance(_Connection, OpenStack_2_ImageConnection):
+    pass
+
+
+class _Neutron(_Connection, OpenStack_2_NetworkConnection):
+    pass
+
+
+class NovaDriver(OpenStack_2_NodeDriver):
+    """One account in one region. Belongs to one thread. Makes no call before it is asked to."""
+
+    connectionCls = _Nova
+    image_connectionCls = _Glance
+    network_connectionCls = _Neutron
+
+    def __init__(self, account: Account, timeout_s: float) -> None:
+        scoped = {} if account.application_credential else {"ex_tenant_name": account.project}
+        super().__init__(  # type: ignore[no-untyped-call]
+            account.user,
+            account.secret,
+            api_version="2.2",
+            ex_force_auth_url=account.auth_url.removesuffix("/").removesuffix("/v3"),
+            ex_force_auth_version="3.x_appcred" if account.application_credential else "3.x_password",
+            ex_domain_name=account.user_domain,
+            ex_tenant_domain_id=account.project_domain_id,
+            ex_force_service_region=account.region,
+            ex_force_microversion=account.microversion,
+            timeout=timeout_s,
+            **scoped,
+        )
+
+    def tagged_servers(self, tags: Sequence[str]) -> list[Node]:
+        """Every server that carries all the tags, oldest first, from however many pages."""
+        asked = {"tags": ",".join(tags), "sort_key": "created_at", "sort_dir": "asc"}
+        servers = list(_pages(self.connection, "/servers/detail", "servers", asked))
+        return [self._tagged(server, set(tags)) for server in servers]
+
+    def post_server(self, server: Mapping[str, Any]) -> str:
+        """Have one server made; give its id. That is all a create answers."""
+        reply = _ask(self.connection, "/servers", method="POST", data={"server": dict(server)})
+        made = object_in(object_in(reply, "a created server").get("server"), "a created server")
+        if not isinstance(made.get("id"), str):
+            raise foreign("a created server without an id", sorted(made))
+        return str(made["id"])
+
+    def server(self, server_id: str) -> Node:
+        reply = object_in(_ask(self.connection, f"/servers/{server_id}"), "a server")
+        return self._read(object_in(reply.get("server"), "a server"))
+
+    def flavor_id(self, name: str) -> str:
+        """The id of a flavor by its name, or by its id. Raises ``MisconfiguredError`` if there is none."""
+        for flavor in _pages(self.connection, "/flavors", "flavors", {}):
+            if name in (flavor.get("name"), flavor.get("id")):
+                return str(flavor.get("id"))
+        raise MisconfiguredError(f'there is no flavor "{name}"')
+
+    def image_id(self, name: str) -> str:
+        """The id of the one active image of that name."""
+        reply = _ask(self.image_connection, "/v2/images", params={"name": name, "status": "active"})
+        return _the_only("image", name, objects_in(reply, "images", "the list of images"))
+
+    def network_id(self, name: str) -> str:
+        """The id of the one network of that name."""
+        reply = _ask(self.network_connection, "/v2.0/networks", params={"name": name})
+        return _the_only("network", name, objects_in(reply, "networks", "the list of networks"))
+
+    def _tagged(self, server: dict[str, Any], tags: set[str]) -> Node:
+        if not isinstance(server.get("tags"), list) or not tags <= set(server["tags"]):
+            # A service that does not know the filter leaves it out, and shows everything.
+            raise foreign(f"servers were listed that lack the tags {sorted(tags)}", server.get("tags"))
+        return self._read(server)
+
+    def _read(self, server: dict[str, Any]) -> Node:
+        try:
+            node: Node = self._to_node(server)  # type: ignore[no-untyped-call]
+        except _STUMBLES as error:
+            # So looks a server, too, whose cell does not answer: nothing but its id.
+            raise foreign(f"a server lacks what every server has ({error!r})", sorted(server)) from error
+        return node
+
+
+def _ask(connection: Any, path: str, **named: Any) -> Any:
+    """The body of a service's answer."""
+    return connection.request(path, **named).object
+
+
+def _said(response: Any) -> str:
+    """The service's own words for a refusal, or its status line."""
+    try:
+        body = response.parse_body()
+    except LibcloudError:
+        body = None
+    if isinstance(body, dict):
+        words = [str(fault["message"]) for fault in body.values() if isinstance(fault, dict) and "message" in fault]
+        if words:
+            # What was sent is said back where its form was wrong, and user-data may hold a secret.
+            return re.sub(r" Value: .*", " ...", "; ".join(words), flags=re.DOTALL)
+    return f"HTTP {response.status} {response.error or ''}".strip()
+
+
+def _pages(connection: Any, path: str, key: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Every object of a list, page after page, as the service links them."""
+    marker: str | None = None
+    for _ in range(PAGES_MAX):
+        reply = _ask(connection, path, params={**asked, **({"marker": marker} if marker else {})})
+        yield from objects_in(reply, key, f"the list of {key}")
+        following = _next_marker(reply.get(f"{key}_links"))
+        if following is None:
+            return
+        if following == marker:
+            break
+        marker = following
+    raise foreign(f"the list of {key} does not end", marker)
+
+
+def _next_marker(links: Any) -> str | None:
+    """The marker of the page that comes next, None behind the last one."""
+    if links is None:
+        return None
+    if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
+        raise foreign("the links of a list cannot be read", links)
+    following = [str(link.get("href")) for link in links if link.get("rel") == "next"]
+    if not following:
+        return None
+    markers = parse_qs(urlsplit(following[0]).query).get("marker")
+    if not markers:
+        raise foreign("the link to the next page has no marker", following[0])
+    return markers[0]
+
+
+def _the_only(what: str, name: str, found: list[dict[str, Any]]) -> str:
+    ids = [str(item.get("id")) for item in found if item.get("name") == name]
+    if len(ids) != 1:
+        raise MisconfiguredError(f'there are {len(ids)} {what}s named "{name}"; name one by its id')
+    return ids[0]

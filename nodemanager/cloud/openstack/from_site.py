@@ -1,0 +1,56 @@
+"""OpenStack as a site has it: its account, its ports, where its nodes are put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.cloud.openstack.driver import Account
+from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.config.site import Site
+from nodemanager.core.ports import Clock, CloudPort
+from nodemanager.core.slots import TypeName
+
+
+def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+    account, placements = account_of(site), placements_of(site)
+    return lambda: OpenStackCloud(
+        account,
+        placements,
+        site.cluster,
+        site.cluster_uuid,
+        user_data,
+        clock,
+        call_timeout_s=site.cloud.call_timeout_s,
+    )
+
+
+def account_of(site: Site) -> Account:
+    cloud = site.cloud
+    given = site.secrets
+    application_credential = "application_credential_id" in given
+    return Account(
+        auth_url=cloud.auth_url,
+        user=given["application_credential_id" if application_credential else "username"],
+        secret=given["application_credential_secret" if application_credential else "password"],
+        application_credential=application_credential,
+        project=given.get("project", ""),
+        user_domain=given.get("user_domain", "Default"),
+        project_domain_id=given.get("project_domain_id", "default"),
+        region=cloud.region,
+        microversion=cloud.microversion,
+    )
+
+
+def placements_of(site: Site) -> dict[TypeName, Placement]:
+    """What each node type's servers get: what its section says, else what ``[Cloud]`` says."""
+    cloud = site.cloud
+    return {
+        name: Placement(
+            networks=tuple((node.network or cloud.network).split(",")),
+            security_groups=node.security_groups or cloud.security_groups,
+            key_name=node.key_name or cloud.key_name,
+            config_drive=cloud.config_drive,
+        )
+        for name, node in site.nodes.items()
+    }

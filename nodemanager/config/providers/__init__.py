@@ -1,0 +1,1 @@
+"""The ``[Cloud]`` keys of each provider, and what each provider requires."""

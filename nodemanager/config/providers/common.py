@@ -1,0 +1,83 @@
+"""What every provider asks of a site, in the words of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nodemanager.config.text import credentials
+from nodemanager.config.text.ini import Document, Fault, nearest_name
+from nodemanager.config.text.settings import CloudSettings, NodeSettings
+from nodemanager.core.slots import Market, TypeName
+
+NODE = "Node "
+
+Provided = CloudSettings | NodeSettings
+Nodes = Mapping[TypeName, NodeSettings]
+
+
+def missing(document: Document, cloud: CloudSettings, needed: Mapping[str, str]) -> Iterator[Fault]:
+    """Keys of ``[Cloud]`` that must be given; ``needed`` says of each what it is."""
+    for key, what in needed.items():
+        if not getattr(cloud, key):
+            yield document.fault("Cloud", key, f"must be given: {what}")
+
+
+def missing_of_nodes(
+    document: Document, cloud: CloudSettings, nodes: Nodes, needed: Mapping[str, str]
+) -> Iterator[Fault]:
+    """Keys that every ``[Node NAME]`` must have, its own or those of ``[Cloud]``."""
+    for name, node in nodes.items():
+        for key, what in needed.items():
+            if not (getattr(node, key) or getattr(cloud, key)):
+                yield document.fault(NODE + name, key, f"must be given here or under [Cloud]: {what}")
+
+
+def without_effect(
+    document: Document, cloud: CloudSettings, nodes: Nodes, keys: Sequence[str], provider: str
+) -> Iterator[Fault]:
+    """Keys that are meant for other providers: who writes one expects something of it."""
+    for section, settings in sections(cloud, nodes):
+        for key in keys:
+            if key in settings.model_fields_set:
+                yield document.fault(section, key, f"{provider} has no such thing: leave it out")
+
+
+def sections(cloud: CloudSettings, nodes: Nodes) -> Iterator[tuple[str, Provided]]:
+    """Every section that may hold a key for the provider, with its name."""
+    yield "Cloud", cloud
+    for name, node in nodes.items():
+        yield NODE + name, node
+
+
+def free_nodes(document: Document, nodes: Nodes) -> Iterator[Fault]:
+    """The cheapest type is bought first, so one whose price is forgotten would be bought always."""
+    for name, node in nodes.items():
+        if not node.price_per_hour:
+            yield document.fault(NODE + name, "price_per_hour", "a price above 0 is needed: nothing is given away")
+
+
+def no_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
+    for name, node in nodes.items():
+        if node.market is Market.SPOT:
+            problem = f"spot nodes are not supported on {provider}: leave it out, or give on-demand"
+            yield document.fault(NODE + name, "market", problem)
+
+
+def secrets(document: Document, ways: Sequence[Sequence[str]], *, optional: Sequence[str] = ()) -> Iterator[Fault]:
+    """``[Cloud Credentials]``: all keys of one of the ways, and none that belongs to no way."""
+    section = credentials.SECTION
+    given = {key.removesuffix("_file"): key for key in document.section(section).entries}
+    known = list(dict.fromkeys([key for way in ways for key in way] + list(optional)))
+    for name, key in given.items():
+        if name not in known:
+            nearest = nearest_name(name, known)
+            yield document.fault(
+                section, key, "no such key" + ("" if nearest else f"; known are {', '.join(known)}"), nearest
+            )
+    if any(set(way) <= given.keys() for way in ways):
+        return
+    begun = max(ways, key=lambda way: len(given.keys() & set(way)))
+    for name in begun:
+        if name not in given:
+            other = "".join(f", or instead {' and '.join(way)}" for way in ways if way is not begun and way)
+            yield document.fault(section, name, f"must be given{other}")

@@ -1,0 +1,44 @@
+"""What ``provider = gce`` needs of a site, and what does not go together there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nodemanager.config.providers import common
+from nodemanager.config.providers.common import Nodes
+from nodemanager.config.text.ini import Document, Fault
+from nodemanager.config.text.settings import CloudSettings
+
+_NAME = "Google Compute Engine"
+_OTHERS = (
+    "region", "security_groups", "key_name", "auth_url", "microversion", "config_drive", "resource_group",
+    "ssh_public_key",
+)  # fmt: skip
+_IMAGE = re.compile(r"(projects/[a-z0-9.:-]+/)?global/images/(family/)?[a-z0-9-]+", re.ASCII)
+_NETWORK = re.compile(
+    r"(projects/[a-z0-9.:-]+/)?(global/networks|regions/[a-z0-9-]+/subnetworks)/[a-z0-9-]+", re.ASCII
+)
+
+
+def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
+    """All that the API would refuse later, at a create, as far as it can be known before."""
+    yield from common.missing(document, cloud, {"project": "the project's id"})
+    needed = {
+        "image": 'an image such as "projects/debian-cloud/global/images/family/debian-12"',
+        "network": 'one such as "global/networks/default" or "regions/REGION/subnetworks/NAME"',
+        "zones": 'a zone such as "europe-west3-a"; several are tried in their order',
+    }
+    yield from common.missing_of_nodes(document, cloud, nodes, needed)
+    yield from common.without_effect(document, cloud, nodes, _OTHERS, _NAME)
+    yield from common.free_nodes(document, nodes)
+    for section, settings in common.sections(cloud, nodes):
+        if settings.image and not _IMAGE.fullmatch(settings.image):
+            yield document.fault(section, "image", needed["image"])
+        if settings.network and not _NETWORK.fullmatch(settings.network):
+            yield document.fault(section, "network", needed["network"])
+    # Without credentials, those of the instance on which the manager runs are asked for.
+    yield from common.secrets(document, ((), ("service_account", "key")))
+    entries = {key.removesuffix("_file") for key in document.section("Cloud Credentials").entries}
+    if len(entries & {"service_account", "key"}) == 1:
+        yield document.fault("Cloud Credentials", "", "service_account and key must be given together, or neither")

@@ -1,0 +1,512 @@
+"""From ``site.ini`` to a :class:`Site`, or to every fault of the file at once.
+
+``settings.py`` says what may be written; here it is read, completed, and checked one key against another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+from uuid import UUID
+
+from pydantic import SecretStr, ValidationError
+
+from nodemanager.config.providers import azure, ec2, gce, openstack
+from nodemanager.config.text import credentials
+from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, as_promised, division_in, promises_in
+from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
+from nodemanager.config.text.settings import (
+    NAME,
+    NAME_ALLOWED,
+    BudgetSettings,
+    CloudSettings,
+    FluxSettings,
+    Join,
+    JoinSettings,
+    Limits,
+    Mode,
+    NodeSettings,
+    Policy,
+    Provider,
+    Settings,
+    Simulation,
+    SiteSettings,
+    Timing,
+    WebSettings,
+    keys_of,
+)
+from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
+
+__all__ = [
+    "ConfigError",
+    "Fault",
+    "Join",
+    "Mode",
+    "Provider",
+    "Site",
+    "load_site",
+    "name_file",
+    "uuid_file",
+    "warnings",
+]
+
+_NODE = "Node "
+_LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
+_SECTIONS = (
+    "Site",
+    "Flux",
+    "Cloud",
+    credentials.SECTION,
+    "Limits",
+    "Timing",
+    "Policy",
+    "Join",
+    "Budget",
+    "Web",
+    "Simulation",
+)
+
+# A local node shares this machine with others and with us: what it may write and end is its own.
+_LOCAL_NODE: Mapping[str, object] = MappingProxyType(
+    {
+        "node_dir": Path("flux-node-join"),
+        "hosts_file": Path("hosts"),
+        "poweroff": 'kill -KILL "$FLUX_NODE_JOIN_PARENT"',
+        "systemd": False,
+    }
+)
+
+_S = TypeVar("_S", bound=Settings)
+
+
+class ConfigError(Exception):
+    """A site that cannot be used. ``faults`` holds all that is wrong with it, in the order of the lines."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One cluster's settings, complete and consistent. Paths are absolute."""
+
+    path: Path
+    cluster: str
+    cluster_uuid: str  # "" until ``init`` has made one
+    state_dir: Path
+    mode: Mode
+    flux: FluxSettings
+    cloud: CloudSettings
+    credentials: Mapping[str, SecretStr]
+    limits: Limits
+    timing: Timing
+    policy: Policy
+    join: JoinSettings
+    budget: BudgetSettings
+    web: WebSettings
+    simulation: Simulation
+    node_types: tuple[NodeType, ...]
+    networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
+    nodes: Mapping[TypeName, NodeSettings]  # as written: what a provider needs beside a NodeType
+
+    @property
+    def slots(self) -> tuple[SlotName, ...]:
+        """Every slot, in the order of the ranks that ``init`` gives them."""
+        return tuple(slot for node_type in self.node_types for slot in node_type.slots)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The credentials as a provider is told them: never to be shown, logged or kept."""
+        return {key: secret.get_secret_value() for key, secret in self.credentials.items()}
+
+    @property
+    def observed(self) -> frozenset[TypeName]:
+        """The node types of which it is only said what would be done."""
+        return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is done at all: by ``[Site] mode``, or for one node type by its own."""
+        return self.mode is Mode.ACT or len(self.observed) < len(self.nodes)
+
+    @property
+    def mode_told(self) -> str:
+        """``act``, ``observe``, or ``act (gpu only observed)``."""
+        only = ", ".join(sorted(self.observed)) if self.acts else ""
+        return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
+
+
+def uuid_file(state_dir: Path) -> Path:
+    """Where ``init`` keeps the cluster's UUID."""
+    return state_dir / "cluster-uuid"
+
+
+def name_file(state_dir: Path) -> Path:
+    """Where the service keeps the name by which the nodes that it makes are found."""
+    return state_dir / "cluster-name"
+
+
+def load_site(
+    path: str | Path, environment: Mapping[str, str] | None = None, *, with_credentials: bool = True
+) -> Site:
+    """Read a site; raises :class:`ConfigError` with every fault. ``environment`` is the process's unless given.
+
+    Without credentials their section is passed over, its variables and files unread: for a process that is not
+    to know them.
+    """
+    file = Path(path)
+    document = read_ini(file, os.environ if environment is None else environment, [credentials.SECTION])
+    if document.faults and not document.sections:
+        raise ConfigError(document.faults)
+    return _Loading(document if with_credentials else _without_credentials(document), with_credentials).site()
+
+
+def _without_credentials(document: Document) -> Document:
+    sections = {name: section for name, section in document.sections.items() if name != credentials.SECTION}
+    faults = tuple(fault for fault in document.faults if fault.section != credentials.SECTION)
+    return replace(document, sections=sections, faults=faults)
+
+
+class _Loading:
+    """One load: the document, and the faults found so far."""
+
+    def __init__(self, document: Document, with_credentials: bool) -> None:
+        self._document = document
+        self._with_credentials = with_credentials
+        self._folder = document.file.parent
+        self._faults = list(document.faults)
+
+    def site(self) -> Site:
+        self._faults += _unknown_sections(self._document)
+        site = self._section("Site", SiteSettings)
+        flux = self._section("Flux", FluxSettings)
+        cloud = self._section("Cloud", CloudSettings)
+        limits = self._section("Limits", Limits)
+        timing = self._section("Timing", Timing)
+        policy = self._section("Policy", Policy)
+        join = self._section("Join", JoinSettings)
+        budget = self._section("Budget", BudgetSettings)
+        web = self._section("Web", WebSettings)
+        simulation = self._section("Simulation", Simulation)
+        nodes = self._nodes()
+        secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
+        self._faults += secret_faults
+        state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
+        cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
+        if site:
+            self._same_name(site.cluster, state_dir)
+        self._faults += _contradictions(
+            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
+        )
+        if cloud:
+            needed = _of_the_provider(self._document, cloud, nodes)
+            self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
+        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
+        flux = self._completed(flux, state_dir) if flux else None
+        if flux and not flux.simulated:
+            node_types = self._divided(node_types, flux)
+        if self._faults or not (
+            site and flux and cloud and limits and timing and policy and join and budget and web and simulation
+        ):
+            raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
+        return Site(
+            path=self._document.file,
+            cluster=site.cluster,
+            cluster_uuid=cluster_uuid,
+            state_dir=state_dir,
+            mode=site.mode,
+            flux=flux,
+            cloud=cloud,
+            credentials=MappingProxyType(secrets),
+            limits=limits,
+            timing=timing,
+            policy=judging(policy, cloud),
+            join=self._joining(join, flux, cloud, state_dir),
+            budget=budget,
+            web=self._web(web, state_dir),
+            simulation=simulation,
+            node_types=node_types,
+            networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
+            nodes=MappingProxyType(nodes),
+        )
+
+    def _section(self, name: str, settings: type[_S]) -> _S | None:
+        """The section's settings; None, and a fault for each key that is wrong, if there is one."""
+        allowed = keys_of(settings)
+        entries = self._document.section(name).entries
+        for key in entries.keys() - allowed.keys():
+            nearest = nearest_name(key, allowed)
+            self._fault(
+                name, key, "no such key" + ("" if nearest else f"; known are {', '.join(allowed)}"), nearest
+            )
+        texts = {key: entry.text for key, entry in entries.items() if key in allowed and entry.text is not None}
+        try:
+            return settings.model_validate(texts)
+        except ValidationError as error:
+            for detail in error.errors():
+                key = str(detail["loc"][0])
+                if detail["type"] != "missing":
+                    self._fault(name, key, str(detail["ctx"]["error"]))
+                elif key not in entries:  # what is there names a variable that is not set: said already
+                    self._fault(name, key, f"must be given: {allowed[key]}")
+            return None
+
+    def _nodes(self) -> dict[TypeName, NodeSettings]:
+        names = [name for name in self._document.sections if name.startswith(_NODE)]
+        if not names:
+            self._fault("", "", "at least one [Node NAME] must be given")
+        nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
+        return {name: node for name, node in nodes.items() if node}
+
+    def _cluster_uuid(self, given: str, state_dir: Path) -> str:
+        """The UUID that the site names, or the one that ``init`` left; a fault if they differ."""
+        file = uuid_file(state_dir)
+        try:
+            kept = str(UUID(file.read_text(encoding="ascii").strip()))
+        except (FileNotFoundError, NotADirectoryError):
+            return given
+        except OSError as error:
+            self._faults.append(Fault(file, f"the file cannot be read: {error.strerror}"))
+        except ValueError:
+            self._faults.append(Fault(file, "a UUID is needed, as init wrote it"))
+        else:
+            if given in ("", kept):
+                return kept
+            self._fault("Site", "cluster_uuid", f"{file} holds another one, {kept}: nodes carry one of the two")
+        return ""
+
+    def _same_name(self, cluster: str, state_dir: Path) -> None:
+        """A fault where nodes may stand that carry another name: they are listed by it, and would cost unseen."""
+        file = name_file(state_dir)
+        try:
+            kept = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return  # it was never kept; or nothing of state_dir can be read, which the UUID's file says
+        if kept != cluster:
+            self._fault(
+                "Site",
+                "cluster",
+                f"this cluster's nodes carry the name {kept}, and by another one those that stand are not found, "
+                f"and go on costing: write cluster = {kept}, or remove {file} once none of them stands",
+            )
+
+    def _completed(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+        folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
+        uri = flux.uri
+        if uri.startswith(_LOCAL):
+            uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
+        return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+
+    def _web(self, web: WebSettings, state_dir: Path) -> WebSettings:
+        listen = web.listen
+        if listen == "unix":
+            listen = f"unix:{state_dir / 'web.sock'}"
+        elif listen.startswith("unix:"):
+            listen = f"unix:{_absolute(self._folder / listen.removeprefix('unix:'))}"
+        folder = self._folder if "token_file" in web.model_fields_set else state_dir
+        return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
+
+    def _joining(
+        self, join: JoinSettings, flux: FluxSettings, cloud: CloudSettings, state_dir: Path
+    ) -> JoinSettings:
+        """The section with what it leaves open: addresses by those of rank 0, a node's own by the provider."""
+        given = join.model_fields_set
+        port = join.listen.rpartition(":")[2]
+        loopback = flux.head_address.startswith("127.") or flux.head_address == "localhost"
+        folder = self._folder if "material_dir" in given else state_dir
+        completed: dict[str, object] = {"material_dir": _absolute(folder / join.material_dir)}
+        if "listen" not in given and loopback:
+            completed["listen"] = f"127.0.0.1:{port}"
+        if not join.addresses and flux.head_address:
+            completed["addresses"] = (f"{flux.head_address}:{port}",)
+        if cloud.provider is Provider.LOCAL:
+            completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
+        return join.model_copy(update=completed)
+
+    def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
+        """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
+        # Who may not read the instance's configuration, as a service of its own user, has the site's word for it.
+        if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
+            return node_types
+        try:
+            if not ConfigFile.holders(flux.bootstrap_dir):
+                return node_types  # it declares no slots yet
+            file = ConfigFile.of(flux.bootstrap_dir)
+            config = file.read()
+            division, node_types = division_in(config), as_promised(node_types, promises_in(config))
+        except FluxConfigError as error:
+            self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
+            return node_types
+        unknown = set(division.values()) - {node_type.name for node_type in node_types}
+        if unknown and node_types:
+            name = min(unknown)
+            self._faults.append(
+                Fault(file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another")
+            )
+        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
+        return tuple(
+            replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
+            for node_type in node_types
+        )
+
+    def _fault(self, section: str, key: str, problem: str, nearest: str = "") -> None:
+        self._faults.append(self._document.fault(section, key, problem, nearest))
+
+
+def judging(policy: Policy, cloud: CloudSettings) -> Policy:
+    """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
+    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+        return policy.model_copy(update={"misfit": Misfit.ACCEPT})
+    return policy
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - without "..", and a link stays what it is
+
+
+def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> NodeType:
+    return NodeType(
+        name=name,
+        size=node.size or name,
+        cores=node.cores,
+        gpus=node.gpus,
+        memory_bytes=node.memory_bytes,
+        price_per_hour=node.price_per_hour,
+        billing=node.billing,
+        slots=node.slots,
+        properties=node.properties,
+        market=node.market,
+        image=node.image or cloud.image,
+        zones=ec2.zones_of(node) or ec2.zones_of(cloud),
+        spares=node.spares,
+    )
+
+
+# --- one key against another ------------------------------------------------------------------------------
+
+
+def _unknown_sections(document: Document) -> Iterator[Fault]:
+    for name in document.sections:
+        if name.startswith(_NODE):
+            if not NAME.fullmatch(name.removeprefix(_NODE)):
+                yield document.fault(name, "", f"[Node NAME] needs a name: {NAME_ALLOWED}")
+        elif name not in _SECTIONS:
+            _, _, rest = name.partition(" ")
+            nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME")))
+            known = ", ".join((*_SECTIONS, "Node NAME"))
+            yield document.fault(name, "", "no such section" + ("" if nearest else f"; known are {known}"), nearest)
+
+
+def _contradictions(
+    document: Document,
+    *,
+    flux: FluxSettings | None,
+    cloud: CloudSettings | None,
+    limits: Limits | None,
+    timing: Timing | None,
+    join: JoinSettings | None,
+    nodes: Mapping[TypeName, NodeSettings],
+) -> Iterator[Fault]:
+    """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
+    if flux:
+        yield from _contradictions_of_outside(document, flux, cloud)
+    if flux and flux.join is Join.FLUB and len(nodes) > 1:
+        yield document.fault(
+            "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
+        )
+    if (
+        flux
+        and flux.join is Join.SERVICE
+        and cloud
+        and cloud.provider is Provider.FLUX
+        and join
+        and join.check_source
+    ):
+        yield document.fault(
+            "Join",
+            "check_source",
+            "an outer instance tells of its nodes only their names: provider = flux needs no",
+        )
+    if limits and limits.nodes_min > limits.nodes_max:
+        yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
+    if timing and timing.settle_s > timing.settle_max_s:
+        yield document.fault("Timing", "settle", "must not be longer than settle_max")
+    if timing and timing.stale_after_s <= max(timing.probe_s, timing.relist_s):
+        yield document.fault("Timing", "stale_after", "must be longer than probe and relist, or all data is stale")
+    taken = {flux.head_host: "the name of the leader (head_host)"} if flux else {}
+    for name, node in nodes.items():
+        for slot in node.slots:
+            if slot in taken:
+                yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
+            taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+def _contradictions_of_outside(
+    document: Document, flux: FluxSettings, cloud: CloudSettings | None
+) -> Iterator[Fault]:
+    if flux.simulated and flux.join is not Join.DIRECTORY:
+        yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
+    if not flux.simulated and not flux.head_address:
+        yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
+    if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
+        yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+
+
+def _of_the_provider(
+    document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """What this provider needs, and another one does not."""
+    match cloud.provider:
+        case Provider.EC2:
+            yield from ec2.faults(document, cloud, nodes)
+        case Provider.OPENSTACK:
+            yield from openstack.faults(document, cloud, nodes)
+        case Provider.GCE:
+            yield from gce.faults(document, cloud, nodes)
+        case Provider.AZURE:
+            yield from azure.faults(document, cloud, nodes)
+        case Provider.LOCAL | Provider.SIMULATED:
+            pass
+
+
+# --- what is allowed and hardly wanted --------------------------------------------------------------------
+
+
+def warnings(site: Site) -> tuple[str, ...]:
+    """What an operator should know about a site that is in order, a sentence each."""
+    return (*_too_dear(site), *_unguarded(site))
+
+
+def _too_dear(site: Site) -> Iterator[str]:
+    price_max = site.limits.price_per_hour_max
+    for node_type in site.node_types:
+        if node_type.price_per_hour > price_max:
+            yield (
+                f"[Node {node_type.name}] will never be bought: its price_per_hour = {node_type.price_per_hour} "
+                f"is above price_per_hour_max = {price_max}."
+            )
+
+
+def _unguarded(site: Site) -> Iterator[str]:
+    """Flux's simple scheduler gives a job of one core any rank with a free core, the dearest too."""
+    cores_least = min(node_type.cores for node_type in site.node_types)
+    cores_most = max(node_type.cores for node_type in site.node_types)
+    gpus_everywhere = all(node_type.gpus for node_type in site.node_types)
+    for node_type in site.node_types:
+        if node_type.properties:
+            continue
+        if node_type.gpus and not gpus_everywhere:
+            kind = "GPU"
+        elif node_type.cores == cores_most > cores_least:
+            kind = "large"
+        else:
+            continue
+        yield (
+            f"[Node {node_type.name}] is a {kind} type without a property: a small job may be put on it. "
+            "Give it one, and have jobs or a queue ask for it."
+        )

@@ -1,0 +1,79 @@
+"""``[Cloud Credentials]``: free keys, whose values are printed nowhere.
+
+A value is written as ``KEY = ${NAME}``, or as ``KEY_file = path`` of a file that only its owner can read. One
+that is no secret (a user's name, an address) may stand in the site itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from nodemanager.config.text.ini import Document, Entry, Fault
+
+SECTION = "Cloud Credentials"
+
+_FILE = "_file"
+_SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
+_SIZE_MAX_BYTES = 65_536
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def read_credentials(document: Document, folder: Path) -> tuple[dict[str, SecretStr], tuple[Fault, ...]]:
+    """The credentials by their key, and what is wrong with them. Paths are relative to ``folder``."""
+    credentials: dict[str, SecretStr] = {}
+    faults: list[Fault] = []
+    for entry in document.section(SECTION).entries.values():
+        try:
+            if entry.text is not None:
+                credentials[entry.key.removesuffix(_FILE)] = SecretStr(_secret(entry, entry.text, document, folder))
+        except ValueError as error:
+            faults.append(document.fault(SECTION, entry.key, str(error)))
+    return credentials, tuple(faults)
+
+
+def _secret(entry: Entry, text: str, document: Document, folder: Path) -> str:
+    key = entry.key.removesuffix(_FILE)
+    if key == entry.key:
+        return _written_value(entry, text, document.file)
+    if key in document.section(SECTION).entries:
+        raise ValueError(f"give either {key} or {entry.key}")
+    return _value_in_file(folder / text)
+
+
+def _written_value(entry: Entry, text: str, file: Path) -> str:
+    if not text:
+        raise ValueError("a value is needed")
+    literal = text == entry.written
+    if literal and any(word in entry.key.lower() for word in _SECRET_WORDS) and file.stat().st_mode & _OTHERS:
+        raise ValueError(
+            f"others may read this file: write ${{NAME}} for a variable of the environment, "
+            f"or {entry.key}{_FILE} = path, or chmod 600 {file}"
+        )
+    return text
+
+
+def _value_in_file(path: Path) -> str:
+    try:
+        # Without waiting: a pipe must not hold up the start, and is refused below.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path} must be a file")
+            if status.st_mode & _OTHERS:
+                raise ValueError(f"others may read {path}: chmod 600 {path}")
+            content = file.read(_SIZE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _SIZE_MAX_BYTES:
+        raise ValueError(f"{path} has more than {_SIZE_MAX_BYTES} bytes")
+    try:
+        secret = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} must be UTF-8 text") from None  # the error would show the bytes
+    if not secret:
+        raise ValueError(f"{path} is empty")
+    return secret

@@ -1,0 +1,557 @@
+"""Every section and key of a site: what may be written, its unit, its default.
+
+A field's name carries its unit (``settle_s``); the key in the file is the field's alias (``settle``). Values
+given in Python are taken as they are, those given as text are read by the notation of their kind.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy
+from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
+from nodemanager.core.slots import Billing, Market, Misfit, SlotName
+
+WHOLE_MAX = 1_000_000_000
+DURATION_MAX_S = 10 * 365 * 86_400.0
+PROPERTY_FORBIDDEN = "!&'\"^`|()"  # RFC 20, RFC 31
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+NAME_ALLOWED = 'letters, digits, ".", "_" and "-", 63 at the most, a letter or digit first'
+
+_CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+_NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
+_MICROVERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}", re.ASCII)
+_PUBLIC_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?|", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
+_BILLING_WINDOWS_S = {"hourly": 3600.0, "per-minute": 60.0, "per-second": 1.0, "free": 0.0}
+
+
+class Mode(StrEnum):
+    OBSERVE = "observe"  # decide and say so, change nothing
+    ACT = "act"
+
+
+class Provider(StrEnum):
+    LOCAL = "local"
+    SIMULATED = "simulated"
+    EC2 = "ec2"
+    OPENSTACK = "openstack"
+    GCE = "gce"
+    AZURE = "azure"
+    FLUX = "flux"  # nodes are jobs of an outer instance
+
+
+class Viewers(StrEnum):
+    OWNER = "owner"  # who may connect to the socket, or has the token
+    EVERYBODY = "everybody"
+
+
+class Join(StrEnum):
+    DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
+    SERVICE = "service"  # nodes redeem a ticket at the join service
+    IMAGE = "image"  # nodes have the bootstrap and the certificate from their image; a slot is a host name
+    FLUB = "flub"  # nodes ask rank 0 for any rank that is free: a flux-core with pull request 5184
+
+
+SIMULATED_URI = "simulated"
+
+
+# --- how a value is written -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a value is written as text: what is allowed, in words, and how it is read."""
+
+    allowed: str
+    read: Callable[[str], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._read_text, handler(source))
+
+    def _read_text(self, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except NotationError as error:
+            raise ValueError(error.fault) from error
+        except ValueError as error:
+            raise ValueError(str(error) or f"{self.allowed} is needed") from error
+
+
+def _require(truth: object) -> None:
+    """Refuse a text in the words of its kind."""
+    if not truth:
+        raise ValueError
+
+
+def _whole(least: int, most: int = WHOLE_MAX) -> Written:
+    def read(text: str) -> int:
+        _require(re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) and least <= int(text) <= most)
+        return int(text)
+
+    return Written(f"a whole number of {least} or more" + (f", {most} at most" if most < WHOLE_MAX else ""), read)
+
+
+def _number_above_0(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text) and float(text) > 0)
+    return float(text)
+
+
+def _number_of_0_or_more(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text))
+    return float(text)
+
+
+def _probability(text: str) -> float:
+    _require(_DECIMAL.fullmatch(text) and float(text) <= 1)
+    return float(text)
+
+
+def _price(text: str) -> Decimal:
+    _require(_DECIMAL.fullmatch(text))
+    return Decimal(text)
+
+
+def _duration(text: str) -> float:
+    duration_s = parse_fsd(text)
+    if duration_s > DURATION_MAX_S:
+        raise ValueError("ten years is the most")
+    return duration_s
+
+
+def _duration_above_0(text: str) -> float:
+    duration_s = _duration(text)
+    _require(duration_s > 0)
+    return duration_s
+
+
+def _size_bytes(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    _require(size_bytes > 0)
+    return size_bytes
+
+
+def _one_of(choices: type[StrEnum]) -> Written:
+    def read(text: str) -> StrEnum:
+        _require(text in {choice.value for choice in choices})
+        return choices(text)
+
+    return Written(" or ".join(choices), read)
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        _require(pattern.fullmatch(text))
+        return text
+
+    return read
+
+
+def _word(text: str) -> str:
+    _require(text and not any(character.isspace() for character in text))
+    return text
+
+
+def _word_or_nothing(text: str) -> str:
+    return _word(text) if text else ""
+
+
+def _flag(text: str) -> bool:
+    _require(text in ("yes", "no"))
+    return text == "yes"
+
+
+def _url(text: str) -> str:
+    if text:
+        _http(text)
+        # libcloud cannot read the address of a host in brackets.
+        _require(not set("@[]?# ") & set(text))
+    return text
+
+
+def _http(text: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        _require(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
+    except ValueError:
+        raise ValueError from None  # in our words
+    return parts
+
+
+def _command(text: str) -> str:
+    _require("\n" not in text)
+    try:
+        shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        raise ValueError from None
+    return text
+
+
+def _path(text: str) -> Path:
+    _require(text and "\n" not in text)
+    return Path(text)
+
+
+def _uuid(text: str) -> str:
+    try:
+        return str(uuid.UUID(text)) if text else ""
+    except ValueError:
+        raise ValueError from None  # in our words
+
+
+def _yes_or_no(text: str) -> bool:
+    _require(text in {"yes", "no"})
+    return text == "yes"
+
+
+def _command_line(text: str) -> str:
+    _require(text.strip() and text.isprintable())
+    return text
+
+
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    _require(colon and NAME.fullmatch(host) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
+    _require(0 < int(port) <= 65_535)
+    return text
+
+
+def _hosts_and_ports(text: str) -> tuple[str, ...]:
+    return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
+
+
+def _comma_list(text: str) -> tuple[str, ...]:
+    return tuple(_word(item.strip()) for item in text.split(",")) if text else ()
+
+
+def _joined_list(text: str) -> str:
+    return ",".join(_comma_list(text))
+
+
+def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
+    """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
+    pairs = []
+    for item in _comma_list(text):
+        zone, _, subnet = item.partition(":")
+        _require(zone and subnet)
+        pairs.append((zone, subnet))
+    zones = [zone for zone, _ in pairs]
+    if len(set(zones)) < len(zones):
+        twice = next(zone for zone in zones if zones.count(zone) > 1)
+        raise ValueError(f'zone "{twice}" has two subnets')
+    return tuple(pairs)
+
+
+def _builtin(text: str) -> str:
+    _require(text == "builtin")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if text:
+        parts = _http(text)
+        _require("@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
+    return text
+
+
+def _listen(text: str) -> str:
+    """``unix``, ``unix:PATH``, ``off``, or where TCP is waited on: ``127.0.0.1:8080``, ``[::1]:8080``."""
+    if text in ("unix", "off"):
+        return text
+    if text.startswith("unix:"):
+        _require(text.removeprefix("unix:") and "\n" not in text)
+        return text
+    try:
+        parts = urlsplit(f"//{text}")
+        valid = parts.hostname and parts.port and parts.netloc == text and "@" not in text
+        (parts.hostname or "").encode("idna")  # as whoever resolves it will
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(valid and not any(character.isspace() for character in text))
+    return text
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    names = _comma_list(text)
+    for name in names:
+        _require(name == "*" or _NAME_OR_ADDRESS.fullmatch(name.removeprefix("*.")))
+    return names
+
+
+def _properties(text: str) -> frozenset[str]:
+    names = _comma_list(text)
+    for name in names:
+        _require(not set(name) & set(PROPERTY_FORBIDDEN))
+    return frozenset(names)
+
+
+def _slots(text: str) -> tuple[str, ...]:
+    slots = expand_hostlist(text)
+    for slot in slots:
+        if not NAME.fullmatch(slot):
+            raise ValueError(f'"{slot}" is no slot: {NAME_ALLOWED}')
+    if len(set(slots)) < len(slots):
+        twice = next(slot for slot in slots if slots.count(slot) > 1)
+        raise ValueError(f'slot "{twice}" is listed twice')
+    _require(slots)
+    return slots
+
+
+def _billing_window_s(text: str) -> float:
+    if text in _BILLING_WINDOWS_S:
+        return _BILLING_WINDOWS_S[text]
+    try:
+        return _duration_above_0(text)
+    except NotationError:
+        raise ValueError from None  # a misspelt name, more likely than a misspelt duration
+
+
+_Count = Annotated[int, _whole(0)]
+_Positive = Annotated[int, _whole(1)]
+_Rate = Annotated[float, Written("a number above 0", _number_above_0)]
+_Probability = Annotated[float, Written("a number from 0 to 1", _probability)]
+_RateOrNone = Annotated[float, Written("a number of 0 or more", _number_of_0_or_more)]
+_Price = Annotated[Decimal, Written("a price of 0 or more", _price)]
+_Duration = Annotated[float, Written('a duration such as "90s" or "5m"', _duration)]
+_Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
+_Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
+_Word = Annotated[str, Written("a name without spaces", _word)]
+_OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
+_Command = Annotated[str, Written("a command and its arguments, in one line", _command)]
+_Host = Annotated[str, Written("a host name", _matching(NAME))]
+_Path = Annotated[Path, Written("a path", _path)]
+_Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
+_JoinedWords = Annotated[str, Written("a name, or a list of names separated by commas", _joined_list)]
+_YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
+_ZoneSubnets = Annotated[
+    tuple[tuple[str, str], ...],
+    Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+]
+_Flag = Annotated[bool, Written("yes or no", _flag)]
+_Billing = Annotated[
+    float,
+    Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
+]
+_Properties = Annotated[
+    frozenset[str],
+    Written(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
+]
+_Slots = Annotated[tuple[SlotName, ...], Written('a host list such as "cloud[1-4]"', _slots)]
+
+
+# --- the sections -----------------------------------------------------------------------------------------
+
+
+class Settings(BaseModel):
+    """The keys of one section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class SiteSettings(Settings):
+    cluster: Annotated[str, Written('a name of 1 to 32 characters "a-z", "0-9" and "-"', _matching(_CLUSTER))]
+    cluster_uuid: Annotated[str, Written("a UUID", _uuid)] = ""
+    state_dir: _Path
+    mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
+
+
+class FluxSettings(Settings):
+    uri: _OptionalWord = ""  # "" is what FLUX_URI names, or the system instance
+    head_host: _Host = "head"  # the leader's name in the bootstrap table
+    head_address: Annotated[str, Written("a host name or IPv4 address", _matching(NAME))] = ""
+    port: Annotated[int, _whole(1, 65_535)] = 8050
+    join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
+    bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
+    head_cores: _Positive = 1
+    image_start: _Command = 'hostnamectl set-hostname "$SLOT" && systemctl restart flux'  # of ``image``, on a node
+    boot_server: _OptionalWord = ""  # of ``flub``: a URI by which nodes reach rank 0; "" is ``uri``
+    restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
+
+    @property
+    def simulated(self) -> bool:
+        return self.uri == SIMULATED_URI
+
+
+class CloudSettings(Settings):
+    provider: Annotated[Provider, _one_of(Provider)]
+    outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
+    image: _OptionalWord = ""
+    network: _JoinedWords = ""  # of several, separated by "," alone
+    zones: _Words = ()
+    region: _OptionalWord = ""
+    endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
+    auth_url: Annotated[str, Written('an address such as "https://cloud.example:5000/v3"', _url)] = ""
+    microversion: Annotated[str, Written('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
+    config_drive: _Flag = False
+    project: _OptionalWord = ""
+    resource_group: _OptionalWord = ""
+    ssh_public_key: Annotated[str, Written('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
+    calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
+    creates_per_s: _Rate = 5.0
+    creates_burst: _Positive = 20
+    boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
+    call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
+
+
+class Limits(Settings):
+    """What no plan exceeds. The first and the last must be given: no limit would mean refused."""
+
+    nodes_max: _Positive
+    nodes_min: _Count = 0
+    price_per_hour_max: _Price
+
+
+class Timing(Settings):
+    settle_s: _Duration = Field(default=1.0, validation_alias="settle")
+    settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
+    probe_s: _Period = Field(default=10.0, validation_alias="probe")
+    relist_s: _Period = Field(default=60.0, validation_alias="relist")
+    sweep_s: _Period = Field(default=600.0, validation_alias="sweep")
+    boot_timeout_s: _Period = Field(default=900.0, validation_alias="boot_timeout")
+    rejoin_timeout_s: _Period = Field(default=120.0, validation_alias="rejoin_timeout")
+    stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
+    orphan_grace_s: _Duration = Field(default=600.0, validation_alias="orphan_grace")
+    create_grace_s: _Duration = Field(default=120.0, validation_alias="create_grace")
+    absences: _Positive = 3  # lists in a row that must lack a node before it counts as gone
+    boot_retry_s: _Period = Field(default=900.0, validation_alias="boot_retry")
+    safe_mode_max_s: _Period = Field(default=1800.0, validation_alias="safe_mode_max")
+    housekeeping_max_s: _Period = Field(default=1800.0, validation_alias="housekeeping_max")
+    manager_silence_max_s: _Period = Field(default=3600.0, validation_alias="manager_silence_max")
+
+
+class Policy(Settings):
+    idle_confirmations: _Positive = 2  # looks in a row that must show a node idle before it may be retired
+    idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
+    queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
+    stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
+    patience_s: _Duration = Field(default=0.0, validation_alias="patience")
+    packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
+    misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # for ``local``, unless given, accept
+    boot_failures_max: _Positive = 3  # in a row, of a node type and image
+    unready_max: _Probability = 0.5  # the share of the nodes that were up
+
+
+class WebSettings(Settings):
+    """Where status, control and the dashboard are served. Completed by ``config``: paths are absolute then."""
+
+    listen: Annotated[str, Written('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
+    token_file: _Path = Path("token")
+    hosts: Annotated[
+        tuple[str, ...], Written('a list of names such as "head.example" or "*.example", without ports', _hosts)
+    ] = ()
+    jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
+
+
+class BudgetSettings(Settings):
+    """None where there is no such budget."""
+
+    per_day: _Price | None = None
+    per_month: _Price | None = None
+    user_per_day: _Price | None = None
+    user_per_month: _Price | None = None
+    queue_per_day: _Price | None = None
+    queue_per_month: _Price | None = None
+
+    @property
+    def limits(self) -> dict[tuple[str, str], Decimal]:
+        """By whose it is and the period: those that are given."""
+        given = {
+            ("", "day"): self.per_day,
+            ("", "month"): self.per_month,
+            ("user", "day"): self.user_per_day,
+            ("user", "month"): self.user_per_month,
+            ("queue", "day"): self.queue_per_day,
+            ("queue", "month"): self.queue_per_month,
+        }
+        return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
+class Simulation(Settings):
+    time_scale: _Rate = 1.0  # simulated seconds in one second
+    seed: _Count = 0
+    workload: Annotated[str, Written("builtin", _builtin)] = "builtin"
+    boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
+    stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
+    boot_failures: _Probability = 0.0
+    spot_reclaims_per_hour: _RateOrNone = 0.0
+    capacity: _Count = 0
+
+
+class JoinSettings(Settings):
+    """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
+
+    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = "0.0.0.0:8443"
+    # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
+    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _hosts_and_ports)] = ()
+    material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
+    flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
+    check_source: _YesOrNo = False
+    destroy_on_replay: _YesOrNo = False
+    renew_s: _Period = Field(default=10.0, validation_alias="renew")
+    requests_per_s: _Rate = 20.0  # of one source address
+    requests_burst: _Positive = 200
+    # The rest is for the node, and stands in its user-data.
+    client: _OptionalWord = ""  # the path of flux-node-join in the image; "" has it fetched from the service
+    flux: _Word = "flux"
+    node_user: _OptionalWord = ""  # "" is whoever runs the user-data
+    node_dir: _Path = Path("/var/lib/flux-node-join")
+    hosts_file: _Path = Path("/etc/hosts")
+    poweroff: Annotated[str, Written("a shell command in one line", _command_line)] = "poweroff"
+    systemd: _YesOrNo = True
+
+
+class NodeSettings(Settings):
+    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones, network and the like the cloud's."""
+
+    size: _OptionalWord = ""
+    cores: _Positive
+    gpus: _Count = 0
+    memory_bytes: _Bytes = Field(validation_alias="memory")
+    price_per_hour: _Price
+    billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
+    billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
+    market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
+    properties: _Properties = frozenset()
+    slots: _Slots
+    spares: _Count = 0
+    mode: Annotated[Mode | None, _one_of(Mode)] = None  # None is that of the site
+    image: _OptionalWord = ""
+    zones: _Words = ()
+    network: _JoinedWords = ""  # of several, separated by "," alone
+    subnets: _ZoneSubnets = ()
+    security_groups: _Words = ()
+    key_name: _OptionalWord = ""
+    instance_profile: _OptionalWord = ""
+
+    @property
+    def billing(self) -> Billing:
+        return Billing(self.billing_window_s, self.billing_minimum_s)
+
+
+def keys_of(settings: type[Settings]) -> dict[str, str]:
+    """The section's keys in their order, and what is allowed for each."""
+    return {
+        str(field.validation_alias or name): next(
+            (written.allowed for written in field.metadata if isinstance(written, Written)), ""
+        )
+        for name, field in settings.model_fields.items()
+    }

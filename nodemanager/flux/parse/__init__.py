@@ -1,0 +1,1 @@
+"""Flux's JSON as values: jobspecs, resource sets, constraints, the job manager's journal."""

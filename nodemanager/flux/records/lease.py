@@ -1,0 +1,75 @@
+"""The record of a launch, as it lies in the instance's KVS: one JSON value a slot.
+
+A key's last part is the slot's name, percent-encoded (RFC 3986) with the KVS's separator "." encoded too.
+"""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote, unquote
+
+from nodemanager.core.nodes import Launch, LaunchId
+from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
+from nodemanager.flux.parse.json_fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong
+
+LEASES = "node-manager.leases"
+_VERSION = 1
+
+
+def key_of(slot: SlotName) -> str:
+    return f"{LEASES}.{quote(slot, safe='').replace('.', '%2E')}"
+
+
+def slot_of(name: str) -> SlotName:
+    """The slot that a name in the directory of leases stands for."""
+    return SlotName(unquote(name))
+
+
+def encoded(launch: Launch) -> str:
+    fields: dict[str, object] = {
+        "version": _VERSION,
+        "launch": launch.id,
+        "slot": launch.slot,
+        "rank": launch.rank,
+        "type": launch.type_name,
+        "client_token": launch.client_token,
+        "requested_at": launch.requested_at,
+        "zone": launch.zone,
+    }
+    if launch.tariff is not None:
+        fields["tariff"] = {
+            "price_per_hour": str(launch.tariff.price_per_hour),
+            "window_s": launch.tariff.billing.window_s,
+            "minimum_s": launch.tariff.billing.minimum_s,
+        }
+    return json.dumps(fields, sort_keys=True)
+
+
+def decoded(text: str, slot: SlotName) -> Launch:
+    """Read the record of a slot. Raises ``ValueError`` with what is wrong; a record is never read in part."""
+    fields = object_at(json.loads(text), "record")
+    if fields.get("version") != _VERSION:
+        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+    if fields.get("slot") != slot:
+        raise wrong("record.slot", f"slot {slot}, whose place this is", fields.get("slot"))
+    return Launch(
+        id=LaunchId(text_at(fields.get("launch"), "record.launch")),
+        slot=slot,
+        rank=Rank(whole_at(fields.get("rank"), "record.rank")),
+        type_name=TypeName(text_at(fields.get("type"), "record.type")),
+        client_token=text_at(fields.get("client_token"), "record.client_token"),
+        requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
+        zone=text_at(fields.get("zone", ""), "record.zone"),
+        tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
+    )
+
+
+def _tariff(value: object) -> Tariff:
+    fields = object_at(value, "record.tariff")
+    return Tariff(
+        amount_at(fields.get("price_per_hour"), "record.tariff.price_per_hour"),
+        Billing(
+            seconds_at(fields.get("window_s"), "record.tariff.window_s"),
+            seconds_at(fields.get("minimum_s"), "record.tariff.minimum_s"),
+        ),
+    )

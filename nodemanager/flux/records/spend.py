@@ -1,0 +1,44 @@
+"""What was spent in the day and the month, as it lies in the instance's KVS: one JSON value.
+
+Amounts are decimals as text, so that not a digit is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+from nodemanager.core.nodes import LaunchId
+from nodemanager.core.records import Spend
+from nodemanager.flux.parse.json_fields import amount_at, list_at, object_at, text_at, whole_at, wrong
+
+KEY = "node-manager.spend"
+_VERSION = 1
+
+
+def encoded(spend: Spend) -> str:
+    amounts = [
+        {"period": period, "begins_at": begins_at, "account": account, "amount": str(amount)}
+        for (period, begins_at, account), amount in sorted(spend.amounts.items())
+    ]
+    return json.dumps({"version": _VERSION, "amounts": amounts, "counted": sorted(spend.counted)}, sort_keys=True)
+
+
+def decoded(text: str) -> Spend:
+    """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
+    fields = object_at(json.loads(text), "record")
+    if fields.get("version") != _VERSION:
+        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+    amounts: dict[tuple[str, int, str], Decimal] = {}
+    for number, entry in enumerate(list_at(fields.get("amounts"), "record.amounts")):
+        place = f"record.amounts[{number}]"
+        row = object_at(entry, place)
+        period = text_at(row.get("period"), f"{place}.period")
+        begins_at = whole_at(row.get("begins_at"), f"{place}.begins_at")
+        account = text_at(row.get("account"), f"{place}.account")
+        amounts[period, begins_at, account] = amount_at(row.get("amount"), f"{place}.amount")
+    counted = list_at(fields.get("counted"), "record.counted")
+    return Spend(
+        amounts,
+        frozenset(LaunchId(text_at(launch, f"record.counted[{place}]")) for place, launch in enumerate(counted)),
+    )

@@ -1,0 +1,411 @@
+"""What a stock Flux needs to be elastic, written once; and how a node joins it.
+
+An elastic instance is one whose bootstrap table names more hosts than there are: placeholders, which stay
+offline until a node joins under one of their names. See flux-config-bootstrap(5), flux-config-resource(5).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodemanager.config.site import Join, Site, uuid_file
+from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, hosts_of
+from nodemanager.core.notation import compress_hostlist, format_idset
+from nodemanager.core.slots import NodeType, SlotName
+
+# What rank 0 loses of its queue at a crash. A checkpoint writes one reference.
+_CHECKPOINT_PERIOD = "10s"
+_KEYGEN_TIMEOUT_S = 60
+_SOCKET_PATH_MAX_BYTES = 107  # unix(7)
+
+
+class BootstrapError(Exception):
+    """Nothing was written, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What ``write_bootstrap`` left behind. Its text is for whoever ran it."""
+
+    output: Path
+    cluster_uuid: str
+    uri: str  # where rank 0 will listen for the manager
+    start_command: tuple[str, ...]
+    warnings: tuple[str, ...]  # where the site does not fit what was written; others are config.warnings()
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"Written: {self.output}, for cluster {self.cluster_uuid}.",
+                "Start rank 0 with",
+                f"  {shlex.join(self.start_command)}",
+                f"It will be reached at {self.uri}",
+                *(f"Warning: {warning}" for warning in self.warnings),
+            )
+        )
+
+
+def find_flux(flux_command: str = "flux") -> str:
+    """The absolute path of the command; raises :class:`BootstrapError` if it cannot be run."""
+    found = shutil.which(flux_command)
+    if found is None:
+        raise BootstrapError(
+            f'the command "{flux_command}" is not on PATH: install flux-core '
+            "(https://flux-framework.readthedocs.io, also on conda-forge), or add its bin directory to PATH"
+        )
+    return os.path.abspath(found)  # noqa: PTH100 - a link stays a link: flux finds its own parts by it
+
+
+# --- rank 0 -----------------------------------------------------------------------------------------------
+
+
+def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nested: bool = False) -> Bootstrap:
+    """Write ``conf.d/flux.toml``, ``curve.cert`` and the folders of rank 0 to ``output``, the UUID to state_dir.
+
+    ``nested``: rank 0 is to run as a job of an outer instance, which finds it by ``flux uri JOBID``.
+
+    All or nothing; what exists is never overwritten. Raises :class:`BootstrapError`.
+    """
+    flux = find_flux(flux_command)
+    output = Path(os.path.abspath(output))  # noqa: PTH100 - a link stays what it is
+    _check(site, output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+            written = Path(folder) / output.name
+            _write_folder(site, written, output, flux)
+            cluster_uuid = _publish(site, written, output)
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or output}: {error.strerror}") from error
+    uri = _uri(output)
+    return Bootstrap(
+        output=output,
+        cluster_uuid=cluster_uuid,
+        uri=uri,
+        start_command=nested_command(site, output, flux) if nested else start_command(site, output, flux),
+        warnings=_mismatches(site, output, uri),
+    )
+
+
+def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
+    return (
+        *(_flub_head if site.flux.join is Join.FLUB else _table_head)(site, output, flux),
+        "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
+        "-Sbroker.quorum=1",  # run without a single node
+        f"-Sstatedir={output / 'state'}",
+        f"-Srundir={output / 'run'}",
+        f"-Slocal-uri={_uri(output)}",
+    )
+
+
+def _table_head(site: Site, output: Path, flux: str) -> list[str]:
+    return _broker_command(flux, output, site.flux.head_host)
+
+
+def _flub_head(site: Site, output: Path, flux: str) -> list[str]:
+    """Rank 0, with a rank for each slot; in a flat tree, for a node must reach the parent that it is told of."""
+    size = 1 + len(site.slots)
+    place = [f"--config-path={output / 'conf.d'}", f"-Shostname={site.flux.head_host}"]
+    return [flux, "broker", *place, "-Stbon.topo=kary:0", f"-Ssize={size}"]
+
+
+def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
+    """How rank 0 is submitted to the outer instance: it says where it listens, then becomes the broker."""
+    uri = _uri(output).replace("local://", "ssh://$(hostname)", 1)
+    broker = shlex.join(start_command(site, output, flux))
+    forget = "env -u FLUX_URI -u FLUX_JOB_ID -u FLUX_KVS_NAMESPACE"
+    script = f'{shlex.quote(flux)} job memo "$FLUX_JOB_ID" uri="{uri}" && exec {forget} {broker}'
+    return (flux, "submit", f"--job-name={site.cluster}", "-N1", "-n1", "sh", "-c", script)
+
+
+def _check(site: Site, output: Path) -> None:
+    if site.flux.simulated:
+        raise BootstrapError(f"{site.path}: [Flux] uri = simulated: a simulated Flux needs no bootstrap")
+    if site.state_dir.is_relative_to(output):
+        raise BootstrapError(f"{output} must not hold state_dir, which is {site.state_dir}")
+    if os.path.lexists(output):
+        existing = next(iter(sorted(output.iterdir())), output) if output.is_dir() else output
+        raise BootstrapError(f"{existing} exists and is not overwritten: choose another folder, or move it away")
+    socket_path = _uri(output).removeprefix("local://")
+    if len(os.fsencode(socket_path)) > _SOCKET_PATH_MAX_BYTES:
+        raise BootstrapError(
+            f"{socket_path} is too long for a socket, {_SOCKET_PATH_MAX_BYTES} bytes at the most: choose a folder "
+            "with a shorter path"
+        )
+
+
+def _write_folder(site: Site, folder: Path, output: Path, flux: str) -> None:
+    """Write to ``folder`` what will stand at ``output``."""
+    folder.mkdir(mode=0o700)
+    (folder / "conf.d").mkdir(mode=0o700)
+    # These must exist: a broker removes at its end what it made itself, its state and queue included.
+    (folder / "state").mkdir(mode=0o700)
+    (folder / "run").mkdir(mode=0o700)
+    try:
+        (folder / "conf.d" / "flux.toml").write_text(flux_toml(site, output / "curve.cert"), encoding="utf-8")
+    except UnicodeError as error:
+        raise BootstrapError(f"{output!r}: the path must be UTF-8 text") from error
+    make_certificate(folder / "curve.cert", site.cluster, flux)
+
+
+def make_certificate(path: Path, name: str, flux: str) -> None:
+    try:
+        keygen = subprocess.run(  # noqa: S603 - a list of arguments, and no shell
+            [flux, "keygen", f"--name={name}", path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_KEYGEN_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BootstrapError(f"{flux} keygen did not end within {_KEYGEN_TIMEOUT_S} s") from error
+    if keygen.returncode != 0 or not path.is_file():
+        raise BootstrapError(f"{flux} keygen failed ({keygen.returncode}): {keygen.stderr.strip()}")
+    path.chmod(0o600)
+
+
+def _publish(site: Site, written: Path, output: Path) -> str:
+    """Put the cluster's UUID and the folder in their places, or neither; return the UUID."""
+    cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
+    made = _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+    try:
+        written.rename(output)
+    except OSError:
+        if made:
+            uuid_file(site.state_dir).unlink()
+        raise
+    return cluster_uuid
+
+
+def keep_uuid(site: Site) -> str:
+    """The site's UUID, made and written to state_dir if it has none. Raises :class:`BootstrapError`."""
+    cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
+    try:
+        _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or site.state_dir}: {error.strerror}") from error
+    return cluster_uuid
+
+
+def _keep_uuid(file: Path, cluster_uuid: str, *, known: bool) -> bool:
+    """Write the UUID where the manager finds it; True if the file is new. ``known``: the site has it already."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as draft:
+        draft.write(cluster_uuid + "\n")
+        draft.flush()
+        os.fsync(draft.fileno())
+        try:
+            os.link(draft.name, file)  # whole or not at all, and never over another
+        except FileExistsError:
+            if known:
+                return False
+            raise BootstrapError(f"{file} exists and is not overwritten: load the site again") from None
+    return True
+
+
+def flux_toml(site: Site, certificate: Path) -> str:
+    """The configuration that rank 0 and every node share. The order of the hosts is that of the ranks."""
+    head, address, port = site.flux.head_host, site.flux.head_address, site.flux.port
+    bind, connect = f"tcp://{_bind_address(address)}:{port}", f"tcp://{address}:{port}"
+    hosts = [
+        f"    {{ host = {_toml(head)}, bind = {_toml(bind)}, connect = {_toml(connect)} }},",
+        *(f"    {{ host = {_toml(compress_hostlist(node.slots))} }}," for node in site.node_types),
+    ]
+    table = ["[bootstrap]", f"curve_cert = {_toml(str(certificate))}", "hosts = [", *hosts, "]", ""]
+    lines = [
+        f"# Cluster {site.cluster}, written by flux-node-manager init.",
+        "",
+        # By FLUB brokers find each other by what rank 0 tells them, and a table would have them do otherwise.
+        *(table if site.flux.join is not Join.FLUB else []),
+        "[resource]",
+        "# A node's own name and cores are not those of its slot.",
+        "noverify = true",
+        "# Rank 0 runs no jobs.",
+        'exclude = "0"',
+        "",
+        "[[resource.config]]",
+        f"hosts = {_toml(head)}",
+        f"cores = {_toml(_ids(site.flux.head_cores))}",
+        *(line for node_type in site.node_types for line in _resource_config(node_type)),
+        "",
+        "[kvs]",
+        f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
+        "",
+        "# Fluxion reads it, other schedulers do not. Its own default denies jobs for more nodes than are up.",
+        "[sched-fluxion-qmanager]",
+        'queue-policy = "easy"',
+        "",
+        "# The type of each slot, as the resources above declare it. Changed by: flux-node-manager slots",
+        "[node-manager.slots]",
+        *(
+            f"{_toml(node_type.name)} = {_toml(compress_hostlist(node_type.slots))}"
+            for node_type in site.node_types
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _resource_config(node_type: NodeType) -> list[str]:
+    properties = ", ".join(_toml(name) for name in sorted(node_type.properties))
+    return [
+        "",
+        "[[resource.config]]",
+        f"hosts = {_toml(compress_hostlist(node_type.slots))}",
+        f"cores = {_toml(_ids(node_type.cores))}",
+        *([f"gpus = {_toml(_ids(node_type.gpus))}"] if node_type.gpus else []),
+        *([f"properties = [{properties}]"] if properties else []),
+    ]
+
+
+def _ids(count: int) -> str:
+    return format_idset(range(count))
+
+
+def _toml(text: str) -> str:
+    """A TOML basic string, which JSON's is too but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _bind_address(head_address: str) -> str:
+    """A loopback address is bound as it is. Another may be a gateway's, or a name: all interfaces are bound."""
+    try:
+        return head_address if ipaddress.ip_address(head_address).is_loopback else "*"
+    except ValueError:
+        return "*"
+
+
+def _uri(output: Path) -> str:
+    return f"local://{output / 'run' / 'local-0'}"
+
+
+def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
+    found = []
+    if site.flux.bootstrap_dir != output:
+        found.append(f"nodes will look in bootstrap_dir = {site.flux.bootstrap_dir}, which is not {output}.")
+    if site.flux.uri and site.flux.uri != uri:
+        found.append(f"the manager will look at uri = {site.flux.uri}, which is not {uri}.")
+    return tuple(found)
+
+
+# --- a node -----------------------------------------------------------------------------------------------
+
+
+def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> list[str]:
+    """The broker that joins as ``slot``, for a node that sees the bootstrap folder."""
+    if slot not in site.slots and slot not in _table_of(site):
+        raise ValueError(f'"{slot}" is no slot of {site.path}')
+    return _broker_command(flux_command, site.flux.bootstrap_dir, slot)
+
+
+def _table_of(site: Site) -> list[str]:
+    """The hosts of the table as it is now: a site that was loaded before it grew does not know the last ones."""
+    try:
+        return hosts_of(ConfigFile.of(site.flux.bootstrap_dir).read())
+    except FluxConfigError:
+        return []
+
+
+def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
+    conf = folder / "conf.d"
+    return [flux_command, "broker", f"--config-path={conf}", "-Sbroker.boot-method=config", f"-Shostname={host}"]
+
+
+def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
+    """The shell script that a node runs at boot: its broker, started again whenever it ends, until SIGTERM.
+
+    Raises :class:`BootstrapError` where there is no flux.
+    """
+    if site.flux.join is Join.IMAGE:
+        return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
+    flux = find_flux(flux_command)
+    flub = site.flux.join is Join.FLUB
+    broker = shlex.join(_flub_follower(site, slot, flux) if flub else follower_command(site, slot, flux))
+    return _USER_DATA.format(
+        slot=shlex.quote(slot),
+        path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
+        prepare=_FLUB_PREPARE if flub else ":",
+        broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
+    )
+
+
+def _flub_follower(site: Site, slot: SlotName, flux: str) -> list[str]:
+    """It is given its rank, and has the slot for its host name: by that it is known again (``flub``)."""
+    server = site.flux.boot_server or site.flux.uri
+    return [flux, "broker", f"-Sbroker.boot-server={server}", f"-Shostname={slot}", "-Stbon.topo=kary:0"]
+
+
+# Its first configuration is its own: one that does not say so drains itself, for its name is not the placeholder's.
+_FLUB_PREPARE = """printf '[resource]\\nnoverify = true\\n' >"$rundir/node.toml\""""
+
+# The image holds the configuration and the certificate; the slot is told as a host name, which no other node has.
+_IMAGE_USER_DATA = """\
+#!/bin/sh
+# Starts the Flux broker of a slot, as its image has it.
+SLOT={slot}
+export SLOT
+{start}
+"""
+
+# A broker ends when rank 0 goes away, and joins again when it is back. One whose leader died without a word
+# does not heed SIGTERM, so it gets five seconds. At any time the script has one child at most, $!.
+_USER_DATA = """\
+#!/bin/sh
+# Runs the Flux broker of a slot until SIGTERM.
+set -u
+slot={slot}
+PATH={path}
+export PATH
+unset FLUX_URI FLUX_JOB_ID FLUX_KVS_NAMESPACE
+rundir=$(mktemp -d -t flux-slot.XXXXXX) || exit 1
+
+leave() {{
+    trap '' TERM INT HUP
+    child=${{!:-}}
+    if [ -n "$child" ] && kill -TERM "$child" 2>/dev/null; then
+        looks=25
+        while kill -0 "$child" 2>/dev/null; do
+            if [ "$looks" -eq 0 ]; then
+                kill -KILL "$child"
+                wait "$child"
+                break
+            fi
+            looks=$((looks - 1))
+            sleep 0.2
+        done
+    fi
+    rm -rf "$rundir"
+    exit 0
+}}
+trap leave TERM INT HUP
+
+delay=1
+while :; do
+    started=$(date +%s)
+    {prepare}
+    {broker} -Srundir="$rundir" </dev/null &
+    wait "$!"
+    status=$?
+    if [ "$(($(date +%s) - started))" -ge 60 ]; then
+        delay=1
+    fi
+    echo "slot $slot: the broker ended with $status, next start in $delay s" >&2
+    sleep "$delay" &
+    wait "$!"
+    delay=$((delay * 2))
+    if [ "$delay" -gt 30 ]; then
+        delay=30
+    fi
+done
+"""

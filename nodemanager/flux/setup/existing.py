@@ -1,0 +1,187 @@
+"""What makes an instance that is there already elastic: placeholders in its table, their resources, and no more.
+
+Nothing of the instance is changed here. What is to be added is shown as a diff (of GNU patch's kind), for whoever
+looks after its configuration to apply; rank 0 then restarts once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from nodemanager.config.site import Site
+from nodemanager.config.text.flux_toml import Division, FluxConfigError, hosts_of, lengthened_text, redivided_text
+from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
+from nodemanager.flux.fluxion import QMANAGER
+from nodemanager.flux.setup.bootstrap import BootstrapError
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to add to an instance's configuration. Its text is for whoever is to do so."""
+
+    diff: str
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.diff:
+            return "# The slots of the site are there already.\n"
+        return "".join([*(f"# {note}\n" for note in self.notes), self.diff])
+
+
+def propose(site: Site, folder: Path) -> Proposal:
+    """Read an instance's ``*.toml`` files, in FOLDER or FOLDER/conf.d, and say what an elastic one has besides.
+
+    Raises :class:`BootstrapError` where it cannot become elastic as it is.
+    """
+    conf = folder / "conf.d" if (folder / "conf.d").is_dir() else folder
+    before = {path: _text(path) for path in sorted(conf.glob("*.toml"))}
+    tables = {path: _tables(path, text) for path, text in before.items()}
+    after = dict(before)
+    try:
+        _add_hosts(site, after, _holder(tables, "bootstrap", conf))
+        _add_resources(site, after, _holder(tables, "resource", conf))
+    except FluxConfigError as error:
+        raise BootstrapError(f"{conf}: {error}") from error
+    diff = "".join(_diff(path, before[path], text) for path, text in after.items())
+    config = {key: value for table in tables.values() for key, value in table.items()}
+    return Proposal(diff, tuple(_notes(site, config, folder, conf)))
+
+
+def _diff(path: Path, before: str, after: str) -> str:
+    """As ``patch`` reads it: what has no newline at its end is said to have none."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), str(path), str(path))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends. Nothing but a newline ends a line for ``patch``."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _text(path: Path) -> str:
+    """With the ends of its lines as they are."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise BootstrapError(f"{path}: {error}") from error
+
+
+def _tables(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BootstrapError(f"{path}: it is not TOML: {error}") from error
+
+
+def _holder(tables: Mapping[Path, Mapping[str, Any]], name: str, conf: Path) -> Path:
+    holders = [path for path, table in tables.items() if name in table]
+    if len(holders) != 1:
+        found = ", ".join(str(path) for path in holders) or "none"
+        raise BootstrapError(
+            f"{conf}: one *.toml file with a [{name}] table is needed, found {found}: an instance becomes elastic"
+            " if it is started from a bootstrap table, with its resources configured"
+        )
+    return holders[0]
+
+
+def _add_hosts(site: Site, texts: dict[Path, str], path: Path) -> None:
+    known = set(hosts_of(tomllib.loads(texts[path])))
+    for node_type in site.node_types:
+        new = [slot for slot in node_type.slots if slot not in known]
+        if new:
+            texts[path] = lengthened_text(texts[path], new)
+
+
+def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
+    texts[path] = _with_tables(texts[path], path)
+    division: Division = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
+    text = redivided_text(texts[path], division, site.node_types)
+    document = tomlkit.parse(text)
+    if not document["resource"].get("noverify"):
+        document["resource"]["noverify"] = True
+        text = tomlkit.dumps(document)
+    texts[path] = text
+
+
+def _with_tables(text: str, path: Path) -> str:
+    """R from a file (``resource.path``) as ``[[resource.config]]`` tables, if it is not in such already."""
+    resource = tomllib.loads(text)["resource"]
+    if "config" in resource or "path" not in resource:
+        return text
+    if "scheduling" in resource:
+        raise BootstrapError(
+            f"{path}: resource.scheduling describes every node to the scheduler, placeholders are not in it: take"
+            " it out, or make it anew with them, first"
+        )
+    file = Path(resource["path"])
+    try:
+        found = tables_of_r(json.loads(_text(path.parent / file)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BootstrapError(f"{file}, R of this instance, cannot be read: {error}") from error
+    document = tomlkit.parse(text)
+    made = tomlkit.aot()
+    for fields in found:
+        table = tomlkit.table()
+        table.update(fields)
+        table.add(tomlkit.nl())
+        made.append(table)
+    del document["resource"]["path"]
+    document["resource"]["config"] = made
+    return tomlkit.dumps(document)
+
+
+def tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ``[[resource.config]]`` tables that say what an R (RFC 20) says. Raises ``ValueError`` and the like."""
+    if "scheduling" in r:
+        raise ValueError("it has a scheduling key, which describes every node to the scheduler")
+    execution = r["execution"]
+    entries = [(rank, entry["children"]) for entry in execution["R_lite"] for rank in parse_idset(entry["rank"])]
+    ranks = sorted({rank for rank, _ in entries})
+    hosts = [host for text in execution["nodelist"] for host in expand_hostlist(text)]
+    if len(hosts) != len(ranks):
+        raise ValueError(f"{len(hosts)} hosts for {len(ranks)} ranks")
+    host_of = dict(zip(ranks, hosts, strict=True))
+    properties = {name: set(parse_idset(text)) for name, text in execution.get("properties", {}).items()}
+    units: dict[int, tuple[set[int], set[int]]] = {rank: (set(), set()) for rank in ranks}
+    for rank, has in entries:
+        units[rank][0].update(parse_idset(has.get("core", "")))
+        units[rank][1].update(parse_idset(has.get("gpu", "")))
+    same: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for rank, (cores, gpus) in units.items():
+        own = tuple(sorted(name for name, members in properties.items() if rank in members))
+        same.setdefault((format_idset(cores), format_idset(gpus), own), []).append(host_of[rank])
+    return [
+        {
+            "hosts": compress_hostlist(members),
+            "cores": core_ids,
+            **({"gpus": gpu_ids} if gpu_ids else {}),
+            **({"properties": list(own)} if own else {}),
+        }
+        for (core_ids, gpu_ids, own), members in same.items()
+    ]
+
+
+def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> Iterator[str]:
+    yield "Nothing was changed. Apply this on rank 0, and on nodes with files of their own: patch -d / -p1 <DIFF"
+    yield "Then restart rank 0 once; the table is read at its start. Jobs that run then end, those that wait stay."
+    if not config.get("resource", {}).get("noverify"):
+        yield "noverify: a node's own name and cores are not those of its slot. It holds for all nodes."
+    if config.get("tbon", {}).get("topo", "kary:0") != "kary:0":
+        yield 'tbon.topo must be "kary:0": a node reaches rank 0 only, and a placeholder cannot be its parent.'
+    if "checkpoint-period" not in config.get("kvs", {}):
+        yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 costs all jobs."
+    if QMANAGER not in config:
+        yield f'With Fluxion: [{QMANAGER}] queue-policy = "easy". Else jobs for more nodes than are up are denied.'
+    yield "Rank 0 must be started with -Sbroker.quorum=1 (flux.service does so) and a statedir."
+    expected = folder if conf != folder else conf.parent
+    if site.flux.bootstrap_dir != expected and conf.name == "conf.d":
+        yield f"Under [Flux] the site needs: bootstrap_dir = {expected}"

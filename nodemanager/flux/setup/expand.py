@@ -1,0 +1,111 @@
+"""What ``expand`` does: an instance that runs inside an outer Flux gets nodes of it, as one job of the outer one.
+
+That job's tasks are brokers, each of which joins the inner instance as a slot. Cancelling the job takes them away.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from nodemanager.config.site import Site
+from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.ports import Clock, FluxError
+from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.flux import bindings
+from nodemanager.flux.claim import owner_of
+from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.setup import bootstrap, outer
+from nodemanager.flux.submit import read_id, submit, written_id
+
+TIMEOUT_S = 10.0
+_RUNNING = 16
+
+
+class ExpandError(Exception):
+    """Nothing was submitted, and why."""
+
+
+def expand(site: Site, job: str, count: int, clock: Clock) -> tuple[str, tuple[SlotName, ...]]:
+    """Submit ``count`` brokers to the enclosing instance, for the one that runs there as ``job``; the new job's id.
+
+    Raises :class:`ExpandError`, ``FluxError`` and ``BootstrapError``.
+    """
+    with bindings.connection("") as handle:
+        inner = _running(handle, job)
+        slots, type_name = _free(site, count, clock, outer.slots_of_jobs(handle, _name(site), timeout_s=TIMEOUT_S))
+        node_type = next(node_type for node_type in site.node_types if node_type.name == type_name)
+        user = {outer.USER_KEY: {"expands": inner, "slots": list(slots)}}
+        command = ["/bin/sh", "-c", script(site, slots)]
+        jobspec = outer.jobspec_of(_name(site), command, count, node_type, user=user)
+        made = submit(handle, jobspec, timeout_s=TIMEOUT_S)
+    return written_id(made), slots
+
+
+def _name(site: Site) -> str:
+    return f"expand-{site.cluster}"
+
+
+def script(site: Site, slots: Sequence[SlotName]) -> str:
+    """Each task runs the user-data of the slot that is its own."""
+    arms = "".join(
+        f"{task}) exec /bin/sh -c {shlex.quote(bootstrap.user_data(site, slot))} ;;\n"
+        for task, slot in enumerate(slots)
+    )
+    return f'case "$FLUX_TASK_RANK" in\n{arms}esac\n'
+
+
+def _running(handle: bindings.Handle, job: str) -> int:
+    try:
+        job_id = read_id(job)
+    except bindings.CallFailed as error:
+        raise ExpandError(f'"{job}" is no job id') from error
+    request = {"id": job_id, "attrs": ["state"]}
+    try:
+        found = bindings.ask(handle, "job-list.list-id", request, timeout_s=TIMEOUT_S)["job"]
+    except bindings.CallFailed as failure:
+        if not failure.answered:
+            raise
+        raise ExpandError(f"the enclosing instance has no job {job}") from failure
+    if found.get("state") != _RUNNING:
+        raise ExpandError(f"job {job} does not run")
+    return job_id
+
+
+def _free(
+    site: Site, count: int, clock: Clock, promised: frozenset[SlotName]
+) -> tuple[tuple[SlotName, ...], TypeName]:
+    """Slots of one type that nobody has, nor is promised; the first ranks first."""
+    with bindings.connection(site.flux.uri) as handle:
+        owner = owner_of(handle, timeout_s=TIMEOUT_S)
+    if owner is not None:
+        # It would know nothing of what is promised here, and might lease the same slots.
+        raise ExpandError(
+            f"a manager runs there ({owner}) and may lease the same slots, and of two brokers on a slot the second"
+            " puts out the first. With provider = flux it grows the instance by itself; else stop it first"
+        )
+    flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, timeout_s=TIMEOUT_S)
+    port = flux.port()
+    try:
+        free = free_slots(site, port.ranks(), port.launches())
+    finally:
+        port.close()
+    free = {name: [slot for slot in slots if slot not in promised] for name, slots in free.items()}
+    for type_name, slots in free.items():
+        if len(slots) >= count:
+            return tuple(slots[:count]), type_name
+    most = max((len(slots) for slots in free.values()), default=0)
+    raise FluxError(f"{count} slots of one type are needed, and {most} at the most are free")
+
+
+def free_slots(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> dict[TypeName, list[SlotName]]:
+    """The slots of each type that are offline, not leased, and not drained: a drained broker would get no job."""
+    by_site = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
+    leased = {launch.slot for launch in launches}
+    free: dict[TypeName, list[SlotName]] = {}
+    for rank in ranks:
+        name = rank.type_name or by_site.get(rank.host)
+        taken = rank.online or rank.allocated or rank.excluded or rank.drain_reason is not None
+        if name is not None and not taken and rank.host not in leased:
+            free.setdefault(name, []).append(rank.host)
+    return free

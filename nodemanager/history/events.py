@@ -1,0 +1,281 @@
+"""What happened, as entries: worked out from one publication of the manager's and the next.
+
+Pure. A reason that stays the same but for its figures makes no entry, nor does a decision that is only said, in
+``observe`` mode, when it comes up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.facts import (
+    CloudCallFailed,
+    DecisionsPaused,
+    DecisionsResumed,
+    Fact,
+    FluxCallFailed,
+    HoldPlaced,
+    NodeReleased,
+    RetirementAsked,
+    SteeringNotKept,
+)
+from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.nodes import Launch, LaunchId
+from nodemanager.core.orders import (
+    BootNode,
+    ChangeSlots,
+    CreateNode,
+    DestroyNode,
+    EndLease,
+    RecordLaunches,
+    RefuseSlots,
+)
+from nodemanager.core.reason_text import Edge
+from nodemanager.core.reasons import Figure, Reason
+from nodemanager.planner.outcome import NodeReasons
+from nodemanager.planner.plan import Action, type_of
+
+# Why so many jobs wait, the first of the queue, is followed for each; of the rest only their number is known.
+JOBS_FOLLOWED = 2000
+
+NOTHING: Mapping[str, Figure] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
+
+    ``kind``: decided, would (in ``observe`` mode), node (``what``: its new state), because (the reason of a node or
+    job is another), job, failed (a call), operator, standstill, alarm. ``figures`` are as they are at the edge.
+    """
+
+    at: float
+    kind: str
+    subject: str
+    what: str
+    code: str = ""
+    figures: Mapping[str, Figure] = field(default_factory=lambda: NOTHING)
+    node_type: str = ""
+
+
+def order_of(action: Action) -> str:
+    return type(action).__name__
+
+
+def launches_of(action: Action) -> tuple[LaunchId, ...]:
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            return (launch.id,)
+        case RecordLaunches(launches=launches):
+            return tuple(launch.id for launch in launches)
+        case ChangeSlots() | RefuseSlots():
+            return ()
+        case _:
+            return (action.launch,) if action.launch is not None else ()
+
+
+def subject_of(action: Action) -> str:
+    """Whom the order is about: its launch; of a node that no launch owns, the provider's id."""
+    if isinstance(action, DestroyNode) and action.launch is None:
+        return action.provider_id
+    return ",".join(launches_of(action))
+
+
+def reason_of(action: Action) -> Reason | None:
+    reason: Reason | None = getattr(action, "reason", None)
+    return reason
+
+
+class Entries:
+    """Follows the publications; it remembers the last one only."""
+
+    def __init__(self) -> None:
+        self._last: Published | None = None
+        self._waits: Mapping[JobId, str] = {}  # why jobs waited, by the code of the reason
+        self._would: frozenset[str] = frozenset()
+
+    def of(self, publications: Sequence[Published]) -> tuple[Entry, ...]:
+        """What happened since the last publication before these: at least one, in their order."""
+        newest = publications[-1]
+        last, self._last = self._last, newest
+        entries: list[Entry] = []
+        for it in publications:
+            edge = Edge(it.snapshot.now_s, it.snapshot.wall_at)
+            entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
+            entries += self._decisions(it, edge)
+        edge = Edge(newest.snapshot.now_s, newest.snapshot.wall_at)
+        for changes in (_moves, _reasons, _jobs):
+            entries += changes(last, newest, edge)
+        entries += self._jobs_wait(last, newest, edge)
+        entries += _of_the_service(last, newest, edge)
+        return tuple(entries)
+
+    def _jobs_wait(self, last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+        """Why each of the first jobs waits, whenever that has become another reason."""
+        known, self._waits = self._waits, {}
+        if now.plan.stands_still is not None:
+            return
+        before = last.plan.jobs if last is not None else {}
+        codes: dict[JobId, str] = {}
+        for job_id, reason in islice(now.plan.jobs.items(), JOBS_FOLLOWED):
+            codes[job_id] = reason.code
+            said = known.get(job_id)
+            if said is None and (earlier := before.get(job_id)) is not None:
+                said = earlier.code  # it was not yet among the first
+            if said != reason.code:
+                yield Entry(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
+        self._waits = codes
+
+    def _decisions(self, published: Published, edge: Edge) -> Iterator[Entry]:
+        said: set[str] = set()
+        only_said = (("would", action) for action in published.plan.would)
+        given = "decided" if published.acts else "would"
+        for kind, action in (*((given, action) for action in published.plan.actions), *only_said):
+            subject = subject_of(action)
+            line = f"{order_of(action)} {_slot_of(action) or subject}"
+            said.add(line)
+            if kind == "would" and line in self._would:
+                continue
+            reason = reason_of(action)
+            figures = dict(edge.figures(reason)) if reason is not None else {}
+            if isinstance(action, BootNode):
+                figures["serves"] = tuple(str(job) for job in action.serves)
+            node_type = type_of(action, published.snapshot) or ""
+            code = reason.code if reason is not None else ""
+            yield Entry(edge.wall_at, kind, subject, order_of(action), code, figures, node_type)
+        if not published.plan.settled:  # nothing is said of buying until it is
+            said |= {line for line in self._would if line.startswith(BootNode.__name__)}
+        self._would = frozenset(said)
+
+
+def _slot_of(action: Action) -> str:
+    """Where a launch is only thought of, its id is another at every plan, and its slot the same."""
+    return action.launch.slot if isinstance(action, BootNode) else ""
+
+
+def _of_fact(fact: Fact, edge: Edge) -> Iterator[Entry]:
+    match fact:
+        case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail):
+            figures: Mapping[str, Figure] = {"detail": detail}
+            yield Entry(edge.wall_at, "failed", launch or "", operation, str(kind), figures)
+        case FluxCallFailed(launches=launches, order=order, why=why):
+            yield Entry(edge.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
+        case SteeringNotKept(why=why):
+            yield Entry(edge.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
+        case HoldPlaced(launch=launch, mark=mark):
+            yield Entry(edge.wall_at, "operator", launch, "hold", figures={"by": mark.by})
+        case RetirementAsked(launch=launch, mark=mark):
+            yield Entry(edge.wall_at, "operator", launch, "retire", figures={"by": mark.by})
+        case NodeReleased(launch=launch):
+            yield Entry(edge.wall_at, "operator", launch, "release")
+        case DecisionsPaused(mark=mark):
+            yield Entry(edge.wall_at, "operator", "", "pause", figures={"by": mark.by})
+        case DecisionsResumed():
+            yield Entry(edge.wall_at, "operator", "", "resume")
+        case _:
+            pass
+
+
+def _moves(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+    before = last.snapshot.nodes if last is not None else {}
+    after = now.snapshot.nodes
+    if before is after:
+        return
+    for id_, node in after.items():
+        known = before.get(id_)
+        if known is node or (known is not None and known.state is node.state):
+            continue
+        figures: dict[str, Figure] = {"was": str(known.state) if known is not None else "unknown"}
+        if node.story:
+            figures["story"] = edge.story(node.story[-1])
+        yield Entry(edge.wall_at, "node", id_, str(node.state), "", figures, node.launch.type_name)
+    for id_, node in before.items():
+        if id_ not in after:
+            yield Entry(edge.wall_at, "node", id_, "ended", "", _end_figures(node.launch), node.launch.type_name)
+
+
+def _end_figures(launch: Launch) -> Mapping[str, Figure]:
+    return {"slot": launch.slot, "requested_at": launch.requested_at}
+
+
+def type_subject(name: str) -> str:
+    """By what a node type is found again: a slot may have its name. No launch and no slot has a space."""
+    return f"type {name}"
+
+
+def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+    """Why a node, or a type, is left or treated as it is: whenever that has become another reason."""
+    if now.plan.stands_still is not None:
+        return
+    before = last.plan if last is not None else None
+    for id_ in _nodes_reasoned_about(last, now):
+        reason = now.plan.nodes[id_]
+        known = before.nodes.get(id_) if before is not None else None
+        if known is reason or (known is not None and known.code == reason.code):
+            continue
+        node = now.snapshot.nodes.get(id_)
+        if node is not None:
+            figures, node_type = edge.figures(reason), node.launch.type_name
+            yield Entry(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
+    for name, reason in now.plan.types.items():
+        said = before.types.get(name) if before is not None else None
+        if said is None or said.code != reason.code:
+            figures = edge.figures(reason)
+            yield Entry(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
+
+
+def _nodes_reasoned_about(last: Published | None, now: Published) -> Iterable[LaunchId]:
+    """The nodes whose reason may be another."""
+    before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
+    if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
+        return nodes.others_than(before)
+    return nodes
+
+
+def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+    known = last.snapshot.jobs if last is not None else {}
+    jobs = now.snapshot.jobs
+    if jobs is known:
+        return
+    for id_, job in jobs.items():
+        old = known.get(id_)
+        if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
+            yield Entry(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
+    for id_ in [id_ for id_ in known if id_ not in jobs]:
+        yield Entry(edge.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], edge))
+
+
+def _job_figures(job: Job, edge: Edge) -> Mapping[str, Figure]:
+    return {
+        "user": job.userid,
+        "queue": job.queue,
+        "submitted_at": job.submitted_at,
+        "wait_s": max(0.0, edge.wall_at - job.submitted_at),
+    }
+
+
+def _of_the_service(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+    was = last.plan.stands_still if last is not None else None
+    still = now.plan.stands_still
+    if still is not None and (was is None or was.code != still.code):
+        yield Entry(edge.wall_at, "standstill", "", "begins", still.code, edge.figures(still))
+    elif still is None and was is not None:
+        yield Entry(edge.wall_at, "standstill", "", "ends", was.code)
+    known = last.snapshot.intruders if last is not None else ()
+    for intruder in now.snapshot.intruders:
+        if intruder not in known:
+            yield Entry(edge.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
+    blocks = last.snapshot.blocks if last is not None else {}
+    for scope, block in now.snapshot.blocks.items():
+        if blocks.get(scope) != block:
+            yield Entry(
+                edge.wall_at,
+                "block",
+                str(scope),
+                "begins",
+                block.reason.code,
+                {**edge.figures(block.reason), "until_at": edge.wall(block.until_s)},
+            )

@@ -1,0 +1,104 @@
+"""How each node's life goes: when it was asked for, up, joined, first at work and gone, and how that turned out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.facts import CloudCallFailed, Fact
+from nodemanager.core.nodes import CloudState, LaunchId, NodeState
+from nodemanager.core.reason_text import Edge
+from nodemanager.planner.cost import billing
+from nodemanager.planner.state.snapshot import Node
+
+AT_WORK = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Moments are wall-clock; None is not yet, or not known: what a manager finds standing has lived before.
+
+    ``outcome`` of the boot: "" while it is open, "joined", or why it never did: ``create_`` with the kind of the
+    failure, the code of the reason it was given up for, or "never_appeared".
+    """
+
+    launch: LaunchId
+    slot: str
+    node_type: str
+    requested_at: float
+    found: bool = False  # by this process: it had been ordered by an earlier one
+    up_at: float | None = None
+    joined_at: float | None = None
+    first_job_at: float | None = None
+    ended_at: float | None = None
+    outcome: str = ""
+    why: str = ""  # it went
+    cost: float = 0.0
+
+
+class Lives:
+    """Follows the publications, and gives the lives in which something happened."""
+
+    def __init__(self) -> None:
+        self._lives: dict[LaunchId, Life] = {}
+        self._failures: dict[LaunchId, str] = {}
+        self._nodes: Mapping[LaunchId, Node] = {}
+
+    def of(self, published: Published, facts: Iterable[Fact]) -> tuple[tuple[Life | None, Life], ...]:
+        """Each life that is not as it was, as it was (None: it begins) and as it is."""
+        for fact in facts:
+            if isinstance(fact, CloudCallFailed) and fact.operation == "create" and fact.launch is not None:
+                self._failures[fact.launch] = str(fact.kind)
+        before, nodes = self._nodes, published.snapshot.nodes
+        if before is nodes:
+            return ()
+        self._nodes = nodes
+        edge = Edge(published.snapshot.now_s, published.snapshot.wall_at)
+        changed = []
+        for id_, node in nodes.items():
+            if before.get(id_) is node:
+                continue
+            was = self._lives.get(id_)
+            now = _lived(was or _begun(node), node, edge, published)
+            if now != was:
+                self._lives[id_] = now
+                changed.append((was, now))
+        for id_, node in before.items():
+            if id_ not in nodes and (ended := self._lives.pop(id_, None)) is not None:
+                changed.append((ended, self._ended(ended, node, edge)))
+        return tuple(changed)
+
+    def _ended(self, life: Life, node: Node, edge: Edge) -> Life:
+        why = node.retiring.code if node.retiring is not None else ""
+        failure = self._failures.pop(life.launch, "")
+        outcome = life.outcome or (f"create_{failure}" if failure else why or _outcome_of(node))
+        return replace(life, ended_at=edge.wall_at, outcome=outcome, why=why or "gone")
+
+
+def _outcome_of(node: Node) -> str:
+    if node.cloud is None:
+        return "never_appeared"
+    return "failed_at_provider" if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
+
+
+def _begun(node: Node) -> Life:
+    launch = node.launch
+    return Life(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
+
+
+def _lived(life: Life, node: Node, edge: Edge, published: Published) -> Life:
+    up = node.cloud is not None and node.cloud.state is CloudState.RUNNING
+    joined = node.state in AT_WORK
+    first_job = node.state is NodeState.BUSY
+    tariff = billing.tariff_of(node.launch, published.policy)
+    lived_s = billing.age_s(node, edge.now_s)
+    cost = float(billing.cost(tariff, lived_s)) if tariff is not None and node.cloud is not None else 0.0
+    return replace(
+        life,
+        up_at=life.up_at or (edge.wall_at if up or joined else None),
+        joined_at=life.joined_at or (edge.wall(node.since_s) if joined else None),
+        first_job_at=life.first_job_at or (edge.wall(node.since_s) if first_job else None),
+        outcome=life.outcome or ("joined" if joined else ""),
+        cost=max(life.cost, cost),
+    )

@@ -1,0 +1,1 @@
+"""The history file: an SQLite database with one writer and many readers."""

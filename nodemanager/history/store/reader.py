@@ -1,0 +1,308 @@
+"""What the journal tells: spend, reports, why something was so in the past. Read-only, for any thread."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodemanager.history.cost_ledger import HOUR_S, NOBODY, WORK
+from nodemanager.history.node_lives import Life
+from nodemanager.history.observe_savings import in_a_line
+from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE
+
+ENTRIES_MAX = 1000
+BUSY_S = 1.0
+
+TEXTS = ("kind", "subject", "what", "code", "figures", "node_type")  # of an entry
+STOPS = """
+    SELECT node_type,
+        MIN(CASE WHEN kind = 'node' THEN at END) - MIN(CASE WHEN kind = 'decided' THEN at END) AS took_s
+    FROM entries
+    WHERE (kind = 'node' AND what IN ('gone', 'ended')) OR (kind = 'decided' AND what = 'DestroyNode')
+    GROUP BY subject HAVING took_s >= 0 ORDER BY subject
+"""
+
+
+class JournalUnreadable(Exception):
+    """There is no journal, or not one that can be read: what it would tell is not known."""
+
+
+class JournalReader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        try:
+            connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        except sqlite3.Error as error:
+            raise JournalUnreadable(f"{self._path}: {error}") from error
+        connection.row_factory = sqlite3.Row
+        connection.text_factory = _text
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise JournalUnreadable(f"{self._path}: {error}") from error
+        finally:
+            connection.close()
+
+    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        with self._connected() as connection:
+            return [dict(row) for row in connection.execute(query, values)]
+
+    # --- how far it reaches ---
+
+    def begins_at(self) -> float | None:
+        """The moment before which it knows nothing; None where nothing was written yet."""
+        rows = self._rows("SELECT MIN(at) AS at FROM begun")
+        found = rows[0]["at"]
+        return found if isinstance(found, float) else None
+
+    def set_aside(self) -> list[str]:
+        """The names of earlier files, beside it, that could not be used: the oldest first."""
+        return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE}*"))
+
+    # --- entries ---
+
+    def entries(
+        self, *, since_at: float = 0.0, subject: str = "", kinds: Sequence[str] = (), limit: int = ENTRIES_MAX
+    ) -> list[dict[str, Any]]:
+        """The latest, oldest first. ``subject``: a launch, a job's id, a type.
+
+        Of one that is spoilt where SQLite takes no notice, the others are told, and it is said in the log.
+        """
+        conditions = ["at >= ?"]
+        values: list[object] = [since_at]
+        if subject:
+            conditions.append("subject = ?")
+            values.append(subject)
+        if kinds:
+            conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += kinds
+        rows = self._rows(
+            f"SELECT at, kind, subject, what, code, figures, node_type FROM entries"  # noqa: S608 - our own words
+            f" WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",
+            *values,
+            limit,
+        )
+        whole: list[dict[str, Any]] = []
+        for row in reversed(rows):
+            with suppress(_SpoiltError):
+                whole.append(_with_figures(row))
+        if len(whole) < len(rows):
+            structlog.get_logger().warning(
+                "journal_entries_spoilt", path=str(self._path), entries=len(rows) - len(whole)
+            )
+        return whole
+
+    def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
+        """The last thing that was said of a subject before a moment; None where nothing was.
+
+        Its ``code`` is "" where no reason stood any more: a job had begun, it or the node had ended (``what`` says
+        which), or decisions had stood still meanwhile. Where they still did, it is that which stood.
+        """
+        said = self._last(
+            subject, at, "(code != '' OR kind = 'job' OR (kind = 'node' AND what = 'ended'))", f"of {subject}"
+        )
+        if said is None or not said["code"]:
+            return said
+        still = self._last("", at, "kind = 'standstill' AND what = 'begins'", "of what stood still")
+        if still is None or still["id"] < said["id"]:
+            return said
+        ended = self._last("", at, "kind = 'standstill' AND what = 'ends'", "of what stood still")
+        return {**ended, "code": ""} if ended is not None and ended["id"] > still["id"] else still
+
+    def _last(self, subject: str, at: float, condition: str, what: str) -> dict[str, Any] | None:
+        rows = self._rows(
+            "SELECT at, kind, subject, what, code, figures, node_type, id FROM entries"  # noqa: S608 - our own words
+            f" WHERE subject = ? AND at <= ? AND {condition} ORDER BY id DESC LIMIT 1",
+            subject,
+            at,
+        )
+        try:
+            return _with_figures(rows[0]) if rows else None
+        except _SpoiltError as fault:  # an older one would be a wrong answer
+            raise JournalUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
+
+    def launch_of(self, slot: str, at: float) -> str | None:
+        """Which launch had a slot at a moment."""
+        rows = self._rows(
+            "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? AND (ended_at IS NULL OR ended_at >= ?)"
+            " ORDER BY requested_at DESC LIMIT 1",
+            slot,
+            at,
+            at,
+        )
+        return str(rows[0]["launch"]) if rows else None
+
+    # --- jobs ---
+
+    def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
+        """Those that had ended by a moment, in the order of their submission, one by one: they may be very many."""
+        query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
+        with self._connected() as connection:
+            yield from connection.execute(query, (until_at,))
+
+    def jobs_until(self) -> float:
+        """When the last job ended that is in it now; 0 where there is none."""
+        (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
+        return float(row["last_at"] or 0.0)
+
+    def jobs_count(self) -> int:
+        """How many jobs have ended."""
+        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
+        return int(row["count"])
+
+    # --- nodes' lives ---
+
+    def lives(self, within_s: float) -> Iterator[Life]:
+        """Those asked for within a time of the latest, in the order in which they were, one by one."""
+        with self._connected() as connection:
+            for row in connection.execute(
+                "SELECT * FROM lives WHERE requested_at >= (SELECT MAX(requested_at) FROM lives) - ?"
+                " ORDER BY requested_at, launch",
+                (within_s,),
+            ):
+                yield Life(**{**dict(row), "found": bool(row["found"])})
+
+    def stops(self) -> list[tuple[str, float]]:
+        """By type, how long each node took from the order to end it until it was seen gone, in seconds."""
+        rows = self._rows(STOPS)
+        return [(row["node_type"], row["took_s"]) for row in rows]
+
+    # --- spend ---
+
+    def spent(self, since_at: float) -> float:
+        """What was spent since a moment, by whole hours; an estimate."""
+        rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
+        return float(rows[0]["cost"] or 0.0)
+
+    # --- the report ---
+
+    def report(self, since_at: float, until_at: float) -> dict[str, Any]:
+        """Cost by type, user, queue and use; waits; boots and how they ended; what failed.
+
+        ``begins_at``: where the history begins only after ``since_at``; ``set_aside``: files with what was before.
+        ``cost_since_at``: spend is kept by the hour, so sums of it begin with that in which ``since_at`` lies.
+        ``entries_since_at``: from when on there are waits, failures and decisions, which are not kept as long.
+        """
+        begins_at = self.begins_at()
+        begins_late = begins_at is not None and begins_at > since_at
+        hour = int(since_at // HOUR_S)
+        total = self._sums("use", hour)
+        cost = sum(row["cost"] for row in total)
+        waste = sum(row["cost"] for row in total if row["use"] != WORK)
+        return {
+            "since_at": since_at,
+            "until_at": until_at,
+            "begins_at": begins_at if begins_late else None,
+            "set_aside": self.set_aside() if begins_late else [],
+            "cost": cost,
+            "cost_since_at": float(hour * HOUR_S),
+            "entries_since_at": max(since_at, until_at - ENTRIES_KEPT_S),
+            "waste": waste,
+            "node_hours": sum(row["node_hours"] for row in total),
+            "by_use": total,
+            "by_type": self._sums("node_type", hour),
+            "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
+            "by_queue": self._sums("queue", hour, f"AND use = '{WORK}'"),
+            "waits": self._waits(since_at),
+            "observed": self._observed(since_at),
+            "boots": self._boots(since_at),
+            "failures": self._rows(
+                "SELECT what AS operation, code AS kind, COUNT(*) AS count, MAX(at) AS last_at FROM entries"
+                " WHERE kind = 'failed' AND at >= ? GROUP BY what, code ORDER BY count DESC",
+                since_at,
+            ),
+            "decisions": self._rows(
+                "SELECT kind, what AS order_, code AS reason, COUNT(*) AS count FROM entries"
+                " WHERE kind IN ('decided', 'would') AND at >= ? GROUP BY kind, what, code ORDER BY count DESC",
+                since_at,
+            ),
+        }
+
+    def _sums(self, column: str, hour: int, condition: str = "") -> list[dict[str, Any]]:
+        return self._rows(
+            f"SELECT {column}, SUM(cost) AS cost, SUM(node_s) / 3600.0 AS node_hours FROM spend"  # noqa: S608
+            f" WHERE hour >= ? {condition} GROUP BY {column} ORDER BY cost DESC",
+            hour,
+        )
+
+    def _waits(self, since_at: float) -> Mapping[str, Any]:
+        waits_s = sorted(row["wait_s"] for row in self._rows("SELECT wait_s FROM waits WHERE at >= ?", since_at))
+        return {"jobs": len(waits_s), "median_s": quantile(waits_s, 0.5), "p95_s": quantile(waits_s, 0.95)}
+
+    def _observed(self, since_at: float) -> Mapping[str, Any] | None:
+        """What it would have come to, had been done what was only said; None where everything was done."""
+        (row,) = self._rows(
+            "SELECT SUM(span_s) AS span_s, SUM(cost) AS cost, SUM(cost_advised) AS cost_advised,"
+            " SUM(busy_touched) AS busy_touched FROM advised WHERE hour >= ?",
+            int(since_at // HOUR_S),
+        )
+        if row["span_s"] is None:
+            return None
+        waits = self._rows("SELECT wait_s, advised_s FROM waits WHERE at >= ? AND advised_s IS NOT NULL", since_at)
+        p95_s = quantile(sorted(it["wait_s"] for it in waits), 0.95)
+        p95_advised_s = quantile(sorted(it["advised_s"] for it in waits), 0.95)
+        longer_s = p95_advised_s - p95_s if p95_s is not None and p95_advised_s is not None else None
+        return {
+            **row,
+            "jobs": len(waits),
+            "p95_s": p95_s,
+            "p95_advised_s": p95_advised_s,
+            "text": in_a_line(
+                row["span_s"], row["cost"], row["cost_advised"], row["busy_touched"], p95_longer_s=longer_s
+            ),
+        }
+
+    def _boots(self, since_at: float) -> list[dict[str, Any]]:
+        rows = self._rows(
+            "SELECT node_type, outcome, joined_at - requested_at AS took_s, found FROM lives"
+            " WHERE requested_at >= ? AND outcome != ''",
+            since_at,
+        )
+        groups: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            took = groups.setdefault((row["node_type"], row["outcome"]), [])
+            took.append(row["took_s"] if row["took_s"] is not None and not row["found"] else -1.0)
+        return [
+            {
+                "node_type": node_type,
+                "outcome": outcome,
+                "count": len(took),
+                "median_s": quantile(sorted(it for it in took if it >= 0), 0.5),
+                "p95_s": quantile(sorted(it for it in took if it >= 0), 0.95),
+            }
+            for (node_type, outcome), took in sorted(groups.items())
+        ]
+
+
+def _text(found: bytes) -> str:
+    return found.decode(errors="replace")
+
+
+class _SpoiltError(Exception):
+    """An entry cannot be what was written; the text says why."""
+
+
+def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXTS):
+        raise _SpoiltError("it is spoilt")
+    try:
+        figures = json.loads(entry["figures"]).items()
+    except (ValueError, AttributeError) as fault:
+        raise _SpoiltError(f"its figures are spoilt: {fault}") from fault
+    # As they were when they were told: JSON has lists only.
+    return {**entry, "figures": {name: tuple(it) if isinstance(it, list) else it for name, it in figures}}
+
+
+def quantile(ordered: Sequence[float], part: float) -> float | None:
+    """Of values in ascending order; the nearest rank. None where there are none."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None

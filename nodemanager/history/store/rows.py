@@ -1,0 +1,133 @@
+"""What publications come to in the journal's tables."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nodemanager.history.cost_ledger import Account, Sum
+from nodemanager.history.ended_jobs import EndedJob
+from nodemanager.history.events import Entry
+from nodemanager.history.follower import Happened
+from nodemanager.history.node_lives import Life
+from nodemanager.history.observe_savings import Advised
+from nodemanager.history.store.shapes import written_shape
+
+Row = tuple[object, ...]
+
+ENTRIES = "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)"
+LIVES = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+SPEND = (
+    "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+    " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s"
+)
+ADVISED = (
+    "INSERT INTO advised VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET span_s = span_s + excluded.span_s,"
+    " cost = cost + excluded.cost, cost_advised = cost_advised + excluded.cost_advised,"
+    " busy_touched = busy_touched + excluded.busy_touched"
+)
+WAITS = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
+JOBS = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+BEGUN = "INSERT INTO begun SELECT ? WHERE NOT EXISTS (SELECT 1 FROM begun)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is inserted for some publications. It keeps none of them, nor their snapshots, alive.
+
+    ``of_each``: by statement. ``begins_at``, ``wall_at``: the times of the oldest and the newest that it tells of.
+    """
+
+    of_each: tuple[tuple[str, Sequence[Row]], ...]
+    publications: int
+    begins_at: float
+    wall_at: float
+
+    @classmethod
+    def of(cls, batch: Sequence[Happened]) -> Rows:
+        """From one publication at the least."""
+        entries = [entry for happened in batch for entry in happened.entries]
+        lives = {now.launch: now for happened in batch for _, now in happened.lives}
+        advised = [happened.advised for happened in batch if happened.advised is not None]
+        of_each = (
+            (ENTRIES, [_entry(it) for it in entries]),
+            (LIVES, [_life(it) for it in lives.values()]),
+            (SPEND, list(_spend(batch))),
+            (ADVISED, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised]),
+            (WAITS, list(_waits(entries, advised))),
+            (JOBS, [_job(job) for happened in batch for job in happened.ended]),
+        )
+        begins_at = min([batch[0].published.snapshot.wall_at, *(it.at for it in entries)])
+        return cls(of_each, len(batch), begins_at, batch[-1].published.snapshot.wall_at)
+
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for _, rows in self.of_each)
+
+    def insert(self, connection: sqlite3.Connection) -> None:
+        connection.execute(BEGUN, (self.begins_at,))
+        for statement, rows in self.of_each:
+            connection.executemany(statement, rows)
+
+
+def _entry(entry: Entry) -> Row:
+    figures = json.dumps(entry.figures, default=str)
+    return entry.at, entry.kind, entry.subject, entry.what, entry.code, figures, entry.node_type
+
+
+def _life(life: Life) -> Row:
+    return (
+        life.launch,
+        life.slot,
+        life.node_type,
+        life.requested_at,
+        int(life.found),
+        life.up_at,
+        life.joined_at,
+        life.first_job_at,
+        life.ended_at,
+        life.outcome,
+        life.why,
+        life.cost,
+    )
+
+
+def _job(job: EndedJob) -> Row:
+    shape = json.dumps(written_shape(job.shape), separators=(",", ":"))
+    times = job.submitted_at, job.began_at, job.ended_at, job.duration_s
+    return str(job.id), *times, job.userid, job.queue, shape
+
+
+def _spend(batch: Sequence[Happened]) -> Iterable[Row]:
+    sums: defaultdict[Account, Sum] = defaultdict(Sum)
+    for happened in batch:
+        for account, spent in happened.spent.items():
+            sums[account].cost += spent.cost
+            sums[account].node_s += spent.node_s
+    for account, total in sums.items():
+        yield (
+            account.hour,
+            account.node_type,
+            account.userid,
+            account.queue,
+            account.use,
+            total.cost,
+            total.node_s,
+        )
+
+
+def _waits(entries: list[Entry], advised: list[Advised]) -> Iterable[Row]:
+    waits = {str(job): wait for it in advised for job, wait in it.waits.items()}
+    for entry in entries:
+        if entry.kind == "job" and entry.what == "began":
+            yield (
+                entry.subject,
+                entry.at,
+                entry.figures["wait_s"],
+                entry.figures["user"],
+                entry.figures["queue"],
+                waits[entry.subject].as_advised_s if entry.subject in waits else None,
+            )

@@ -1,0 +1,66 @@
+"""What jobs ask for, as JSON values and back: for journals, which outlive the program that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
+
+
+def written_shape(shape: Shape) -> dict[str, Any]:
+    written: dict[str, Any] = {"slots": shape.slots, "cores_per_slot": shape.cores_per_slot}
+    if shape.gpus_per_slot:
+        written["gpus_per_slot"] = shape.gpus_per_slot
+    if shape.nodes is not None:
+        written["nodes"] = shape.nodes
+    if shape.exclusive:
+        written["exclusive"] = True
+    if shape.memory_bytes_per_slot:
+        written["memory_bytes_per_slot"] = shape.memory_bytes_per_slot
+    if shape.one_zone:
+        written["one_zone"] = True
+    if shape.constraint != ANYWHERE:
+        written["constraint"] = _written(shape.constraint)
+    return written
+
+
+def read_shape(written: Mapping[str, Any]) -> Shape:
+    fields = dict(written)
+    constraint = _read(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
+    return Shape(constraint=constraint, **fields)
+
+
+def _written(constraint: Constraint) -> list[Any]:
+    match constraint:
+        case HasProperty(name):
+            return ["property", name]
+        case OnHosts(hosts):
+            return ["hosts", *sorted(hosts)]
+        case OnRanks(ranks):
+            return ["ranks", *sorted(ranks)]
+        case All(parts):
+            return ["all", *map(_written, parts)]
+        case AnyOf(parts):
+            return ["any", *map(_written, parts)]
+        case Not(part):
+            return ["not", _written(part)]
+
+
+def _read(written: list[Any]) -> Constraint:
+    kind, *rest = written
+    match kind:
+        case "property":
+            return HasProperty(rest[0])
+        case "hosts":
+            return OnHosts(frozenset(rest))
+        case "ranks":
+            return OnRanks(frozenset(rest))
+        case "all":
+            return All(tuple(map(_read, rest)))
+        case "any":
+            return AnyOf(tuple(map(_read, rest)))
+        case "not":
+            return Not(_read(rest[0]))
+        case _:
+            raise ValueError(f"no such constraint: {kind}")

@@ -1,0 +1,288 @@
+"""The one writer of the journal: SQLite, in a thread of its own.
+
+The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
+read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
+aside; what the disk does not take is held, and written when it does; what is too much to hold is left out, the
+oldest first, and counted. While another process writes it (``lock.py``), one that has taken over holds what it has,
+too; one that waits to act has nothing to tell; one that only observes writes nothing there, ever.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodemanager.history.cost_ledger import HOUR_S
+from nodemanager.history.follower import Happened
+from nodemanager.history.store.lock import WriteLock, WrittenByAnother
+from nodemanager.history.store.rows import Rows
+from nodemanager.history.store.schema import ENTRIES_KEPT_S, JOBS_KEPT_S, SET_ASIDE, SPEND_KEPT_S, TooNew, migrate
+
+FLUSH_S = 1.0
+WAITING_MAX = 2000
+HELD_MAX = 20_000  # rows: some ten megabytes, and a day of a quiet site
+TRY_AGAIN_S = 10.0
+BUSY_S = 5.0  # what a reader may keep the writer waiting
+PRUNE_EVERY_S = 3600.0
+PRUNE_AGAIN_S = 300.0  # after one that failed
+
+
+class Journal:
+    """Its ``take_in`` may be called from any thread and never waits.
+
+    ``succeeds``: whether it goes on with the file once another process that writes it has ended.
+    """
+
+    def __init__(self, path: Path, *, succeeds: bool = True) -> None:
+        self.path = path
+        self.elsewhere = False  # whether another process writes it now
+        self._succeeds = succeeds
+        self._given_up = False
+        self._lock = WriteLock(path)
+        self.lost = 0  # publications of which nothing was written
+        self.failure = ""  # why nothing is being written now; "" where it is
+        self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
+        self._held: deque[Rows] = deque()  # what is not written yet, the oldest first
+        self._newest_at = 0.0  # the wall-clock time of what was written last
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._checked: tuple[int, int] | None = None  # the file that was found whole
+        self._prune_at_s = 0.0
+        self._prune_failure = ""  # why the old was not let go the last time; "" where it was
+        self._log: Any = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take_in(self, happened: Happened) -> None:
+        if not happened.to_write:
+            return
+        try:
+            self._waiting.put_nowait(happened.in_short)  # it waits for the others of its commit
+        except queue.Full:
+            self.lost += 1
+
+    def stop(self, within_s: float) -> None:
+        """End after what waits is written, but within a time."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=within_s)
+            self._thread.join(within_s)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            batch, ends = self._next_batch()
+            self.write(batch)
+        if self._held:
+            self._log.error(
+                "journal_lost", path=str(self.path), publications=sum(it.publications for it in self._held)
+            )
+        self.close()
+
+    def _next_batch(self) -> tuple[list[Happened], bool]:
+        """What came within ``FLUSH_S`` of the first: many publications are one commit.
+
+        Nothing where it is time to try again what is held. And whether this is the end.
+        """
+        try:
+            first = self._waiting.get(timeout=TRY_AGAIN_S if self._held else None)
+        except queue.Empty:
+            return [], False
+        if first is None:
+            return [], True
+        batch = [first]
+        until_s = time.monotonic() + FLUSH_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                following = self._waiting.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if following is None:
+                return batch, True
+            batch.append(following)
+        return batch, False
+
+    def write(self, batch: Sequence[Happened]) -> None:
+        """Write them now, after what is held. For the journal's thread, or for who has none."""
+        if self._given_up:
+            self.lost += len(batch)
+            return
+        if batch:
+            self._held.append(Rows.of(batch))
+        if not self._held:
+            return
+        error = self._tried()
+        if error is not None and _is_broken(error):
+            self._say(error)
+            self._move_aside(error)
+            error = self._tried()  # to the one that is begun anew
+        self.elsewhere = isinstance(error, WrittenByAnother)
+        if error is None:
+            if self.failure:
+                self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
+                self.failure = ""
+            self._prune()
+        else:
+            self._say(error)
+            self._given_up = self.elsewhere and not self._succeeds
+            told_there = self.elsewhere and (self._given_up or (bool(batch) and _another_acts(batch[-1])))
+            # What breaks a new file too would break each.
+            self._let_go(0 if told_there or _is_broken(error) else HELD_MAX)
+
+    def _let_go(self, most: int) -> None:
+        """Hold so many rows at the most."""
+        count = sum(rows.count for rows in self._held)
+        while self._held and count > most:
+            oldest = self._held.popleft()
+            count -= oldest.count
+            self.lost += oldest.publications
+
+    def _tried(self) -> Exception | None:
+        """Why what is held could not be written; None where it is, and is held no more."""
+        try:
+            connection = self._opened()
+            with connection:
+                for rows in self._held:
+                    rows.insert(connection)
+        except (sqlite3.Error, OSError, TooNew) as error:
+            self._disconnect()
+            return error
+        self._newest_at = self._held[-1].wall_at
+        self._held.clear()
+        return None
+
+    def _say(self, error: Exception) -> None:
+        """Once for each kind of failure, not once a second."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self.failure:
+            self._log.error("journal_not_written", path=str(self.path), why=text)
+        self.failure = text
+
+    # --- the file ---
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None and self._file != _identity(self.path):
+            self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
+            self._disconnect()
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.take()
+            # What users ran stands in it: for the owner's eyes.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level="DEFERRED")
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                self._check(connection)
+                migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self._file = connection, _identity(self.path)
+        return self._connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Raise ``DatabaseError`` for a file that is spoilt, though what is written next may not meet with that.
+
+        Each is looked through once: it takes a second for some hundred megabytes.
+        """
+        found = _identity(self.path)
+        if found != self._checked:
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if said != "ok":
+                raise sqlite3.DatabaseError(said)
+            self._checked = found
+
+    def close(self) -> None:
+        """Let go of the file: another process may write it now."""
+        self._disconnect()
+        self._lock.release()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = self._file = None
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = self.path.with_name(f"{self.path.name}{SET_ASIDE}{int(time.time())}")
+        try:
+            for ending in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+            self.path.rename(aside)
+        except OSError as refused:
+            self._say(refused)
+        else:
+            self._log.error("journal_moved_aside", path=str(self.path), to=str(aside), why=str(error))
+
+    # --- what is old ---
+
+    def _prune(self) -> None:
+        """Let go of what is old, when it is time to. One that fails leaves what was written as it is.
+
+        It needs room itself, before it makes any: on a disk that is nearly full it may fail where writing did not.
+        """
+        now_s = time.monotonic()
+        if now_s < self._prune_at_s:
+            return
+        try:
+            _let_go_before(self._newest_at, self._opened())
+        except (sqlite3.Error, OSError, TooNew) as error:
+            self._prune_at_s = now_s + PRUNE_AGAIN_S
+            if _is_broken(error):
+                self._checked = None  # it is looked through before anything more is written there
+            self._disconnect()
+            text = f"{type(error).__name__}: {error}"
+            if text != self._prune_failure:
+                self._log.warning("journal_not_pruned", path=str(self.path), why=text)
+            self._prune_failure = text
+        else:
+            self._prune_at_s = now_s + PRUNE_EVERY_S
+            self._prune_failure = ""
+
+
+def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
+    with connection:
+        for table, column, kept_s in (
+            ("entries", "at", ENTRIES_KEPT_S),
+            ("waits", "at", ENTRIES_KEPT_S),
+            ("lives", "requested_at", SPEND_KEPT_S),
+            ("jobs", "submitted_at", JOBS_KEPT_S),
+        ):
+            connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
+        for table in ("spend", "advised"):
+            oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
+            connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
+
+
+def _another_acts(happened: Happened) -> bool:
+    stands_still = happened.published.plan.stands_still
+    return stands_still is not None and stands_still.code == "not_the_actor"
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether it is the file itself that cannot be used, and not the disk or a lock."""
+    if isinstance(error, TooNew):
+        return True
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)

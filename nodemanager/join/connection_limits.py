@@ -1,0 +1,147 @@
+"""The door of the join service: how many connections it has, of whom and for how long, from before TLS on.
+
+A connection costs whoever opens it nothing, and us a file: so they are counted as they are accepted. What is beyond
+the bounds is cut without an answer. A client takes that for a service that cannot be reached, and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+from nodemanager.join.rate_limits import network_of
+
+BACKLOG = 128  # connections accepted at one go, before any of them is counted
+FILES_SPARE = BACKLOG + 64  # those, and what the service itself has open
+CLOSE_WITHIN_S = 3.0  # what the other side gets to agree to the end of TLS
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``headers_s``: within what a request's headers come, after TLS and after each answer."""
+
+    connections_max: int = 2000
+    of_one_source_max: int = 128
+    handshake_s: float = 10.0
+    headers_s: float = 10.0
+    life_s: float = 60.0  # of a connection, whatever it does
+
+
+def allowed_connections(wanted: int) -> int:
+    """As many as the process may have files for, of which it asks for as many as it needs."""
+    files = wanted + FILES_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < files:
+        most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        with suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - FILES_SPARE))
+
+
+class Inside(asyncio.Protocol):
+    """What a connection becomes once it is secured. It calls ``left`` when it is lost."""
+
+    left: Callable[[], None]
+
+
+class Gate:
+    """Makes the protocol of each connection, for ``asyncio``'s ``create_server`` without TLS.
+
+    ``is_too_fast`` is asked of each by its source; ``inside`` makes what it becomes. One event loop's.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        bounds: Bounds,
+        is_too_fast: Callable[[str], bool],
+        inside: Callable[[], Inside],
+    ) -> None:
+        self.context = context
+        self.bounds = bounds
+        self.inside = inside
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._is_too_fast = is_too_fast
+        self._here: Counter[str] = Counter()
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Visitor(self)
+
+    def let_in(self, source: str) -> bool:
+        is_full = self._here.total() >= self.bounds.connections_max
+        if is_full or self._here[source] >= self.bounds.of_one_source_max or self._is_too_fast(source):
+            return False
+        self._here[source] += 1
+        return True
+
+    def leaves(self, source: str) -> None:
+        self._here[source] -= 1
+        if not self._here[source]:
+            del self._here[source]
+
+
+class _Visitor(asyncio.Protocol):
+    """One connection, until it is secured. What it sends at once with its handshake is kept for what comes next."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._source: str | None = None
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast("asyncio.Transport", transport)
+        peer = plain.get_extra_info("peername")
+        source = network_of(peer[0] if peer else "")
+        if not self._gate.let_in(source):
+            plain.abort()
+            return
+        self._source = source
+        plain.pause_reading()  # until TLS reads
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(self._gate.bounds.life_s, plain.abort)
+        task = loop.create_task(self._secure(plain))
+        self._gate.tasks.add(task)
+        task.add_done_callback(self._gate.tasks.discard)
+
+    async def _secure(self, plain: asyncio.Transport) -> None:
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                plain,
+                self,
+                self._gate.context,
+                server_side=True,
+                ssl_handshake_timeout=self._gate.bounds.handshake_s,
+                ssl_shutdown_timeout=CLOSE_WITHIN_S,
+            )
+        except OSError:  # ssl.SSLError is one
+            self._leave()
+            return
+        if secured is None or self._source is None:  # it has gone meanwhile
+            return
+        inside = self._gate.inside()
+        inside.left = self._leave
+        secured.set_protocol(inside)
+        inside.connection_made(secured)
+        if self._early:
+            inside.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._leave()
+
+    def _leave(self) -> None:
+        """Once, whoever says it first."""
+        if self._source is not None:
+            self._end.cancel()
+            source, self._source = self._source, None
+            self._gate.leaves(source)

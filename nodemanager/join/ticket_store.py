@@ -1,0 +1,228 @@
+"""What the join service remembers, in SQLite: which tickets are used, and what nodes reported.
+
+Of a used ticket it keeps the launch and a hash of the nonce that came with it: nothing that opens anything. A mark
+is on disk before the answer leaves. The manager reads the reports from the same file, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nodemanager.core.facts import JoinFact, NodeMeasured, NodeReported
+from nodemanager.core.nodes import JoinPhase, LaunchId
+from nodemanager.core.slots import Hardware
+
+REPORTS_KEPT_MAX = 50  # of one launch
+REPLAYS_KEPT_MAX = 10
+DETAIL_MAX_CHARS = 2000
+READ_MAX = 1000  # reports read at once
+# More than any machine has. What a node says of itself is laid out core by core, should its type be declared anew.
+THREADS_MAX = 100_000
+GPUS_MAX = 10_000
+MEMORY_MAX_BYTES = 2**60
+_HARDWARE_MAX = {"cores": THREADS_MAX, "threads": THREADS_MAX, "gpus": GPUS_MAX, "memory_bytes": MEMORY_MAX_BYTES}
+_HARDWARE_ALLOWED = ", ".join(f"{name} (at most {most})" for name, most in _HARDWARE_MAX.items())
+_MARK_MAX = 2**31 - 1
+_BUSY_S = 5.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS used (
+    launch TEXT PRIMARY KEY, nonce_hash TEXT NOT NULL, source TEXT NOT NULL, used_at REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS reports (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, launch TEXT NOT NULL, phase TEXT NOT NULL, detail TEXT NOT NULL,
+    reported_at REAL NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS reports_of_launch ON reports (launch, id);
+"""
+
+
+Reports = tuple[tuple[int, JoinFact], ...]  # each with its id, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What stands in a ledger beyond a place, up to ``READ_MAX`` rows. The oldest first.
+
+    ``ledger`` tells one ledger from the one that takes its place. ``unreadable`` says of each row that is no report
+    why.
+    """
+
+    ledger: int
+    place: int
+    facts: tuple[JoinFact, ...]
+    unreadable: tuple[str, ...]
+    is_last: bool
+
+
+class LedgerError(Exception):
+    """The file cannot be opened, read or written now."""
+
+
+class Ledger:
+    """The service's own file. Used by one thread at a time. Every method raises :class:`LedgerError`."""
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            if isinstance(path, Path):
+                path.touch(0o600)
+            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"{path} cannot be used: {error}") from error
+        try:
+            # What was answered must be remembered after a power failure too.
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+            (mark,) = self._db.execute("PRAGMA user_version").fetchone()
+            if not mark:  # who reads it is to know it from the next one
+                self._db.execute(f"PRAGMA user_version = {1 + secrets.randbelow(_MARK_MAX)}")
+        except sqlite3.Error as error:
+            self._db.close()
+            raise LedgerError(f"{path} cannot be used: {error}") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def use(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
+        """Mark a ticket as used; give the hash of the nonce that it was first used with, this one or another."""
+        row = (launch, nonce_hash, source, now_at)
+        try:
+            self._db.execute("INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (launch) DO NOTHING", row)
+        except sqlite3.Error as error:
+            raise LedgerError(f"a ticket could not be marked as used: {error}") from error
+        return self.user(launch) or nonce_hash
+
+    def user(self, launch: LaunchId) -> str | None:
+        """The hash of the nonce that the ticket was used with; None if it was not used."""
+        try:
+            found = self._db.execute("SELECT nonce_hash FROM used WHERE launch = ?", [launch]).fetchone()
+        except sqlite3.Error as error:
+            raise LedgerError(f"whether a ticket was used could not be read: {error}") from error
+        return str(found[0]) if found is not None else None
+
+    def report(self, report: NodeReported) -> None:
+        """Keep a report for the manager. Only the latest of a launch are kept, and only so many replays of it."""
+        row = (report.launch, report.phase, report.detail[:DETAIL_MAX_CHARS], report.reported_at)
+        is_replay = report.phase is JoinPhase.REPLAYED
+        kept_max = REPLAYS_KEPT_MAX if is_replay else REPORTS_KEPT_MAX
+        try:
+            if is_replay and self._count_replays(report.launch) >= kept_max:
+                return
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT INTO reports (launch, phase, detail, reported_at) VALUES (?, ?, ?, ?)", row)
+            self._db.execute(
+                "DELETE FROM reports WHERE launch = ?1 AND phase <> ?2 AND id NOT IN"
+                " (SELECT id FROM reports WHERE launch = ?1 AND phase <> ?2 ORDER BY id DESC LIMIT ?3)",
+                (report.launch, JoinPhase.REPLAYED, REPORTS_KEPT_MAX),
+            )
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(f"a report could not be kept: {error}") from error
+
+    def _count_replays(self, launch: LaunchId) -> int:
+        rows = self._db.execute(
+            "SELECT count(*) FROM reports WHERE launch = ? AND phase = ?", (launch, JoinPhase.REPLAYED)
+        )
+        return int(rows.fetchone()[0])
+
+    def forget(self, current: Iterable[LaunchId], before_at: float) -> None:
+        """Drop what is older than a moment, and of no launch that is current."""
+        try:
+            self._db.execute("CREATE TEMP TABLE IF NOT EXISTS current (launch TEXT PRIMARY KEY)")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM current")
+            self._db.executemany("INSERT OR IGNORE INTO current VALUES (?)", ([launch] for launch in current))
+            for table, column in (("used", "used_at"), ("reports", "reported_at")):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE {column} < ? AND launch NOT IN (SELECT launch FROM current)",  # noqa: S608 - names of ours
+                    [before_at],
+                )
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(f"old marks could not be dropped: {error}") from error
+
+    def reports(self, after: int) -> Reports:
+        """The reports beyond an id, each with its own, oldest first."""
+        return tuple((id_, fact) for id_, fact in _rows(self._db, after) if not isinstance(fact, str))
+
+
+def read_page(path: Path, ledger: int, place: int) -> Page | None:
+    """What stands beyond a place of a ledger; from the start where it is another ledger. None where there is none.
+
+    Raises :class:`LedgerError`.
+    """
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
+            db.execute("BEGIN")  # all of one moment
+            mark = int(db.execute("PRAGMA user_version").fetchone()[0])
+            last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'reports'").fetchone()
+            # One that was restored is the same, and was here before: it is behind what was read.
+            goes_on = mark == ledger and (last[0] if last is not None else 0) >= place
+            rows = _rows(db, place if goes_on else 0)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from error
+    return Page(
+        ledger=mark,
+        place=rows[-1][0] if rows else (place if goes_on else 0),
+        facts=tuple(fact for _, fact in rows if not isinstance(fact, str)),
+        unreadable=tuple(fact for _, fact in rows if isinstance(fact, str)),
+        is_last=len(rows) < READ_MAX,
+    )
+
+
+def _rows(db: sqlite3.Connection, after: int) -> list[tuple[int, JoinFact | str]]:
+    """Rows beyond an id: each a fact, or why it is none."""
+    query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
+    return [(row[0], _fact(*row)) for row in db.execute(query, (after, READ_MAX))]
+
+
+def _fact(id_: int, launch: str, phase: str, detail: str, reported_at: float) -> JoinFact | str:
+    try:
+        report = NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at)
+        if report.phase is not JoinPhase.MEASURED:
+            return report
+        return NodeMeasured(report.launch, decoded_hardware(detail), reported_at)
+    except ValueError as fault:
+        return f"report {id_} of {launch}: {fault}"
+
+
+# --- what a machine has -----------------------------------------------------------------------------------
+
+
+def encoded_hardware(hardware: Hardware) -> str:
+    """As :func:`decoded_hardware` reads it, and nothing else that came with it."""
+    return json.dumps(asdict(hardware))
+
+
+def decoded_hardware(text: str) -> Hardware:
+    """What a client says of its machine, as a JSON object of four whole numbers. Raises ``ValueError``."""
+    try:
+        read = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(read, dict) or not all(
+        _is_count(read.get(name), most) for name, most in _HARDWARE_MAX.items()
+    ):
+        raise ValueError(f"an object of whole numbers is needed: {_HARDWARE_ALLOWED}")
+    hardware = Hardware(*(read[name] for name in _HARDWARE_MAX))
+    if hardware.cores > hardware.threads:
+        raise ValueError("a core has one thread or more, so there are no more cores than threads")
+    return hardware
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most

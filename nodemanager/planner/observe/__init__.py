@@ -1,0 +1,1 @@
+"""How facts change the snapshot. Read ``observe`` first."""

@@ -1,0 +1,61 @@
+"""Whether the instance is the one that the site describes: its slots, and what each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+
+NAMED_MAX = 10
+
+
+def compared(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """The snapshot under another policy: what differed from the one before may be what this one says."""
+    return replace(snapshot, differs=difference(snapshot.ranks.values(), policy))
+
+
+def difference(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
+    """What of the site's slots the instance lacks or has otherwise; None where it may be the site's own.
+
+    Slots beyond the site's are no difference: an instance may have nodes of its own. Where it has none at all there
+    is nothing to buy for, and so nothing to refuse.
+    """
+    of_host = {rank.host: rank for rank in ranks}
+    if not of_host:
+        return None
+    missing = [slot for slot in policy.type_of_slot if slot not in of_host]
+    otherwise = [
+        text for slot in policy.type_of_slot if slot in of_host and (text := _other(of_host[slot], policy))
+    ]
+    if not missing and not otherwise:
+        return None
+    return because(
+        "instance_differs",
+        why=_in_words(missing, otherwise),
+        missing=len(missing),
+        otherwise=len(otherwise),
+        slots=len(policy.type_of_slot),
+    )
+
+
+def _other(rank: FluxRank, policy: Policy) -> str:
+    """How a slot differs from its type; "" if it does not. Which type it has, the instance says best."""
+    node_type = policy.types.get(rank.type_name) if rank.type_name is not None else policy.type_of_slot[rank.host]
+    if node_type is None:
+        return f"{rank.host} is of type {rank.type_name}, which the site does not have"
+    if (rank.cores, rank.gpus) == (node_type.cores, node_type.gpus):
+        return ""
+    has, wants = f"{rank.cores} cores and {rank.gpus} GPUs", f"{node_type.cores} and {node_type.gpus}"
+    return f"{rank.host} has {has}, a {node_type.name} {wants}"
+
+
+def _in_words(missing: Sequence[str], otherwise: Sequence[str]) -> str:
+    parts = []
+    if missing:
+        more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
+        parts.append(f"it lacks the slots {', '.join(missing[:NAMED_MAX])}{more}")
+    return "; ".join([*parts, *otherwise[:NAMED_MAX]])

@@ -1,0 +1,123 @@
+"""Nodes that are to get no more work, though they are up; and what somebody should look at.
+
+An unfit node is drained at once, even while a job runs there, which goes on; it is not kept for waiting jobs, and
+goes as soon as nothing runs there. Those jobs get other nodes by being demand. Whatever is only an alarm may heal,
+and nothing is done about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
+from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot
+
+FLAPS = 3  # so often away within FLAPS_WITHIN_S is no accident
+FLAPS_WITHIN_S = 900.0
+# How often a housekeeping is told to end (first by SIGTERM, then by SIGKILL). What survives that hangs in the
+# kernel, or ends no sooner for being told again: the node is left to somebody who looks at it.
+KILLS_MAX = 5
+
+
+def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
+    """Why a node gets no more work; None where it may."""
+    if node.sound:
+        return None
+    if node.reclaimed is not None:
+        return because("reclaimed", detail=node.reclaimed)
+    if node.cloud is not None and node.cloud.impaired:
+        return because("impaired", detail=node.cloud.impaired)
+    if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
+        if survives_kills(node):
+            return because("housekeeping_survives", lasts_s=lasts_s, kills=node.housekeeping_kills)
+        return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
+    if len(node.left_s) < FLAPS:
+        return None
+    times = [left_s for left_s in node.left_s if now_s - left_s < FLAPS_WITHIN_S]
+    return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
+
+
+def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
+    """Whether it is unfit, or has too little for its type."""
+    return not node.sound and (node.misfit is not None or unfit(node, policy, now_s) is not None)
+
+
+def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
+    """For how long a housekeeping lasts, or lasted until we killed it, that lasts too long."""
+    if node.housekeeping_s is None:
+        return None
+    lasts_s = now_s - node.housekeeping_s
+    return lasts_s if lasts_s >= policy.housekeeping_max_s or node.housekeeping_kills else None
+
+
+def survives_kills(node: Node) -> bool:
+    """Whether a housekeeping runs there that was told to end so often that it is told no more."""
+    runs = node.rank is not None and node.rank.housekeeping_since_at is not None
+    return runs and node.housekeeping_kills >= KILLS_MAX
+
+
+def hung_s(node: Node, now_s: float) -> float | None:
+    """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
+    rank = node.rank
+    if node.sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+        return None
+    return now_s - node.torpid_s
+
+
+def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
+    """Why a node that serves nothing and never may is given up; None while there is hope."""
+    if node.sound and _has_time(node, policy, now_s):
+        return None
+    cloud = node.cloud
+    if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
+        return because("failed_at_provider", detail=cloud.died_because)
+    if policy.destroy_on_replay and node.replayed:
+        return because("ticket_replayed")
+    if node.misfit is not None:
+        return node.misfit
+    if node.state is NodeState.BOOTING and node.reclaimed is not None:
+        return because("reclaimed", detail=node.reclaimed)
+    hangs_s = hung_s(node, now_s)
+    if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.rejoin_timeout_s:
+        return because("hangs", hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+    if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
+        return because("join_failed", detail=node.phase_detail)
+    waited_s = now_s - node.requested_s
+    # A restart of ours may find it long overdue while its broker is only shortly away.
+    known_s = now_s - node.since_s
+    if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
+        said = {"phase": str(node.phase), "detail": node.phase_detail} if node.phase is not None else {}
+        return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s, **said)
+    away_s = now_s - node.since_s
+    if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
+        return because("broker_lost", away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+    return None
+
+
+def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
+    """Whether a sound node need not be up yet, or was not away, and nobody says that it will not come."""
+    if node.state is not NodeState.BOOTING:
+        return node.state is not NodeState.LOST
+    failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
+    return not failed and node.phase is not JoinPhase.FAILED and now_s - node.requested_s < policy.boot_timeout_s
+
+
+def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
+    """What somebody should look at, of each node that it is said of."""
+    for node in roll_of(snapshot).restless.values():
+        if node.sound and not node.absences:
+            continue
+        name = node.launch.slot
+        hangs_s = hung_s(node, snapshot.now_s)
+        if node.state is NodeState.BUSY and hangs_s is not None:
+            yield because("hangs_at_work", node=name, hangs_s=hangs_s)
+        if node.absences >= policy.absences and node.rank is not None and node.rank.online:
+            yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
+        if survives_kills(node):
+            yield because("housekeeping_survives", node=name, kills=node.housekeeping_kills)
+        why = unfit(node, policy, snapshot.now_s)
+        if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
+            yield because("unfit", node=name, why=why.code)

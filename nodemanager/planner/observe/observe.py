@@ -1,0 +1,479 @@
+"""The snapshot, and what was just seen, make the next snapshot.
+
+State is read anew, never tracked: a fact replaces what we believed about its subject, unless it is older than
+what we know. An answer counts from the moment its query *began*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any, assert_never
+
+from nodemanager.core.facts import (
+    BrokerStopped,
+    ClaimHeld,
+    ClaimRefused,
+    CloudCallFailed,
+    CloudListed,
+    DecisionsPaused,
+    DecisionsResumed,
+    Fact,
+    FluxCallFailed,
+    FluxUnreachable,
+    HoldPlaced,
+    HousekeepingKilled,
+    JobRequeued,
+    LaunchesRecorded,
+    LeaseEnded,
+    LeftoversRemoved,
+    NodeCordoned,
+    NodeCreated,
+    NodeDestroyed,
+    NodeDrained,
+    NodeMeasured,
+    NodeReleased,
+    NodeReported,
+    NodeUndrained,
+    OrderLapsed,
+    QueueProbed,
+    QueueSeen,
+    RanksMeasured,
+    RanksSeen,
+    RanksStirred,
+    RecordSeen,
+    RetirementAsked,
+    SlotsChanged,
+    SlotsRefused,
+    SpendKept,
+    SpendNotKept,
+    SteeringKept,
+    SteeringNotKept,
+    Tick,
+)
+from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
+from nodemanager.planner.cost import budget
+from nodemanager.planner.cost.budget import accrued
+from nodemanager.planner.observe import backoff, hardware, operator, rank_facts
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.lifecycle import Event, allows, move
+from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.queue_index import line_of, moved
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+
+
+def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
+    """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
+    return accrued(snapshot, _after(snapshot, fact, policy), fact, policy)
+
+
+def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Snapshot:
+    """The snapshot after several facts: what one after the other makes of it, in less time."""
+    for kind, alike in groupby(facts, key=type):
+        run = tuple(alike)
+        # What concerns a budget, or what is bought next, is added up one by one.
+        counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
+        if kind is LeaseEnded and not counts:
+            snapshot = _leases_ended(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
+        elif kind in OF_ONE_NODE and not counts:
+            snapshot = _told_of_each(snapshot, run, policy)
+        else:
+            for fact in run:
+                snapshot = observe(snapshot, fact, policy)
+    return snapshot
+
+
+def _told_of_each(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> Snapshot:
+    """After facts that each tell of one node; news of one that is no more is old news."""
+    changed: dict[LaunchId, Node] = {}
+    for fact in facts:
+        node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
+        if node is not None:
+            changed[node.id] = OF_ONE_NODE[type(fact)](node, fact, snapshot, policy)
+    return with_nodes(snapshot, changed)
+
+
+def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
+    match fact:
+        case QueueSeen():
+            return _queue_seen(snapshot, fact)
+        case QueueProbed():
+            return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s)
+        case RanksStirred():
+            return _stirred(snapshot)
+        case RanksSeen():
+            return hardware.found_kept(rank_facts.ranks_seen(snapshot, fact, policy), policy)
+        case RanksMeasured():
+            return hardware.ranks_measured(snapshot, fact, policy)
+        case FluxUnreachable():
+            return _flux_unreachable(snapshot, fact)
+        case SlotsChanged():
+            return _slots_changed(snapshot, fact, policy)
+        case SlotsRefused():
+            return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
+        case ClaimHeld():
+            return _claim_held(snapshot, fact)
+        case RecordSeen():
+            return _record_seen(snapshot, fact)
+        case ClaimRefused():
+            refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+            return replace(snapshot, claimed=False, claim=refused)
+        case LaunchesRecorded():
+            return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
+        case NodeDrained() | NodeCordoned() | BrokerStopped() | HousekeepingKilled() | NodeDestroyed():
+            return _told_of_each(snapshot, (fact,), policy)
+        case NodeUndrained():
+            return _node_undrained(snapshot, fact)
+        case JobRequeued():
+            return snapshot  # the queue shows the new one
+        case LeaseEnded():
+            return _leases_ended(snapshot, [fact.launch])
+        case SteeringKept() | SteeringNotKept():
+            return operator.kept(snapshot, fact)
+        case SpendKept() | SpendNotKept():
+            return budget.kept(snapshot, fact)
+        case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
+            return operator.set_by_operator(snapshot, fact)
+        case FluxCallFailed():
+            return _flux_call_failed(snapshot, fact)
+        case OrderLapsed():
+            return _order_lapsed(snapshot, fact)
+        case NodeReported():
+            return _reported(snapshot, fact, policy)
+        case NodeMeasured():
+            return hardware.measured(snapshot, fact, policy)
+        case CloudListed():
+            return rank_facts.cloud_listed(snapshot, fact, policy)
+        case NodeCreated():
+            return rank_facts.created(snapshot, fact, policy)
+        case LeftoversRemoved():
+            return snapshot  # they were nobody's
+        case CloudCallFailed():
+            return rank_facts.cloud_call_failed(snapshot, fact, policy)
+        case _:
+            assert_never(fact)
+
+
+def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
+    """The snapshot at a later moment: calls past their deadline are no longer waited for."""
+    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
+    for source in (snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud):
+        if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
+            snapshot = _no_longer_waited_for(snapshot)
+            break
+    if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
+        snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
+    # This is done with every fact and every plan: of thousands of nodes few are looked at.
+    waiting = roll_of(snapshot).calling.values()
+    late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
+    return _each(snapshot, late, lambda node: rank_facts.call_failed(node, tick.now_s)) if late else snapshot
+
+
+def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
+    now_s = snapshot.now_s
+    return replace(
+        snapshot,
+        claim=_waited_for(snapshot.claim, now_s),
+        keeper=_waited_for(snapshot.keeper, now_s),
+        bookkeeper=_waited_for(snapshot.bookkeeper, now_s),
+        flux=_waited_for(snapshot.flux, now_s),
+        cloud=_waited_for(snapshot.cloud, now_s),
+    )
+
+
+def _waited_for(source: Source, now_s: float) -> Source:
+    if source.answer_due_s is None or source.answer_due_s > now_s:
+        return source
+    return replace(source, answer_due_s=None, failure="no answer in time", retry_s=now_s + 1.0)
+
+
+def _fresh(source: Source, started_s: float) -> Source:
+    return replace(source, seen_s=started_s, answer_due_s=None, failure="", retry_s=0.0)
+
+
+def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], Node]) -> Snapshot:
+    """Change the named nodes; news of one that is no more is old news."""
+    changed = {id_: change(snapshot.nodes[id_]) for id_ in ids if id_ in snapshot.nodes}
+    return with_nodes(snapshot, changed)
+
+
+def _stirred(snapshot: Snapshot) -> Snapshot:
+    """A look at the ranks is due, and before it nothing is bought."""
+    return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_s(snapshot))
+
+
+def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
+    ended = [
+        node.id
+        for launch in launches
+        if (node := snapshot.nodes.get(launch)) is not None
+        # Else it is old news: it has been leased again.
+        and (node.state is NodeState.GONE or rank_facts.waits_for(node, CallKind.END_LEASE))
+    ]
+    snapshot = with_nodes(snapshot, {}, ended)
+    for launch in ended:
+        snapshot = operator.without(snapshot, launch)
+    return snapshot
+
+
+def _recorded(node: Node) -> Node:
+    return replace(rank_facts.answered(node, CallKind.RECORD), recorded=True)
+
+
+def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
+    node = snapshot.nodes.get(fact.launch)
+    if node is None:
+        return snapshot
+    match fact.phase:
+        case JoinPhase.REPLAYED:
+            return with_nodes(snapshot, {node.id: replace(node, replayed=True)})
+        case JoinPhase.RECLAIMED:
+            # What is taken back here now is not to be had here now: its like is bought elsewhere for a while.
+            if node.reclaimed is None:
+                snapshot = backoff.refused(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
+            return with_nodes(snapshot, {node.id: replace(node, reclaimed=fact.detail)})
+        case _:
+            return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
+
+
+def _housekeeping_killed(node: Node, fact: HousekeepingKilled, snapshot: Snapshot, policy: Policy) -> Node:
+    """Told, not ended: a look says when it has. It is left alone a while before it is told again."""
+    del fact, policy
+    if not rank_facts.waits_for(node, CallKind.KILL_HOUSEKEEPING):
+        return node
+    node = rank_facts.answered(node, CallKind.KILL_HOUSEKEEPING)
+    return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=snapshot.now_s + KILL_AGAIN_S)
+
+
+def _broker_stopped(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy: Policy) -> Node:
+    del fact, policy
+    if not rank_facts.waits_for(node, CallKind.STOP_BROKER):
+        return node
+    return replace(rank_facts.answered(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
+
+
+def _node_undrained(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
+    snapshot = _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
+    return _stirred(snapshot)  # what is free there is known only after a look
+
+
+def _undrained(node: Node, now_s: float) -> Node:
+    if not rank_facts.waits_for(node, CallKind.UNDRAIN):
+        return node
+    rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
+    # A look that began earlier may still show the drain.
+    node = replace(
+        rank_facts.answered(node, CallKind.UNDRAIN),
+        rank=rank,
+        rank_seen_s=now_s,
+        retiring=None,
+        retired_s=None,
+        idle_looks=0,
+    )
+    return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
+
+
+# --- the queue --------------------------------------------------------------------------------------------
+
+
+def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
+    known = snapshot.jobs
+    jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
+    unreadable = {} if fact.complete else dict(snapshot.unreadable)
+    for job in fact.jobs:
+        jobs[job.id] = job
+        unreadable.pop(job.id, None)
+    for job_id in fact.ended:
+        jobs.pop(job_id, None)
+        unreadable.pop(job_id, None)
+    for bad in fact.unreadable:
+        unreadable[bad.id] = bad
+        jobs.pop(bad.id, None)
+    gone, come = _differences(known, jobs, None if fact.complete else fact)
+    now_s = snapshot.now_s
+    if any(_newly_waits(job, known) for job in come):
+        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_s(snapshot))
+    stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
+    if gone or come or stopped != snapshot.queues_stopped:
+        snapshot = replace(snapshot, changed_s=now_s)
+    if gone and snapshot.requeued:
+        snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
+    if gone or come:
+        line = moved(line_of(known, snapshot.line), jobs, gone, come)
+        snapshot = replace(snapshot, jobs=jobs, line=line)
+    return replace(
+        snapshot,
+        unreadable=unreadable,
+        queues_stopped=stopped,
+        queues_asked_s=snapshot.queues_asked_s if fact.queues_stopped is None else fact.started_s,
+        queue=_fresh(snapshot.queue, fact.started_s),
+    )
+
+
+def _differences(
+    before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen | None
+) -> tuple[list[Job], list[Job]]:
+    """Jobs as they were and are no more, and jobs as they were not before, of those that a fact tells of."""
+    if fact is None:
+        named: Iterable[JobId] = {**before, **after}
+    else:
+        named = dict.fromkeys([*(job.id for job in fact.jobs), *fact.ended, *(bad.id for bad in fact.unreadable)])
+    gone: list[Job] = []
+    come: list[Job] = []
+    for id_ in named:
+        was, is_ = before.get(id_), after.get(id_)
+        if was is not is_ and was != is_:
+            gone += [was] if was is not None else []
+            come += [is_] if is_ is not None else []
+    return gone, come
+
+
+def _newly_waits(job: Job, known: Mapping[JobId, Job]) -> bool:
+    before = known.get(job.id)
+    return job.state is JobState.SCHED and (
+        before is None or before.state is not JobState.SCHED or before.shape != job.shape
+    )
+
+
+# --- the instance and the claim on it ---------------------------------------------------------------------
+
+
+def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
+    """Whoever lost the instance lost the name on it too, and has to claim it anew."""
+    away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    return replace(snapshot, claimed=False, flux=away, claim=claim, away_s=fact.started_s)
+
+
+def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
+    """Take the record for what it is: adopt what we do not know, drop what never came to be.
+
+    A node whose slot another launch holds on record has lost it: what there is of it is a stray from now on.
+    """
+    on_record = {launch.id: launch for launch in fact.launches}
+    held = {launch.slot for launch in fact.launches}
+    nodes: dict[LaunchId, Node] = {}
+    for node in snapshot.nodes.values():
+        if node.id in on_record:
+            nodes[node.id] = replace(node, recorded=True)
+        elif node.launch.slot in held:
+            continue
+        elif node.call is not None or node.create_sent_s is not None or node.cloud is not None:
+            nodes[node.id] = replace(node, recorded=False)
+    for launch in fact.launches:
+        nodes.setdefault(launch.id, adopted(launch, snapshot))
+    gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
+    nodes = {id_: _doubted(node) for id_, node in nodes.items()}
+    claim = _fresh(snapshot.claim, fact.started_s)
+    # A look is due, and before it nothing is bought.
+    snapshot = budget.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
+    return operator.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
+
+
+def _record_seen(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
+    """Who only observes has made and set nothing of its own: what is on record is all that there is."""
+    on_record = {launch.id: launch for launch in fact.launches}
+    come = {id_: adopted(launch, snapshot) for id_, launch in on_record.items() if id_ not in snapshot.nodes}
+    gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
+    known = with_nodes(snapshot, come, gone)
+    # What was reckoned here since the look before is in the record too, or will be.
+    known = replace(known, spend={}, counted=frozenset(), steering=known.steering_on_record)
+    return operator.read(budget.read(known, fact.spend), fact.steering)
+
+
+def _doubted(node: Node) -> Node:
+    """Another one may have acted meanwhile, so no second look counts that was taken before.
+
+    Where rank 0 was away, so were all the nodes: that says nothing of one of them.
+    """
+    if node.drained_s is None and not node.left_s:
+        return node
+    return replace(node, drained_s=None, left_s=())
+
+
+def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
+    """Before anything more is ordered, the claim is made anew and what is on record is read."""
+    if fact.order in SLOTS_ORDERS:
+        return _slots_uncertain(snapshot, fact.why)
+    if fact.job is not None:
+        snapshot = replace(snapshot, requeued=snapshot.requeued - {fact.job})  # that one alone was surely not
+    snapshot = _each(snapshot, fact.launches, lambda node: rank_facts.lapsed(node, fact))
+    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
+    return replace(snapshot, claimed=False, claim=claim)
+
+
+def adopted(launch: Launch, snapshot: Snapshot) -> Node:
+    """A launch of an earlier life. Whether its create was ever sent is not known, so it is looked for."""
+    age_s = max(0.0, snapshot.wall_at - launch.requested_at)
+    return Node(
+        launch=launch,
+        state=NodeState.REQUESTED,
+        since_s=snapshot.now_s,
+        requested_s=snapshot.now_s - age_s,
+        adopted=True,
+        recorded=True,
+        create_sent_s=snapshot.now_s,
+        known_s=snapshot.now_s,
+    )
+
+
+KILL_AGAIN_S = 15.0
+SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
+FAILED_ORDER: Mapping[str, CallKind] = {
+    "RecordLaunches": CallKind.RECORD,
+    "DrainNode": CallKind.DRAIN,
+    "CordonNode": CallKind.DRAIN,
+    "UndrainNode": CallKind.UNDRAIN,
+    "StopBroker": CallKind.STOP_BROKER,
+    "KillHousekeeping": CallKind.KILL_HOUSEKEEPING,
+    "EndLease": CallKind.END_LEASE,
+}
+
+
+def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
+    """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
+    changed = hardware.kept(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
+    return rank_facts.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
+
+
+def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
+    """It may be half done. The claim is made anew, which repairs, and the ranks are looked at anew."""
+    claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
+    flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
+    return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
+
+
+def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
+    if fact.order in SLOTS_ORDERS:
+        return _slots_uncertain(snapshot, fact.why)
+    if fact.job is not None:
+        # It may have a successor all the same: the queue will tell.
+        return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
+    kind = FAILED_ORDER[fact.order]
+    waiting = [
+        id_ for id_ in fact.launches if id_ in snapshot.nodes and rank_facts.waits_for(snapshot.nodes[id_], kind)
+    ]
+    snapshot = _each(snapshot, waiting, lambda node: rank_facts.call_failed(node, snapshot.now_s))
+    # Whether the record was written is not known: read it again before anything is built on it.
+    return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
+
+
+def _destroyed(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
+    del fact
+    if not rank_facts.waits_for(node, CallKind.DESTROY):
+        return node
+    return replace(rank_facts.answered(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+
+
+# What facts that tell of one node make of it, whatever becomes of the others.
+OF_ONE_NODE: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
+    NodeCreated: rank_facts.created_node,
+    NodeDrained: rank_facts.drained,
+    NodeCordoned: rank_facts.cordoned,
+    BrokerStopped: _broker_stopped,
+    HousekeepingKilled: _housekeeping_killed,
+    NodeDestroyed: _destroyed,
+}

@@ -1,0 +1,180 @@
+"""What operators set: nodes that are held, nodes that are to go, decisions that pause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from nodemanager.core.drains import drain_text, hold_text
+from nodemanager.core.facts import (
+    DecisionsPaused,
+    DecisionsResumed,
+    HoldPlaced,
+    NodeReleased,
+    OperatorFact,
+    RetirementAsked,
+    SteeringKept,
+    SteeringNotKept,
+)
+from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.orders import CordonNode, DrainNode, EndLease, UndrainNode
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.records import Mark, Steering
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node_index import with_nodes
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+
+SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
+
+KEEP_AGAIN_S = 1.0
+
+
+# --- what is set ------------------------------------------------------------------------------------------
+
+
+def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
+    """The snapshot after an operator's word. Of a node that is no more, it is old news."""
+    now = snapshot.steering
+    match fact:
+        case DecisionsPaused(mark=mark):
+            return replace(snapshot, steering=replace(now, paused=now.paused or mark))
+        case DecisionsResumed():
+            return replace(snapshot, steering=replace(now, paused=None))
+        case HoldPlaced() | RetirementAsked() if fact.launch not in snapshot.nodes:
+            return snapshot
+        case HoldPlaced(launch=launch, mark=mark):
+            holds = {**now.holds, launch: now.holds.get(launch, mark)}
+            held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            return _drains_because(held, launch, because("held_by_operator", **_figures(holds[launch])))
+        case RetirementAsked(launch=launch, mark=mark):
+            retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
+            retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            return _drains_because(retired, launch, because("retired_by_operator", **_figures(retirements[launch])))
+        case NodeReleased(launch=launch):
+            return without(snapshot, launch)
+        case _:
+            assert_never(fact)
+
+
+def _drains_because(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
+    """A node that drains already does so for the operator from now on: a release undrains it."""
+    node = snapshot.nodes[launch]
+    if node.state is not NodeState.DRAINING:
+        return snapshot
+    return with_nodes(snapshot, {launch: replace(node, retiring=reason, retired_s=snapshot.now_s)})
+
+
+def without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    if not snapshot.steering.keeps_work_from(launch):
+        return snapshot
+    return replace(snapshot, steering=_without(snapshot.steering, launch))
+
+
+def _without(steering: Steering, launch: LaunchId) -> Steering:
+    return replace(
+        steering,
+        holds={id_: mark for id_, mark in steering.holds.items() if id_ != launch},
+        retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
+    )
+
+
+def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
+    """The nodes that an operator keeps work from."""
+    steering = snapshot.steering
+    return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
+
+
+def held_of(snapshot: Snapshot, state: NodeState) -> int:
+    """How many of those that are held are in a state."""
+    return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
+
+
+# --- what is on record ------------------------------------------------------------------------------------
+
+
+def read(snapshot: Snapshot, on_record: Steering) -> Snapshot:
+    """After the record was read: it is what holds, unless something was set here that is not yet on it."""
+    unkept = snapshot.steering != snapshot.steering_on_record
+    steering = snapshot.steering if unkept else on_record
+    for launch in {**steering.holds, **steering.retirements}:
+        if launch not in snapshot.nodes:
+            steering = _without(steering, launch)
+    return replace(snapshot, steering=steering, steering_on_record=on_record, keeper=Source())
+
+
+def kept(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
+    if isinstance(fact, SteeringKept):
+        return replace(snapshot, steering_on_record=fact.steering, keeper=Source())
+    failed = replace(snapshot.keeper, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S)
+    return replace(snapshot, keeper=failed)
+
+
+# --- what follows for a node ------------------------------------------------------------------------------
+
+
+def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
+    """What an operator's word means for the node now; None where the rest of the rules decides."""
+    if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
+        return None
+    if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
+        # There is nothing yet to keep work from; or it is too late.
+        return _not_made(node, steering.retirements) if node.state is NodeState.REQUESTED else None
+    if (hold := steering.holds.get(node.id)) is not None:
+        return _hold(node, hold)
+    if (retirement := steering.retirements.get(node.id)) is not None:
+        return _retire(node, retirement)
+    if _drain_reason(node) == hold_text(node.id) or _drains_for_operator(node):
+        return _undrain(node, because("released_by_operator"))
+    return None
+
+
+def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
+    """One that was on its way out keeps our drain: were it undrained first, a job might begin there."""
+    reason = because("held_by_operator", **_figures(mark))
+    return reason, _cordon(node, hold_text(node.id), reason)
+
+
+def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | None:
+    reason = because("retired_by_operator", **_figures(mark))
+    drain_reason = _drain_reason(node)
+    if drain_reason == hold_text(node.id):
+        return _undrain(node, reason)  # a drain keeps the reason that it has
+    if drain_reason not in (None, drain_text(node.id)):
+        return None  # somebody else's drain is a hold
+    if node.state is NodeState.BUSY or (node.rank is not None and node.rank.allocated):
+        return reason, _cordon(node, drain_text(node.id), reason)
+    if node.state is NodeState.DRAINING:
+        return None
+    return reason, DrainNode(node.id, node.launch.rank, reason)
+
+
+def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+    """What is to go before it was made is not made at all."""
+    mark = retirements.get(node.id)
+    if mark is None or not node.recorded or node.create_sent_s is not None:
+        return None
+    reason = because("retired_by_operator", **_figures(mark))
+    return reason, EndLease(node.launch, reason)
+
+
+def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:
+    """Drained already, by whomever, it takes no job."""
+    return CordonNode(node.id, node.launch.rank, text, reason) if _drain_reason(node) is None else None
+
+
+def _undrain(node: Node, reason: Reason) -> tuple[Reason, SteeredAction]:
+    return reason, UndrainNode(node.id, node.launch.rank, reason)
+
+
+def _drain_reason(node: Node) -> str | None:
+    return node.rank.drain_reason if node.rank is not None else None
+
+
+def _drains_for_operator(node: Node) -> bool:
+    retiring = node.retiring
+    codes = ("retired_by_operator", "held_by_operator")
+    return node.state is NodeState.DRAINING and retiring is not None and retiring.code in codes
+
+
+def _figures(mark: Mark) -> Mapping[str, str | float]:
+    return {"by": mark.by, "since_at": mark.at}

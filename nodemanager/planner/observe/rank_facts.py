@@ -1,0 +1,514 @@
+"""What a list of the cloud and a look at the ranks say of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nodemanager.core.drains import drain_text
+from nodemanager.core.facts import (
+    CloudCallFailed,
+    CloudListed,
+    NodeCordoned,
+    NodeCreated,
+    NodeDrained,
+    OrderLapsed,
+    RanksSeen,
+)
+from nodemanager.core.nodes import (
+    LEAVING,
+    CallKind,
+    CloudNode,
+    CloudState,
+    FailureKind,
+    FluxRank,
+    LaunchId,
+    NodeState,
+)
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.planner.cost import timings
+from nodemanager.planner.observe import backoff, instance_check, safe_mode
+from nodemanager.planner.observe.node_health import FLAPS
+from nodemanager.planner.observe.pairing import pair
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.lifecycle import Event, allows, move
+from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.rank_index import ground_of, trodden
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
+
+RETRY_S_MAX = 60.0
+FEW_VANISHED = 2  # so many at once are no reason to doubt a list
+
+
+def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
+    """The node after a call for it failed, or was not answered: nothing is assumed; it is left alone a while."""
+    if node.call is None:
+        return node
+    kind = node.call.kind
+    if kind is CallKind.CREATE:
+        # It may have happened up to this moment; lists that began before prove nothing.
+        node = replace(node, known_s=now_s, absences=0, absent_s=None)
+    if kind is CallKind.END_LEASE and node.state is NodeState.REQUESTED:
+        # Whether its lease is still on record is not known: it is put there again before the node is made.
+        node = replace(node, recorded=False)
+    wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
+    return replace(stop_held_up(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
+
+
+def stop_held_up(node: Node) -> Node:
+    """The node after something that its stop had to wait for: how long that takes in all is no measure any more."""
+    if node.state not in LEAVING or node.stop_held_up:
+        return node
+    return replace(node, stop_held_up=True)
+
+
+def unsettled_s(snapshot: Snapshot) -> float:
+    """Since when news has been coming without a plan that took account of it."""
+    return snapshot.unsettled_s if snapshot.unsettled_s is not None else snapshot.now_s
+
+
+def waits_for(node: Node, kind: CallKind) -> bool:
+    return node.call is not None and node.call.kind is kind
+
+
+def answered(node: Node, kind: CallKind) -> Node:
+    """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
+    call = node.call
+    return replace(node, call=None, tries=0, retry_s=0.0) if call is not None and call.kind is kind else node
+
+
+def lapsed(node: Node, fact: OrderLapsed) -> Node:
+    """The node after an order for it was left undone: nothing has happened, and it may be given anew."""
+    if fact.order == "CreateNode" and node.state is NodeState.REQUESTED:
+        node = replace(node, create_sent_s=None, absences=0, absent_s=None)
+    return answered(node, node.call.kind) if node.call is not None else node
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
+    if _is_old(snapshot.flux, fact.started_s):
+        return snapshot
+    named = {rank.rank: rank for rank in fact.ranks}
+    if fact.since is None:
+        ranks: Mapping[Rank, FluxRank] = named
+    else:
+        ranks = {**fact.since, **named} if named else fact.since
+    changes = _changes(snapshot.ranks, ranks, named if fact.since is snapshot.ranks else ranks)
+    stirred_s = snapshot.stirred_s
+    if stirred_s is not None and stirred_s <= fact.started_s:
+        stirred_s = None
+    same_size = _same_size(changes)
+    same_hosts = same_size or all(was and is_ and was.host == is_.host for was, is_ in changes)
+    if not same_hosts:
+        snapshot = _where_they_stand(snapshot, ranks.values())
+    same_division = same_size or (
+        same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
+    )
+    looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
+    snapshot = backoff.boots_ended(snapshot.nodes, looked, timings.with_boots(snapshot, looked), policy)
+    snapshot = with_nodes(snapshot, looked)
+    seen = replace(
+        snapshot,
+        unready_since_s=safe_mode.unready_since_s(snapshot, policy),
+        division=snapshot.division if same_division else _division(ranks, snapshot),
+        wish=fact.wish,
+        stirred_s=stirred_s,
+        jobs_ended=fact.jobs_ended,
+        flux=Source(seen_s=fact.started_s, retry_s=_rested_s(fact, snapshot.now_s, policy)),
+    )
+    if not changes:
+        return seen
+    known = ground_of(snapshot.ranks, snapshot.ground, policy)
+    return replace(
+        seen,
+        ranks=ranks,
+        rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
+        ground=trodden(known, ranks, changes, policy),
+        differs=snapshot.differs if same_size else instance_check.difference(tuple(ranks.values()), policy),
+        changed_s=snapshot.now_s,
+        unsettled_s=unsettled_s(snapshot),
+    )
+
+
+def _rested_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
+    """Until when the ranks are left alone, even if they stir. A probe is never put off by a whole one."""
+    rest_s = min(policy.probe_s, policy.look_rest * fact.took_s)
+    return max(fact.started_s + policy.look_every_s, now_s + rest_s)
+
+
+def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
+    """A slot's rank is where its name is found: where Flux gives out the ranks, nodes learn theirs as they join."""
+    of_slot = roll_of(snapshot).of_slot
+    moved = {
+        id_: replace(node, launch=replace(node.launch, rank=rank.rank))
+        for rank in ranks
+        if (id_ := of_slot.get(rank.host)) is not None and (node := snapshot.nodes[id_]).launch.rank != rank.rank
+    }
+    return with_nodes(snapshot, moved)
+
+
+def _changes(
+    before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank], named: Mapping[Rank, FluxRank]
+) -> list[tuple[FluxRank | None, FluxRank | None]]:
+    """The ranks that are not as they were, of those that are named: the others are."""
+    changes: list[tuple[FluxRank | None, FluxRank | None]] = [
+        (was, rank) for number, rank in named.items() if (was := before.get(number)) is not rank and was != rank
+    ]
+    if len(before) + sum(was is None for was, _ in changes) > len(after):
+        changes += [(was, None) for number, was in before.items() if number not in after]
+    return changes
+
+
+def _looked_at(
+    snapshot: Snapshot,
+    ranks: Mapping[Rank, FluxRank],
+    changes: list[tuple[FluxRank | None, FluxRank | None]],
+    started_s: float,
+    policy: Policy,
+) -> dict[LaunchId, Node]:
+    """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
+    roll = roll_of(snapshot)
+    touched = dict(roll.restless)
+    for _, rank in changes:
+        id_ = roll.of_rank.get(rank.rank) if rank is not None else None
+        if id_ is not None:
+            touched[id_] = snapshot.nodes[id_]
+    looked: dict[LaunchId, Node] = {}
+    for id_, node in touched.items():
+        rank = ranks.get(node.launch.rank)
+        if rank is None or started_s < node.rank_seen_s:
+            continue
+        same = node.rank is rank or node.rank == rank
+        if not (same and _tells_nothing_new(node, rank, policy)):
+            looked[id_] = _look(node, rank, started_s, snapshot)
+    return looked
+
+
+def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
+    """Whether it stays as it is, as its rank does: as long as a look more or less decides nothing."""
+    match node.state:
+        case NodeState.IDLE:
+            seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
+            return seen and rank.idle and rank.drain_reason is None
+        case NodeState.BUSY:
+            return rank.online and rank.allocated
+        case NodeState.DRAINING:
+            return rank.drain_reason == drain_text(node.id) and node.idle_looks == 0
+        case NodeState.STOPPING:
+            return node.idle_looks == 0
+        case _:
+            return not rank.online  # it waits for its rank, which is away as before
+
+
+def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
+    """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
+    for was, is_ in changes:
+        if was is None or is_ is None or was.host != is_.host or was.type_name != is_.type_name:
+            return False
+        if was.cores != is_.cores or was.gpus != is_.gpus:
+            return False
+    return True
+
+
+def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+    """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
+    seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
+    return snapshot.division if seen == snapshot.division else seen
+
+
+def _is_old(source: Source, started_s: float) -> bool:
+    """Whether a later answer is known already, or this same one."""
+    return source.seen_s is not None and started_s <= source.seen_s
+
+
+def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    if _is_idle_still(node, rank):
+        return _counted_idle(node, rank, snapshot, started_s)
+    was_busy, was = node.state is NodeState.BUSY, node.rank
+    node = _follow_rank(node, rank, snapshot, rank=rank, rank_seen_s=started_s)
+    if was_busy and node.state is NodeState.IDLE:
+        node = replace(node, idle_since_s=snapshot.now_s)
+    if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
+        # Ours, from before a restart: go on where it was left.
+        why = node.retiring or _found_drained(node, snapshot)
+        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
+    if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
+        node = _let_go(node, snapshot.now_s)
+    if rank.allocated:
+        node = stop_held_up(node)
+    return _count_idleness(_condition(node, was, rank, snapshot), rank, snapshot)
+
+
+def _condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
+    """Since when its broker hangs, and since when a job's housekeeping runs there; an end of ours is remembered."""
+    hangs = rank.online and rank.torpid
+    if hangs != (node.torpid_s is not None):
+        node = replace(node, torpid_s=snapshot.now_s if hangs else None)
+    since_at = rank.housekeeping_since_at
+    if since_at is None:
+        ended = node.housekeeping_s is not None and not node.housekeeping_kills
+        return replace(node, housekeeping_s=None) if ended else node
+    same = was is not None and was.housekeeping_since_at == since_at
+    if node.housekeeping_s is not None and (same or node.housekeeping_kills):
+        return node
+    return replace(node, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
+
+
+def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
+    mark = snapshot.steering.retirements.get(node.id)
+    if mark is not None:
+        return because("retired_by_operator", by=mark.by, since_at=mark.at)
+    mark = snapshot.steering.holds.get(node.id)
+    if mark is not None:
+        return because("held_by_operator", by=mark.by, since_at=mark.at)
+    return node.misfit if node.misfit is not None else because("found_drained")
+
+
+def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:
+    """Bring the node's state in line with its rank. What the table does not allow from here changes nothing.
+
+    ``seen``: what is otherwise with it all the same.
+    """
+    at_work = Event.JOB_BEGAN if rank.allocated else Event.JOBS_ENDED
+    for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
+        if allows(node, event):
+            if event is Event.LEFT and not _first_look(snapshot):
+                seen["left_s"] = (*node.left_s, snapshot.now_s)[-FLAPS:]
+            node = move(node, event, snapshot.now_s, **seen)
+            seen = {}
+    return replace(node, **seen) if seen else node
+
+
+def _first_look(snapshot: Snapshot) -> bool:
+    """Whether it is the first since the claim: where rank 0 was away, so were all nodes."""
+    looked_s, claimed_s = snapshot.flux.seen_s, snapshot.claim.seen_s
+    return looked_s is None or (claimed_s is not None and looked_s < claimed_s)
+
+
+def _let_go(node: Node, now_s: float) -> Node:
+    """Somebody else undrained it, or holds it by a drain of his own, which is not ours to undo."""
+    return replace(move(node, Event.REPRIEVED, now_s), retiring=None, retired_s=None, drained_s=None)
+
+
+def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
+    return (
+        node.call is None
+        and rank.online
+        and rank.drain_reason != drain_text(node.id)
+        and node.drained_s is not None
+        and started_s > node.drained_s
+    )
+
+
+def _is_idle_still(node: Node, rank: FluxRank) -> bool:
+    """Whether it was idle, is so, and that is all that there is to be seen: so it is most often."""
+    marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
+    return node.state is NodeState.IDLE and rank.idle and node.sound and not marked
+
+
+def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
+    if node.state is not NodeState.IDLE:
+        counted = node.idle_looks or node.idle_since_s is not None
+        return replace(node, idle_looks=0, idle_since_s=None) if counted else node
+    return _counted_idle(node, rank, snapshot, node.rank_seen_s)
+
+
+def _counted_idle(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
+    since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
+    return replace(node, rank=rank, rank_seen_s=seen_s, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
+
+
+def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
+    """Since when it has been idle, by what Flux remembers: a restart of ours must not make it young again."""
+    created_at = node.cloud.created_at if node.cloud is not None and node.cloud.created_at is not None else 0.0
+    if rank.last_job_ended_at is None or rank.last_job_ended_at < created_at:
+        return node.since_s
+    ended_s = snapshot.now_s - (snapshot.wall_at - rank.last_job_ended_at)
+    return min(snapshot.now_s, max(node.requested_s, ended_s))  # clocks differ, and jump
+
+
+def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
+    """When the newest look at its rank began: the latest one at all ranks, or one at this rank alone."""
+    of_all_s = snapshot.flux.seen_s if node.launch.rank in snapshot.ranks else None
+    return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
+
+
+def drained(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
+    """The answer to a drain, with the second look that was asked after it."""
+    del policy
+    if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
+        return node  # of an earlier drain; since then it may have been undrained
+    if fact.rank.host != node.launch.slot:
+        return call_failed(node, fact.started_s)  # another came online as the rank that was its own till then
+    node = answered(node, CallKind.DRAIN)
+    if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
+        return node
+    node = replace(node, drained_s=fact.started_s)
+    if fact.started_s < _rank_seen_s(node, snapshot):
+        return node
+    node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+    if node.state is NodeState.STOPPING:
+        return node
+    held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
+    return _let_go(node, fact.started_s) if held else node
+
+
+def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
+    node = answered(node, CallKind.DRAIN)
+    if fact.started_s < _rank_seen_s(node, snapshot):
+        return node
+    return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+
+
+# --- the cloud --------------------------------------------------------------------------------------------
+
+
+def created(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
+    """The provider answered the create, perhaps long after we stopped waiting."""
+    if fact.launch not in snapshot.nodes:
+        return snapshot
+    node = created_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
+    return backoff.granted(with_nodes(snapshot, {node.id: node}), node, policy)
+
+
+def created_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
+    del policy
+    return _listed(answered(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+
+
+def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
+    if _is_old(snapshot.cloud, fact.started_s):
+        return snapshot
+    pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
+    lacking = [
+        node
+        for node in snapshot.nodes.values()
+        if node.id not in pairing.paired and fact.started_s > node.known_s and _could_be_listed(node)
+    ]
+    doubted = snapshot.doubted_lists + 1 if _too_many_at_once(snapshot, lacking) else 0
+    believed = doubted == 0 or doubted > policy.absences
+    nodes: dict[LaunchId, Node] = {}
+    for id_, cloud in pairing.paired.items():
+        if not _is_listed_as_before(snapshot.nodes[id_], cloud):
+            nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
+    if believed:
+        for node in lacking:
+            nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
+    for id_, cloud in pairing.paired.items():
+        if cloud.died_of is not None and snapshot.nodes[id_].state in backoff.NOT_UP_YET:
+            # It was taken on and never came to be: what a refused create says of the next one, this says too.
+            snapshot = backoff.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
+    return replace(
+        with_nodes(
+            backoff.boots_ended(snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy),
+            nodes,
+        ),
+        strays={
+            cloud.provider_id: replace(
+                snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
+            )
+            for cloud in pairing.strays
+        },
+        intruders=pairing.intruders,
+        strangers=pairing.strangers,
+        doubted_lists=doubted,
+        cloud=Source(seen_s=fact.started_s),
+    )
+
+
+def _could_be_listed(node: Node) -> bool:
+    """Whether its absence means anything: a create was sent once, and is not under way."""
+    return node.call is None and node.create_sent_s is not None and node.state is not NodeState.GONE
+
+
+def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
+    """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
+    vanished = sum(1 for node in lacking if node.provider_shows_it)
+    if vanished <= FEW_VANISHED:
+        return False
+    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
+    return vanished > shown // 2
+
+
+def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
+    """Whether the list says nothing new of it. (When it was last known of counts only while it is looked for.)"""
+    return (
+        node.absences == 0
+        and node.billed_from_s is not None
+        and (node.cloud is cloud or node.cloud == cloud)
+        and not allows(node, Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED)
+    )
+
+
+def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
+    """The node as the provider showed it at a moment. Of thousands at once, so it is made anew once only."""
+    billed_from_s = node.billed_from_s
+    if billed_from_s is None:
+        age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
+        billed_from_s = snapshot.now_s - age_s
+    node = replace(
+        node,
+        cloud=cloud,
+        billed_from_s=billed_from_s,
+        absences=0,
+        absent_s=None,
+        known_s=max(node.known_s, seen_s),
+    )
+    event = Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED
+    if not allows(node, event):
+        return node
+    node = move(node, event, snapshot.now_s)
+    if event is Event.ENDED:
+        return _at_its_end(node)
+    # It may have joined before the provider showed it.
+    return _follow_rank(node, node.rank, snapshot) if node.rank is not None else node
+
+
+def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
+    absent_s = node.absent_s if node.absent_s is not None else started_s
+    node = replace(node, absences=node.absences + 1, absent_s=absent_s)
+    if node.absences < policy.absences:
+        return node
+    if node.state is NodeState.REQUESTED:
+        long_enough = started_s - node.known_s >= policy.create_grace_s
+        return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
+    if node.rank is not None and node.rank.online:
+        return node  # Flux still talks to it: the provider may be wrong, and a job may run there
+    return _at_its_end(move(node, Event.ENDED, snapshot.now_s))
+
+
+def _at_its_end(node: Node) -> Node:
+    """It waited to be told again to go: that is over, and its slot is wanted."""
+    return replace(node, retry_s=0.0, tries=0)
+
+
+def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+    if fact.operation == "list":
+        wait_s = max(fact.retry_after_s, 1.0)
+        failed = replace(snapshot.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)
+        return replace(snapshot, cloud=failed)
+    node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
+    if node is None:
+        return snapshot
+    if fact.operation == "create":
+        return _create_failed(snapshot, node, fact, policy)
+    if not waits_for(node, CallKind.DESTROY):
+        return snapshot
+    failed_node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    return with_nodes(snapshot, {node.id: failed_node})
+
+
+def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+    if waits_for(node, CallKind.CREATE):
+        node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    if fact.kind is FailureKind.AMBIGUOUS:
+        return with_nodes(snapshot, {node.id: node})
+    if allows(node, Event.DISPROVED):
+        node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
+    snapshot = with_nodes(snapshot, {node.id: node})
+    return backoff.refused(snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.reach)

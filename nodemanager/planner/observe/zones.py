@@ -1,0 +1,63 @@
+"""Where nodes are made: the first zone of a type in which nothing stands in the way.
+
+A create that fails for want of capacity blocks its type there, on its market, for a while; the next zone is tried
+at once, then the next type. What concerns the whole account (a quota, credentials) blocks every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
+
+
+def zones_of(node_type: NodeType) -> tuple[str, ...]:
+    """In the order in which they are tried; "" leaves the choice to the provider."""
+    return node_type.zones or ("",)
+
+
+def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
+    """The zones for the type's next nodes: those that are not blocked; the first of all where all are."""
+    zones = zones_of(node_type)
+    if not snapshot.blocks:
+        return zones
+    return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
+
+
+def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
+    """The wider scopes that a type is in, the account's first."""
+    return EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+
+
+def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
+    """What keeps the type from being bought in a zone now."""
+    if not snapshot.blocks:
+        return None
+    scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
+    blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
+    standing = [block for block in blocks if block.until_s > snapshot.now_s]
+    return max(standing, key=lambda block: block.until_s, default=None)
+
+
+def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
+    observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    if not snapshot.blocks:
+        return observed
+    blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
+    return {**blocked, **observed}
+
+
+def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
+    blocks = [block_on(node_type, zone, snapshot) for zone in zones_of(node_type)]
+    if any(block is None for block in blocks):
+        return None
+    first = min((block for block in blocks if block is not None), key=lambda block: block.until_s)
+    return reason_of(first)
+
+
+def reason_of(block: Block) -> Reason:
+    return because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)

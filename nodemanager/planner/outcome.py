@@ -1,0 +1,205 @@
+"""What a layout means for each job and each node: why the one waits, and what the other is needed for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from types import MappingProxyType
+
+from nodemanager.core.jobs import Job, JobId
+from nodemanager.core.nodes import LaunchId
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.planner.placement.flux_scheduler import Standing
+from nodemanager.planner.placement.placement import Layout
+from nodemanager.planner.placement.supply import Place
+from nodemanager.planner.state.queue_index import BatchKey, key_of
+from nodemanager.planner.state.snapshot import Node
+
+NAMES_MAX = 10
+
+SERVED_BY: Mapping[Standing, str] = {
+    Standing.UP: "fits_on_a_node_that_is_up",
+    Standing.KEPT: "node_kept_for_it",
+    Standing.SOON: "node_free_soon",
+    Standing.COMING: "node_coming",
+    Standing.NEW: "node_ordered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """One node to be bought. ``serves``: the first few of the jobs that it is bought for."""
+
+    place: Place
+    node_type: NodeType
+    zone: str
+    serves: tuple[JobId, ...]
+    jobs: int
+
+
+class JobReasons(Mapping[JobId, Reason]):
+    """Why each waiting job waits: worked out where it is asked for, as there may be very many."""
+
+    def __init__(self, jobs: Mapping[JobId, Job], layout: Layout, settling: Reason | None) -> None:
+        self._jobs = jobs
+        self._layout = layout
+        self._settling = settling
+
+    def __getitem__(self, id_: JobId) -> Reason:
+        demand = self._layout.demand
+        if id_ in demand.withheld:
+            return demand.withheld[id_]
+        key = key_of(self._jobs[id_])
+        ids = demand.batches.get(key, ())
+        index = bisect_left(ids, id_)
+        if index == len(ids) or ids[index] != id_:
+            raise KeyError(id_)
+        return self._reason(key, ids, index)
+
+    def __iter__(self) -> Iterator[JobId]:
+        """In the order of their ids, in whichever order they became known."""
+        return merge(sorted(self._layout.demand.withheld), *self._layout.demand.batches.values())
+
+    def __len__(self) -> int:
+        demand = self._layout.demand
+        return len(demand.withheld) + sum(map(len, demand.batches.values()))
+
+    def items(self) -> ItemsView[JobId, Reason]:
+        return _JobReasonsItems(self)
+
+    def in_order(self) -> Iterator[tuple[JobId, Reason]]:
+        """All of them, by id, in less time than one by one: those of a batch that are not served wait alike."""
+        layout, demand = self._layout, self._layout.demand
+        stuck = layout.stuck[0] if layout.stuck is not None else None
+        alike: dict[BatchKey, Reason] = {}
+        withheld: Iterable[_Placed] = ((id_, None, (), 0) for id_ in sorted(demand.withheld))
+        for id_, key, ids, index in merge(withheld, *(_placed(key, ids) for key, ids in demand.batches.items())):
+            if key is None:
+                yield id_, demand.withheld[id_]
+            elif id_ == stuck or index < layout.served.get(key, 0):
+                yield id_, self._reason(key, ids, index)
+            else:
+                if key not in alike:
+                    alike[key] = self._reason(key, ids, index)
+                yield id_, alike[key]
+
+    def tally(self) -> Mapping[str, int]:
+        """How many jobs wait for which reason. Those that are served count as one kind, whatever serves them."""
+        counts = Counter(reason.code for reason in self._layout.demand.withheld.values())
+        for key, ids in self._layout.demand.batches.items():
+            served = self._layout.served.get(key, 0)
+            counts["node_ordered"] += served
+            if served < len(ids):
+                counts[self._reason(key, ids, served).code] += (
+                    1  # it may be the stuck one, and say more than others
+                )
+            if served + 1 < len(ids):
+                counts[self._reason(key, ids, served + 1).code] += len(ids) - served - 1
+        return +counts
+
+    def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        layout = self._layout
+        if key in layout.demand.put_off:
+            return layout.demand.put_off[key]
+        if index < layout.served_of(key):
+            return self._served(key, ids, index)
+        stuck = layout.stuck
+        if stuck is not None and ids[index] == stuck[0]:
+            return stuck[2]
+        own = layout.unserved.get(key)
+        if stuck is not None and (own is None or key in layout.served):
+            return because("behind_a_stuck_job", job=str(stuck[0]))
+        return own if own is not None else because("behind_a_stuck_job", job="")
+
+    def _served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        layout, id_ = self._layout, ids[index]
+        standing: dict[SlotName, Standing] = {}
+        free_in_s = 0.0
+        for bin_, _ in layout.seating.seats.get(id_, ()):
+            standing[bin_.slot] = bin_.standing
+            free_in_s = max(free_in_s, bin_.free_in_s)
+        for place, offer in layout.dealt.nodes_of(key, index):
+            standing[place[0]] = offer.standing
+        latest = max(standing.values())
+        if latest is Standing.NEW and self._settling is not None:
+            return self._settling
+        nodes = tuple(slot for slot, when in standing.items() if when is latest)
+        unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
+        soon = {"free_in_s": free_in_s} if latest is Standing.SOON else {}
+        zone = {"zone": layout.zones[key.shape]} if latest is not Standing.UP and key.shape in layout.zones else {}
+        return because(SERVED_BY[latest], nodes=nodes, **soon, **zone, **unheeded)
+
+
+class _JobReasonsItems(ItemsView[JobId, Reason]):
+    def __init__(self, reasons: JobReasons) -> None:
+        super().__init__(reasons)
+        self._reasons = reasons
+
+    def __iter__(self) -> Iterator[tuple[JobId, Reason]]:
+        return self._reasons.in_order()
+
+
+# A job, its batch (None: it is withheld), the ids of that, and its own place among them.
+_Placed = tuple[JobId, BatchKey | None, Sequence[JobId], int]
+
+
+def _placed(key: BatchKey, ids: Sequence[JobId]) -> Iterator[_Placed]:
+    return ((id_, key, ids, index) for index, id_ in enumerate(ids))
+
+
+class NodeReasons(Mapping[LaunchId, Reason]):
+    """Why each node stays or goes, in the order of their ids. Of thousands, most are only at work."""
+
+    def __init__(self, nodes: Mapping[LaunchId, Node], decided: Mapping[LaunchId, Reason], rest: Reason) -> None:
+        self._nodes = nodes
+        self.decided = decided  # of those, and of those that are bought now: all but those that are only at work
+        self._rest = rest
+
+    def __getitem__(self, id_: LaunchId) -> Reason:
+        reason = self.decided.get(id_)
+        if reason is None and id_ not in self._nodes:
+            raise KeyError(id_)
+        return self._rest if reason is None else reason
+
+    def __iter__(self) -> Iterator[LaunchId]:
+        return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
+
+    def others_than(self, before: NodeReasons) -> Sequence[LaunchId]:
+        """Those whose reason may be another than it was before. Most are only at work, now as then."""
+        found = {*self.decided, *before.decided}
+        if self._nodes is not before._nodes:
+            found |= self._nodes.keys() - before._nodes.keys()
+        return sorted(id_ for id_ in found if id_ in self)
+
+    def __len__(self) -> int:
+        return len(self._nodes) + sum(id_ not in self._nodes for id_ in self.decided)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """``needed``: the slots that waiting jobs are laid out on, with the first few of those jobs."""
+
+    needed: Mapping[SlotName, tuple[JobId, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    purchases: tuple[Purchase, ...] = ()
+
+
+def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
+    """What the layout needs of the fleet. Nodes for the first in the queue are bought first."""
+    needed: dict[SlotName, list[JobId]] = {}
+    for key, seated in layout.seating.seated.items():
+        for id_ in layout.demand.batches[key][: min(seated, layout.served_of(key))]:
+            for bin_, _ in layout.seating.seats[id_]:
+                needed.setdefault(bin_.slot, []).append(id_)
+    purchases: list[Purchase] = []
+    for laid in layout.dealt.nodes():
+        serves, count = layout.dealt.jobs_on(laid, NAMES_MAX)
+        if laid.offer.standing is Standing.NEW:
+            purchases.append(Purchase(laid.place, laid.offer.node_type, laid.zone, serves, count))
+        else:
+            needed.setdefault(laid.place[0], []).extend(serves)
+    purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))
+    return Verdicts({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))

@@ -1,0 +1,195 @@
+"""The budgets of users and queues: from which of its waiting jobs on an account gets no more nodes.
+
+An account's jobs count in the order of the queue: what was spent on those that ended, what those that run may still
+take, and each that waits for as long as it may run. One that would take it beyond its budget is cut off, and with
+it all of the account's behind it. What is up is theirs all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from heapq import merge
+from itertools import chain
+
+from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import NodeType
+from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
+from nodemanager.planner.cost.budget import Cuts, Period, accounts, periods, share_within
+from nodemanager.planner.placement.flux_scheduler import cores_of_piece, pieces_of
+from nodemanager.planner.placement.infeasibility import pieces_on
+from nodemanager.planner.placement.supply import tells_slots_apart
+from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.queue_index import BatchKey, Line
+from nodemanager.planner.state.snapshot import Snapshot
+
+Batches = Mapping[BatchKey, Sequence[JobId]]
+KINDS = ("user", "queue")
+
+
+@dataclass
+class Purse:
+    """What an account may spend in a period, and what is spoken for."""
+
+    account: str
+    period: Period
+    limit: Decimal
+    begun: Decimal  # spent, and what its jobs that run may still take
+    hours_left: Decimal
+    taken: Decimal = Decimal(0)  # the same with those that wait, as far as they were looked at
+
+    def cost(self, rate: Decimal, duration_s: float) -> Decimal:
+        """What a job at so much an hour takes that begins now. One without a limit counts nothing ahead."""
+        return rate * min(Decimal(duration_s) / SECONDS_PER_HOUR, self.hours_left)
+
+    def most(self, rate: Decimal, span_s: float) -> Decimal:
+        """What one takes at the most that may run so long."""
+        within = span_s < float(self.hours_left) * SECONDS_PER_HOUR
+        return rate * (Decimal(span_s) / SECONDS_PER_HOUR if within else self.hours_left)
+
+    def refuses(self, cost: Decimal) -> bool:
+        return self.taken >= self.limit or self.taken + cost > self.limit
+
+    def why(self, cost: Decimal) -> Reason:
+        return because(
+            "budget_of_account",
+            account=self.account,
+            period=self.period.name,
+            forecast=self.taken + cost,
+            budget=self.limit,
+        )
+
+
+@dataclass
+class Till:
+    """The purses of the accounts whose jobs wait. ``watched``: the batches of those that could run out."""
+
+    snapshot: Snapshot
+    policy: Policy
+    purses: Mapping[str, Sequence[Purse]]
+    watched: Batches = field(default_factory=dict)
+    rates: dict[tuple[Shape, bool], Decimal] = field(default_factory=dict)
+
+    def watch(self, batches: Batches) -> None:
+        """Only those that would, should all of an account's jobs cost the most that they may."""
+        for purse in self._all():
+            purse.taken = purse.begun
+        for key, ids in batches.items():
+            for purse in self._of(key):
+                purse.taken += len(ids) * purse.most(self._rate(key.shape, dearest=True), key.span_s)
+        short = {purse.account for purse in self._all() if purse.taken >= purse.limit}
+        self.watched = {key: ids for key, ids in batches.items() if not short.isdisjoint(_accounts(key))}
+
+    def cuts(self, known: Mapping[JobId, Decimal], *, dearest: bool = False) -> Cuts:
+        """``known``: what some jobs cost an hour where they were laid.
+
+        Of the others, what they cost on the type that is the cheapest for them; or, to be sure, the dearest.
+        """
+        for purse in self._all():
+            purse.taken = purse.begun
+        cuts: dict[BatchKey, tuple[int, Reason]] = {}
+        passed = dict.fromkeys(self.watched, 0)
+        for key, id_ in _in_order(self.watched):
+            if key in cuts:
+                continue
+            rate = self._rate(key.shape, dearest=dearest)
+            rate = max(rate, known[id_]) if dearest and id_ in known else known.get(id_, rate)
+            refused = self._pay(key, rate, self.snapshot.jobs[id_].duration_s)
+            if refused is None:
+                passed[key] += 1
+                continue
+            account, why = refused
+            cuts.update((it, (passed[it], why)) for it in passed if it not in cuts and account in _accounts(it))
+            if len(cuts) == len(passed):
+                break
+        return cuts
+
+    def _pay(self, key: BatchKey, rate: Decimal, duration_s: float) -> tuple[str, Reason] | None:
+        """Take a job's share out of the purses of its accounts; or say which of them refuses it, and why."""
+        costs = [(purse, purse.cost(rate, duration_s)) for purse in self._of(key)]
+        for purse, cost in costs:
+            if purse.refuses(cost):
+                return purse.account, purse.why(cost)
+        for purse, cost in costs:
+            purse.taken += cost
+        return None
+
+    def _all(self) -> Iterator[Purse]:
+        return chain.from_iterable(self.purses.values())
+
+    def _of(self, key: BatchKey) -> Iterator[Purse]:
+        return chain.from_iterable(self.purses.get(account, ()) for account in _accounts(key))
+
+    def _rate(self, shape: Shape, *, dearest: bool) -> Decimal:
+        rate = self.rates.get((shape, dearest))
+        if rate is None:
+            choose: Callable[..., Decimal] = partial(max if dearest else min, default=Decimal(0))
+            of = [rate_on(it, shape) for it in self.policy.node_types if _fits(it, shape, self.policy)]
+            rate = self.rates[shape, dearest] = choose(of) * pieces_of(shape)
+        return rate
+
+
+def till_of(snapshot: Snapshot, policy: Policy, line: Line) -> Till:
+    """Of the jobs that wait in queues that are not stopped. Without such budgets nothing is watched."""
+    purses: dict[str, list[Purse]] = {}
+    batches = {key: ids for key, ids in line.in_order.items() if key.queue not in snapshot.queues_stopped}
+    for period in periods(snapshot.wall_at):
+        limits = {kind: policy.budgets.get((kind, period.name)) for kind in KINDS}
+        if not any(limit is not None for limit in limits.values()):
+            continue
+        begun = _begun(snapshot, policy, period)
+        hours_left = Decimal(period.ends_at - snapshot.wall_at) / SECONDS_PER_HOUR
+        for account in dict.fromkeys(chain.from_iterable(_accounts(key) for key in batches)):
+            limit = limits[account.partition(" ")[0]]
+            if limit is not None:
+                purse = Purse(account, period, limit, begun.get(account, Decimal(0)), hours_left)
+                purses.setdefault(account, []).append(purse)
+    till = Till(snapshot, policy, purses)
+    if purses:
+        till.watch(batches)
+    return till
+
+
+def rate_on(node_type: NodeType, shape: Shape) -> Decimal:
+    """What a piece of a job costs an hour on a node of a type."""
+    if shape.exclusive:
+        return node_type.price_per_hour
+    return node_type.price_per_hour * min(cores_of_piece(shape), node_type.cores) / node_type.cores
+
+
+def _fits(node_type: NodeType, shape: Shape, policy: Policy) -> bool:
+    if not pieces_on(node_type, shape):
+        return False
+    apart = tells_slots_apart(shape.constraint, policy)
+    return apart or holds(shape.constraint, properties=node_type.properties, host="", rank=-1)
+
+
+def _accounts(key: BatchKey) -> tuple[str, str]:
+    return accounts(key.userid, key.queue)
+
+
+def _in_order(batches: Batches) -> Iterator[tuple[BatchKey, JobId]]:
+    """The jobs of all of them, one after the other as they stand in the queue."""
+    keys = list(batches)
+    turns = merge(*(_turns(number, key.priority, batches[key]) for number, key in enumerate(keys)))
+    return ((keys[number], id_) for _, id_, number in turns)
+
+
+def _turns(number: int, priority: int, ids: Sequence[JobId]) -> Iterator[tuple[int, JobId, int]]:
+    return ((-priority, id_, number) for id_ in ids)
+
+
+def _begun(snapshot: Snapshot, policy: Policy, period: Period) -> dict[str, Decimal]:
+    """What was spent on jobs that have ended, and what those that run will have taken by their limits."""
+    begun = {key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)}
+    for job in snapshot.jobs.values():
+        if job.state is JobState.RUN and job.holds:
+            until_at = min(float(period.ends_at), job.ends_at or snapshot.wall_at)
+            share = share_within(job, period, snapshot, policy, max(until_at, snapshot.wall_at))
+            for account in accounts(job.userid, job.queue):
+                begun[account] = begun.get(account, Decimal(0)) + share
+    return begun

@@ -1,0 +1,390 @@
+"""What is laid on new nodes, and on those that come: the packing in the fleet's own terms.
+
+Work is a number of equal jobs; a stack is a number of nodes that are loaded alike. Which job has which node is
+worked out only where somebody asks: a gang's pieces are dealt out like cards, so no two lie on one node.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import NamedTuple
+
+from nodemanager.core.jobs import JobId, Shape
+from nodemanager.planner.placement.flux_scheduler import (
+    cores_of_piece,
+    on_different_nodes,
+    pieces_of,
+    slots_per_piece,
+)
+from nodemanager.planner.placement.packing import PIECES_EXACT, fill, pack
+from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, Packed, fit
+from nodemanager.planner.placement.supply import Offer, Place
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.queue_index import BatchKey
+
+UNBOUNDED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Equal jobs, each with so many pieces yet to be laid somewhere. ``runs``: parts of batches, in order."""
+
+    shape: Shape
+    span_s: float
+    pieces_each: int
+    runs: tuple[tuple[BatchKey, Sequence[JobId], int, int], ...]
+
+    @property
+    def jobs(self) -> int:
+        return sum(end - begin for _, _, begin, end in self.runs)
+
+    def job(self, number: int) -> JobId:
+        for _, ids, begin, end in self.runs:
+            if number < end - begin:
+                return ids[begin + number]
+            number -= end - begin
+        raise IndexError(number)
+
+    def number(self, key: BatchKey, index: int) -> int | None:
+        """Which of the jobs is at this place in a batch."""
+        before = 0
+        for of, _, begin, end in self.runs:
+            if of == key and begin <= index < end:
+                return before + index - begin
+            before += end - begin
+        return None
+
+    def item(self, memory_bytes: int) -> Item:
+        """``memory_bytes``: what each piece is to have."""
+        shape, jobs = self.shape, self.jobs
+        return Item(
+            pieces=jobs * self.pieces_each,
+            cores=cores_of_piece(shape),
+            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
+            memory_bytes=memory_bytes,
+            per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
+            whole=shape.exclusive,
+        )
+
+
+@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
+class Stack:
+    """Nodes of one offer, loaded alike: ``pieces`` of each work, by its number, and what is left free on each."""
+
+    offer: int
+    nodes: int
+    zone: str
+    pieces: tuple[tuple[int, int], ...]
+    cores: int
+    gpus: int
+    memory_bytes: int
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The offers, and what has been taken of them so far.
+
+    ``cost``: what a node of an offer costs for so long. ``memory_bytes``: what a piece of a job is to have.
+    ``zones``: where the nodes of those jobs stand that want them all in one zone.
+    """
+
+    offers: Sequence[Offer]
+    cost: Callable[[Offer, float], int]
+    price: Callable[[Offer], int]
+    nodes_left: int
+    price_left: int
+    memory_bytes: Callable[[Shape], int]
+    zones: Mapping[Shape, str]
+    works: list[Work] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # of each offer
+
+    def __post_init__(self) -> None:
+        if not self.left:
+            self.left = [offer.count for offer in self.offers]
+
+    def with_(self, works: Sequence[Work], *, share: bool) -> Shelf | None:
+        """The shelf with this work on it too, at the least cost; None if it cannot all be had.
+
+        ``share``: whether what is free on nodes with other work may be used.
+        """
+        items = [work.item(self.memory_bytes(work.shape)) for work in works]
+        if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
+            return None  # as would come out, after every way to pack it has been tried
+        made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
+        return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
+
+    def takes_at_most(self, work: Work) -> int:
+        """No more pieces of this than so many find a place on what is left of the offers, however it is done."""
+        item = work.item(self.memory_bytes(work.shape))
+        pieces, nodes_left = 0, self.nodes_left
+        on_sale: list[tuple[int, int]] = []
+        for offer, left in zip(self.offers, self.left, strict=True):
+            if not left or not offer.suits(work.shape.constraint):
+                continue
+            of = offer.node_type
+            each = fit(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
+            if offer.paid:
+                pieces += left * each
+            else:
+                price = self.price(offer)
+                on_sale.append((each, min(left, self.price_left // price) if price > 0 else left))
+        for each, count in sorted(on_sale, reverse=True):
+            bought = max(0, min(count, nodes_left))
+            nodes_left -= bought
+            pieces += bought * each
+        return pieces
+
+    def cores_left(self, *, share: bool) -> int:
+        """No more cores than these can be had for what is yet to be laid."""
+        cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
+        nodes_left = self.nodes_left
+        for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
+            offer, left = self.offers[number], self.left[number]
+            if not offer.paid:
+                left = max(0, min(left, nodes_left))
+                nodes_left -= left
+            cores += left * offer.node_type.cores
+        return cores
+
+    def _add(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
+        first = len(self.works)
+        self.works += works
+        span_s = max((work.span_s for work in works), default=0.0)
+        if sum(item.pieces for item in items) <= PIECES_EXACT:
+            return self._lay(items, first, span_s, None, stacks=share, paid=True, on_sale=True)
+        pieces = [item.pieces for item in items]
+        if share:
+            self._lay(items, first, span_s, pieces, stacks=True, paid=False, on_sale=False)
+        # Those that come are filled in the order in which they were ordered: what was laid on them then fits again.
+        coming = [number for number, offer in enumerate(self.offers) if offer.paid]
+        for _, together in groupby(coming, key=lambda number: self.offers[number].since_s):
+            self._lay(items, first, span_s, pieces, stacks=False, paid=True, on_sale=False, only=list(together))
+        few = sum(pieces) <= PIECES_EXACT
+        return self._lay(items, first, span_s, pieces, stacks=few and share, paid=few, on_sale=True)
+
+    def _lay(
+        self,
+        items: Sequence[Item],
+        first: int,
+        span_s: float,
+        pieces: list[int] | None,
+        *,
+        stacks: bool,
+        paid: bool,
+        on_sale: bool,
+        only: Sequence[int] | None = None,
+    ) -> bool:
+        """Lay what there is to lay on some of the nodes; ``pieces`` become those that are left. Whether none is."""
+        if pieces is not None:
+            items = [
+                replace(item, pieces=count) if count != item.pieces else item
+                for item, count in zip(items, pieces, strict=True)
+            ]
+        sources: list[Stack | int] = list(self.stacks) if stacks else []
+        sources += [
+            number
+            for number, offer in enumerate(self.offers)
+            if self.left[number]
+            and (paid if offer.paid else on_sale and self.nodes_left > 0)
+            and (only is None or number in only)
+        ]
+        sources = [source for source in sources if not isinstance(source, Stack) or source.cores > 0]
+        lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
+        fits = self._fits(items, first, sources, lots)
+        if on_sale or pieces is None:
+            packed = pack(items, lots, fits, Limits(self.nodes_left, self.price_left))
+        else:
+            packed = fill(items, lots, fits)
+        self._take(packed, first, sources)
+        if pieces is not None:
+            pieces[:] = packed.left
+        return not any(packed.left)
+
+    def _lot(self, source: Stack | int, span_s: float, *, sunk: bool) -> Lot:
+        """``sunk``: beside what is on sale, what is paid for costs nothing.
+
+        By itself it is weighed by its price, as when it was bought: then the same work is laid in the same way.
+        """
+        if isinstance(source, Stack):
+            return Lot(source.cores, source.gpus, source.memory_bytes, source.nodes, 0, 0, bought=False)
+        offer = self.offers[source]
+        of, count = offer.node_type, self.left[source]
+        if offer.paid:
+            cost = 0 if sunk else self.cost(offer, span_s)
+            return Lot(of.cores, of.gpus, of.memory_bytes, count, cost, 0, bought=False)
+        return Lot(of.cores, of.gpus, of.memory_bytes, count, self.cost(offer, span_s), self.price(offer))
+
+    def _fits(
+        self, items: Sequence[Item], first: int, sources: Sequence[Stack | int], lots: Sequence[Lot]
+    ) -> list[list[int]]:
+        fits: list[list[int]] = []
+        for number, item in enumerate(items):
+            work = self.works[first + number]
+            row = [
+                fit(item, lot) if self._may_have(source, work) else 0
+                for source, lot in zip(sources, lots, strict=True)
+            ]
+            if item.whole:
+                # It would start on a node that is too small for all it asks for; not where there is a larger one.
+                roomy = [self._holds_all(source, work.shape) for source in sources]
+                if any(has and is_roomy for has, is_roomy in zip(row, roomy, strict=True)):
+                    row = [has if is_roomy else 0 for has, is_roomy in zip(row, roomy, strict=True)]
+            fits.append(row)
+        return fits
+
+    def _may_have(self, source: Stack | int, work: Work) -> bool:
+        if isinstance(source, Stack) and work.shape.exclusive:
+            return False
+        offer = self.offers[source.offer if isinstance(source, Stack) else source]
+        if work.shape.one_zone:
+            stands = (source.zone,) if isinstance(source, Stack) else offer.zones
+            if self.zones[work.shape] not in stands:
+                return False
+        return offer.suits(work.shape.constraint)
+
+    def _holds_all(self, source: Stack | int, shape: Shape) -> bool:
+        of = self.offers[source.offer if isinstance(source, Stack) else source].node_type
+        slots = slots_per_piece(shape)
+        return of.cores >= slots * shape.cores_per_slot and of.gpus >= slots * shape.gpus_per_slot
+
+    def _take(self, packed: Packed, first: int, sources: list[Stack | int]) -> None:
+        for load in packed.loads:
+            source = sources[load.lot]
+            pieces = tuple((first + item, count) for item, count in load.pieces)
+            if isinstance(source, Stack):
+                sources[load.lot] = self._put_on_top(source, load, pieces)  # the next load lies on the others
+                continue
+            offer = self.offers[source]
+            self.left[source] -= load.nodes
+            if not offer.paid:
+                self.nodes_left -= load.nodes
+                self.price_left -= load.nodes * self.price(offer)
+            of = offer.node_type
+            zone = self._zone_of(offer, pieces)
+            self.stacks.append(
+                self._loaded(Stack(source, load.nodes, zone, (), of.cores, of.gpus, of.memory_bytes), pieces)
+            )
+
+    def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
+        """Works that are laid together want the same zone, or none: the layout sees to it."""
+        shapes = (self.works[number].shape for number, _ in pieces)
+        return next((self.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
+
+    def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> Stack:
+        """On so many of the nodes of a stack, which becomes two where it is not all of them. Gives the others."""
+        place = self.stacks.index(stack)
+        below, rest = replace(stack, nodes=load.nodes), replace(stack, nodes=stack.nodes - load.nodes)
+        self.stacks[place : place + 1] = [self._loaded(below, pieces), *([rest] if rest.nodes else [])]
+        return rest
+
+    def _loaded(self, stack: Stack, pieces: tuple[tuple[int, int], ...]) -> Stack:
+        cores, gpus, memory_bytes = stack.cores, stack.gpus, stack.memory_bytes
+        for number, count in pieces:
+            work = self.works[number]
+            if work.shape.exclusive:
+                cores = gpus = 0
+                continue
+            slots = count * slots_per_piece(work.shape)
+            cores -= slots * max(1, work.shape.cores_per_slot)
+            gpus -= slots * work.shape.gpus_per_slot
+            memory_bytes -= min(memory_bytes, slots * work.shape.memory_bytes_per_slot)
+        return replace(stack, pieces=(*stack.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
+
+
+class Laid(NamedTuple):
+    """One node with what is on it: of each work the pieces from one number to another."""
+
+    place: Place
+    offer: Offer
+    zone: str
+    pieces: tuple[tuple[int, int, int], ...]
+
+
+class Dealt:
+    """Who has which node."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._works = shelf.works
+        self._offers = shelf.offers
+        self._stacks = shelf.stacks
+        free = [offer.places() for offer in shelf.offers]
+        self._places = [list(islice(free[stack.offer], stack.nodes)) for stack in shelf.stacks]
+        self._begins: list[list[int]] = [[] for _ in shelf.works]  # of each work: the first piece on each stack
+        self._on: list[list[tuple[int, int]]] = [[] for _ in shelf.works]  # the stack, and how many on each node
+        begins = [0] * len(shelf.works)
+        for number, stack in enumerate(shelf.stacks):
+            for work, count in stack.pieces:
+                self._begins[work].append(begins[work])
+                self._on[work].append((number, count))
+                begins[work] += stack.nodes * count
+        self._numbers: dict[BatchKey, list[int]] = {}
+        for number, those in enumerate(shelf.works):
+            for key in dict.fromkeys(run[0] for run in those.runs):
+                self._numbers.setdefault(key, []).append(number)
+
+    def nodes(self) -> Iterator[Laid]:
+        """All of them, stack by stack."""
+        begins = [0] * len(self._works)
+        for stack, places in zip(self._stacks, self._places, strict=True):
+            for index, place in enumerate(places):
+                pieces = tuple(
+                    (work, begins[work] + index * count, begins[work] + (index + 1) * count)
+                    for work, count in stack.pieces
+                )
+                yield Laid(place, self._offers[stack.offer], stack.zone, pieces)
+            for work, count in stack.pieces:
+                begins[work] += stack.nodes * count
+
+    def jobs_on(self, laid: Laid, most: int) -> tuple[tuple[JobId, ...], int]:
+        """The first few jobs on a node, and how many there are in all."""
+        names: list[JobId] = []
+        count = 0
+        for number, begin, end in laid.pieces:
+            work = self._works[number]
+            if on_different_nodes(work.shape):
+                jobs = sorted(piece % work.jobs for piece in range(begin, end))
+                count += len(jobs)
+                names += [work.job(job) for job in jobs[:most]]
+            else:
+                first, last = begin // work.pieces_each, (end - 1) // work.pieces_each
+                count += last - first + 1
+                names += [work.job(job) for job in range(first, min(last + 1, first + most))]
+        return tuple(sorted(names)[:most]), count
+
+    def pieces_on(self, laid: Laid) -> Iterator[tuple[JobId, Shape]]:
+        """The job of each piece on a node."""
+        for number, begin, end in laid.pieces:
+            work = self._works[number]
+            gang = on_different_nodes(work.shape)
+            for piece in range(begin, end):
+                yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
+
+    def nodes_of(self, key: BatchKey, index: int) -> list[tuple[Place, Offer]]:
+        """The nodes of the job at this place in its batch; none if it is not laid here."""
+        for number in self._numbers.get(key, ()):
+            work = self._works[number]
+            job = work.number(key, index)
+            if job is not None:
+                return list(dict.fromkeys(self._node(number, piece) for piece in _pieces(work, job)))
+        return []
+
+    def _node(self, work: int, piece: int) -> tuple[Place, Offer]:
+        at = bisect_right(self._begins[work], piece) - 1
+        stack, count = self._on[work][at]
+        place = self._places[stack][(piece - self._begins[work][at]) // count]
+        return place, self._offers[self._stacks[stack].offer]
+
+
+def _pieces(work: Work, job: int) -> range:
+    if on_different_nodes(work.shape):
+        return range(job, work.jobs * work.pieces_each, work.jobs)
+    return range(job * work.pieces_each, (job + 1) * work.pieces_each)
+
+
+def whole_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
+    """Jobs of which no piece has been laid anywhere yet."""
+    return Work(shape, span_s, pieces_of(shape), tuple(runs))

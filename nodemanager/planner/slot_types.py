@@ -1,0 +1,110 @@
+"""How the slots are divided among the node types, and which of them change their type to fulfil a wish.
+
+A slot may move while nobody stands on it and nobody is on the way: offline, not allocated, not leased, held by no
+drain but ours. So no core that a job holds ever leaves the instance's resources.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodemanager.core.drains import drained_by_others
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.orders import ChangeSlots, RefuseSlots
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import SlotName, SlotsWish, TypeName
+from nodemanager.planner.observe.hardware import WISH_PREFIX
+from nodemanager.planner.placement.supply import strays
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+
+Division = Mapping[SlotName, TypeName]
+
+
+def divided(policy: Policy, division: Division) -> Policy:
+    """The policy with the slots where the instance has them; where that does not say, where the site has them."""
+    if not division:
+        return policy
+    said = {slot: node_type.name for node_type in policy.node_types for slot in node_type.slots} | dict(division)
+    slots: dict[TypeName, list[SlotName]] = {}
+    for slot, type_name in said.items():
+        slots.setdefault(type_name, []).append(slot)
+    types = tuple(replace(node_type, slots=tuple(slots.get(node_type.name, ()))) for node_type in policy.node_types)
+    return policy if types == policy.node_types else replace(policy, node_types=types)
+
+
+def movable(snapshot: Snapshot) -> tuple[SlotName, ...]:
+    """The slots that may change their type now, the last rank first: the first ones are leased first."""
+    leased = {node.launch.slot for node in snapshot.nodes.values()}
+    leased |= {stray.node.identity.slot for stray in strays(snapshot) if stray.node.identity is not None}
+    ranks = sorted(snapshot.ranks.values(), key=lambda rank: -rank.rank)
+    return tuple(rank.host for rank in ranks if may_move(rank) and rank.host not in leased)
+
+
+def may_move(rank: FluxRank) -> bool:
+    """Whether nobody is there, and nobody else holds it by a drain."""
+    return not (rank.online or rank.allocated or rank.excluded or drained_by_others(rank))
+
+
+def answer(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:
+    """What becomes of a wish. It is answered at once, one way or the other; nothing is kept for later."""
+    in_place = {
+        slot: node_type.name for slot, node_type in policy.type_of_slot.items() if slot in snapshot.rank_of_slot
+    }
+    found = moves(wish.counts, in_place, movable(snapshot), policy.types.keys())
+    if isinstance(found, Reason):
+        return RefuseSlots(wish, found)
+    return ChangeSlots(wish, found.moves, because("slots_wished", slots=len(found.moves)))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The slots that change, each with the type that it gets. Empty where all is as wished."""
+
+    moves: Division
+
+
+def moves(
+    counts: Mapping[TypeName, int], division: Division, free: Iterable[SlotName], types: Iterable[TypeName]
+) -> Moves | Reason:
+    """Which slots to move so that the named types have as many as wished; or why that cannot be.
+
+    ``free``: those that may move, best first. Types that are not named keep theirs, so the named ones together
+    must have as many as before.
+    """
+    unknown = counts.keys() - set(types)
+    if unknown:
+        return because("slots_unknown_type", node_type=min(unknown))
+    have = Counter(division.values())
+    wanted, there = sum(counts.values()), sum(have[name] for name in counts)
+    if wanted != there:
+        return because("slots_do_not_add_up", wanted=wanted, have=there, types=tuple(sorted(counts)))
+    surplus = {name: have[name] - count for name, count in counts.items() if have[name] > count}
+    gaining = [name for name in sorted(counts) for _ in range(counts[name] - have[name])]
+    going: list[SlotName] = []
+    left = dict(surplus)
+    for slot in free:
+        giver = division.get(slot)
+        if giver is not None and left.get(giver, 0) > 0:
+            left[giver] -= 1
+            going.append(slot)
+    for name, lacking in sorted(left.items()):
+        if lacking:
+            return because("slots_in_use", node_type=name, to_give=surplus[name], free=surplus[name] - lacking)
+    return Moves(dict(zip(going, gaining, strict=True)))
+
+
+def redeclaration(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
+    """Have a type declared as its nodes really are, at a moment at which none of its slots is in use."""
+    if not snapshot.to_promise:
+        return None
+    free = set(movable(snapshot))
+    for name, promise in sorted(snapshot.to_promise.items()):
+        node_type = policy.types.get(name)
+        slots = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot] if node_type is not None else []
+        if slots and free.issuperset(slots):
+            wish = SlotsWish(f"{WISH_PREFIX}{name}-{int(snapshot.wall_at * 1000):x}", {}, {name: promise})
+            return ChangeSlots(wish, dict.fromkeys(slots, name), because("declared_as_measured", node_type=name))
+    return None

@@ -1,0 +1,84 @@
+"""How a node lives: one table of every legal move. ``doc/lifecycle.md`` is generated from it.
+
+A pair that is not in the table is a bug in the code that asked for it, and raises with the node's story. What
+is seen of a node may come in any order, so ``observe`` asks :func:`allows` first where a fact may be old news;
+what is *decided* never asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.snapshot import Node
+from nodemanager.core.nodes import NodeState
+
+STORY_MAX = 16
+
+
+class Event(StrEnum):
+    """What can happen to a node. Seen, unless said otherwise."""
+
+    APPEARED = "appeared"  # the provider answered the create, or lists it
+    DISPROVED = "disproved"  # the create was refused, or enough lists lack it
+    JOINED = "joined"  # its rank is online
+    JOB_BEGAN = "job began"
+    JOBS_ENDED = "jobs ended"
+    LEFT = "left"  # its rank is offline
+    RETIRED = "retired"  # decided: drain it, then look again
+    REPRIEVED = "reprieved"  # decided: undrained and kept; or somebody else undrained it
+    CONDEMNED = "condemned"  # decided on the second look: nothing runs there, stop it
+    ENDED = "ended"  # the provider shows it terminated, or enough lists lack it
+
+
+NEXT: Mapping[tuple[NodeState, Event], NodeState] = {
+    (NodeState.REQUESTED, Event.APPEARED): NodeState.BOOTING,
+    (NodeState.REQUESTED, Event.DISPROVED): NodeState.GONE,
+    (NodeState.REQUESTED, Event.ENDED): NodeState.GONE,  # dead before it was first listed
+    (NodeState.BOOTING, Event.JOINED): NodeState.IDLE,
+    (NodeState.BOOTING, Event.RETIRED): NodeState.DRAINING,  # never joined in time, or failed at the provider
+    (NodeState.BOOTING, Event.ENDED): NodeState.GONE,
+    (NodeState.IDLE, Event.JOB_BEGAN): NodeState.BUSY,
+    (NodeState.IDLE, Event.LEFT): NodeState.LOST,
+    (NodeState.IDLE, Event.RETIRED): NodeState.DRAINING,
+    (NodeState.IDLE, Event.ENDED): NodeState.GONE,
+    (NodeState.BUSY, Event.JOBS_ENDED): NodeState.IDLE,
+    (NodeState.BUSY, Event.LEFT): NodeState.LOST,
+    (NodeState.BUSY, Event.ENDED): NodeState.GONE,
+    (NodeState.LOST, Event.JOINED): NodeState.IDLE,
+    (NodeState.LOST, Event.RETIRED): NodeState.DRAINING,
+    (NodeState.LOST, Event.ENDED): NodeState.GONE,
+    (NodeState.DRAINING, Event.REPRIEVED): NodeState.IDLE,
+    (NodeState.DRAINING, Event.CONDEMNED): NodeState.STOPPING,
+    (NodeState.DRAINING, Event.ENDED): NodeState.GONE,
+    (NodeState.STOPPING, Event.ENDED): NodeState.GONE,
+}
+
+
+# What a node's story says of each move, but for when it was.
+_TOLD: Mapping[tuple[NodeState, Event], str] = {
+    (before, event): f"{event} -> {after} at " for (before, event), after in NEXT.items()
+}
+
+
+class IllegalMoveError(Exception):
+    """A move that the table does not have: a bug, told with the node's story."""
+
+    def __init__(self, node: Node, event: Event) -> None:
+        story = ", ".join(node.story) or "none"
+        super().__init__(f"{node.id} is {node.state} and cannot be {event}; its moves so far: {story}")
+
+
+def allows(node: Node, event: Event) -> bool:
+    return (node.state, event) in NEXT
+
+
+def move(node: Node, event: Event, now_s: float, **otherwise: Any) -> Node:
+    """The node after the event, with what else is otherwise. Raises ``IllegalMoveError`` where there is no row."""
+    state = NEXT.get((node.state, event))
+    if state is None:
+        raise IllegalMoveError(node, event)
+    story = (*node.story, f"{_TOLD[node.state, event]}{now_s:.3f}")[-STORY_MAX:]
+    return replace(node, state=state, since_s=now_s, story=story, **otherwise)

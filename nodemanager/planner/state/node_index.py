@@ -1,0 +1,125 @@
+"""The nodes as the planner asks for them: those where something may be to decide, and how many there are.
+
+Most nodes of a fleet at work are busy, and nothing is to be decided about a busy node. So a tick goes through the
+others only. Whoever changes nodes does it here (:func:`with_nodes`), which keeps the roll beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nodemanager.core.drains import is_ours
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.snapshot import Node, Roll, Snapshot
+from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
+from nodemanager.core.slots import Rank, SlotName, TypeName
+
+
+def roll_of(snapshot: Snapshot) -> Roll:
+    """The roll of the snapshot's nodes: the one that is kept, if it is theirs."""
+    if snapshot.roll.nodes is snapshot.nodes:
+        return snapshot.roll
+    return _called(Roll(), snapshot.nodes, (), snapshot.nodes.values())
+
+
+def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Sequence[LaunchId] = ()) -> Snapshot:
+    """The snapshot with some nodes new or otherwise, and some no more."""
+    if not changed and not gone:
+        return snapshot
+    nodes = dict(snapshot.nodes)
+    named = {**dict.fromkeys(changed), **dict.fromkeys(gone)} if gone else changed
+    before = [nodes[id_] for id_ in named if id_ in nodes]
+    nodes.update(changed)
+    for id_ in gone:
+        nodes.pop(id_, None)
+    return replace(snapshot, nodes=nodes, roll=_called(roll_of(snapshot), nodes, before, changed.values()))
+
+
+def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
+    """How many calls of these kinds are under way."""
+    return sum(
+        1 for node in roll_of(snapshot).calling.values() if node.call is not None and node.call.kind in kinds
+    )
+
+
+def at_rest(node: Node) -> bool:
+    """Whether it is at work, and nothing is to be decided about it."""
+    return (
+        node.state is NodeState.BUSY
+        and node.call is None
+        and node.retry_s == 0.0
+        and node.absences == 0
+        and not (node.rank is not None and is_ours(node.rank.drain_reason))
+        and (node.sound or not _is_the_matter(node))
+    )
+
+
+def _is_the_matter(node: Node) -> bool:
+    return (
+        (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
+        or node.reclaimed is not None
+        or node.housekeeping_kills > 0
+        or bool(node.left_s)
+        or (node.cloud is not None and bool(node.cloud.impaired))
+        or node.misfit is not None
+    )
+
+
+def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> Roll:
+    restless: dict[LaunchId, Node] = dict(roll.restless)
+    calling: dict[LaunchId, Node] = dict(roll.calling)
+    left: dict[LaunchId, Node] = {}
+    for node in before:
+        id_ = node.launch.id
+        restless.pop(id_, None)
+        calling.pop(id_, None)
+        left[id_] = node
+    came: list[Node] = []
+    moved: list[Node] = []
+    for node in after:
+        id_ = node.launch.id
+        if not at_rest(node):
+            restless[id_] = node
+        if node.call is not None:
+            calling[id_] = node
+        was = left.pop(id_, None)
+        if was is None or was.state is not node.state or was.launch is not node.launch:
+            came.append(node)
+            moved += [was] if was is not None else []
+    moved += left.values()
+    if not moved and not came:
+        return Roll(nodes, restless, calling, roll.states, roll.types, roll.of_slot, roll.of_rank)
+    states: dict[NodeState, int] = dict(roll.states)
+    types: dict[TypeName, int] = dict(roll.types)
+    for those, more in ((moved, -1), (came, 1)):
+        for node in those:
+            states[node.state] = states.get(node.state, 0) + more
+            if node.costs:
+                types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
+    of_slot, of_rank = _where(moved, came, roll)
+    return Roll(nodes, restless, calling, states, types, of_slot, of_rank)
+
+
+def _where(
+    moved: Iterable[Node], came: Iterable[Node], roll: Roll
+) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
+    """Which launch each slot and each rank has, after some nodes became others, came or went."""
+    left = {node.launch.id: node.launch for node in moved}
+    taken: list[Launch] = []
+    for node in came:
+        if left.get(node.launch.id) is node.launch:
+            del left[node.launch.id]  # it stays where it is
+        else:
+            taken.append(node.launch)
+    if not left and not taken:
+        return roll.of_slot, roll.of_rank
+    slots, ranks = dict(roll.of_slot), dict(roll.of_rank)
+    for launch in left.values():
+        if slots.get(launch.slot) == launch.id:
+            del slots[launch.slot]
+        if ranks.get(launch.rank) == launch.id:
+            del ranks[launch.rank]
+    for launch in taken:
+        slots[launch.slot] = launch.id
+        ranks[launch.rank] = launch.id
+    return slots, ranks

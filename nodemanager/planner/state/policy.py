@@ -1,0 +1,110 @@
+"""What the site wants of the fleet: limits, prices, patience. Every limit has a value; none means refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import cached_property
+from types import MappingProxyType
+
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy
+
+# How long a failed create keeps its type, or all types, from being tried again.
+BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
+    {
+        FailureKind.CAPACITY: 120.0,
+        FailureKind.QUOTA: 120.0,
+        FailureKind.THROTTLED: 5.0,
+        FailureKind.CREDENTIALS: 300.0,
+        FailureKind.CONFIG: 900.0,
+        FailureKind.GONE: 60.0,
+        FailureKind.TRANSIENT: 10.0,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The site's settings as the fleet needs them. Times are durations in seconds."""
+
+    cluster: str
+    cluster_uuid: str
+    node_types: tuple[NodeType, ...]
+    nodes_max: int
+    price_per_hour_max: Decimal
+    nodes_min: int = 0
+    settle_s: float = 1.0
+    settle_max_s: float = 10.0
+    quiet_s: float = 0.1
+    boot_timeout_s: float = 900.0
+    rejoin_timeout_s: float = 120.0
+    create_grace_s: float = 120.0
+    orphan_grace_s: float = 600.0
+    stale_after_s: float = 180.0
+    probe_s: float = 10.0
+    # However the ranks stir, they are left alone for a while after a look: no longer than the quiet that a purchase
+    # waits for anyway, but so that looks take a tenth of the time at the most.
+    look_every_s: float = 0.1  # from the beginning of one to the next
+    look_rest: float = 9.0  # so many times what it took, from its end
+    relist_s: float = 60.0
+    sweep_s: float = 600.0
+    call_timeout_s: float = 60.0
+    order_good_s: float = 30.0  # an order that was not begun by then is left undone
+    broker_stop_s: float = 5.0  # what a broker gets to leave in good order
+    absences: int = 3
+    idle_confirmations: int = 2
+    idle_timeout_s: float = 300.0
+    stop_lead_s: float = 60.0
+    patience_s: float = 0.0
+    packing: PackingPolicy = PackingPolicy.SPREAD
+    # By whose it is ("" for the whole site, "user" and "queue" for each of them) and the period, "day" or "month".
+    budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
+    queue_policy: QueuePolicy = QueuePolicy.FIFO
+    observed: frozenset[TypeName] = frozenset()  # of these it is only said what would be done
+    destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
+    misfit: Misfit = Misfit.DRAIN
+    calls_in_flight_max: int = 8
+    creates_per_s: float = 5.0
+    creates_burst: int = 20
+    block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
+    block_s_max: float = 600.0  # a refusal that comes again after each try is waited out for longer, up to this
+    boot_failures_max: int = 3  # of a type and image in a row, before no more are bought
+    boot_retry_s: float = 900.0  # and then one is tried again
+    unready_max: float = 0.5  # the share of the nodes that were up, above which nothing is done
+    unready_nodes: int = 3  # so many are never too many
+    safe_mode_max_s: float = 1800.0
+    housekeeping_max_s: float = 1800.0
+
+    @cached_property
+    def unobserved(self) -> Policy:
+        """The same, were something done with every type."""
+        return replace(self, observed=frozenset())
+
+    @cached_property
+    def has_spares(self) -> bool:
+        return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def price_places(self) -> int:
+        """Of decimals, in which the prices of all types are whole numbers."""
+        return max((-int(it.price_per_hour.as_tuple().exponent) for it in self.node_types), default=0)
+
+    @cached_property
+    def types(self) -> Mapping[TypeName, NodeType]:
+        return {node_type.name: node_type for node_type in self.node_types}
+
+    @cached_property
+    def place_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
+        """Each slot's type, and its place in the type's list."""
+        return {
+            slot: (node_type.name, place)
+            for node_type in self.node_types
+            for place, slot in enumerate(node_type.slots)
+        }
+
+    @cached_property
+    def type_of_slot(self) -> Mapping[SlotName, NodeType]:
+        return {slot: node_type for node_type in self.node_types for slot in node_type.slots}

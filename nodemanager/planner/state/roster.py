@@ -1,0 +1,28 @@
+"""Who holds a slot, told to the join service: whose ticket is taken, and whose broker may be started."""
+
+from __future__ import annotations
+
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.core.nodes import NodeState, Roster, RosterEntry
+
+# Only these have still to join. One that was online before keeps what it was given.
+JOINING = (NodeState.REQUESTED, NodeState.BOOTING)
+
+
+def roster(snapshot: Snapshot, policy: Policy) -> Roster:
+    """Every launch that is on record and not proven gone, by slot."""
+    nodes = sorted(snapshot.nodes.values(), key=lambda node: (node.launch.slot, node.id))
+    return tuple(_entry(node, policy) for node in nodes if node.recorded and node.state is not NodeState.GONE)
+
+
+def _entry(node: Node, policy: Policy) -> RosterEntry:
+    until_at = node.launch.requested_at + policy.boot_timeout_s
+    return RosterEntry(
+        launch=node.id,
+        slot=node.launch.slot,
+        redeemable_until_at=until_at if node.state in JOINING else 0.0,
+        may_start=node.state is not NodeState.STOPPING,
+        online=node.rank is not None and node.rank.online,
+        addresses=node.cloud.addresses if node.cloud is not None else (),
+    )

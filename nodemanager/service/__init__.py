@@ -1,0 +1,1 @@
+"""The running service: it wires actors, adapters and outputs, and ends them in order."""

@@ -1,0 +1,388 @@
+"""The only place that wires: which adapters stand outside, which actors stand inside, who knows whom.
+
+The simulator wires the same actors through the same :func:`wire`, with a ``spawn`` of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pykka
+import structlog
+
+from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.join import JoinClerk
+from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
+from nodemanager.actors.ticker import Announced, Ticker
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config.reload import needs_restart
+from nodemanager.config.site import ConfigError, Join, Site, load_site, name_file, uuid_file
+from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
+from nodemanager.core.nodes import FailureKind, Launch
+from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
+from nodemanager.core.slots import Misfit
+from nodemanager.planner.state.policy import Policy
+from nodemanager.service.systemd import Notifier
+from nodemanager.web.api.control import ReloadRefused
+
+if TYPE_CHECKING:
+    from nodemanager.cloud.common.libcloud_port import UserData
+    from nodemanager.service.outputs import Front
+
+EXIT_OK = 0
+EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
+YOUNG_MAX = 20_000  # objects that came since the last collection of garbage: Python's own 700 come in a tick
+STOP_S = 1.0  # what the actors get to end their calls before the process leaves without them
+
+A = TypeVar("A", bound=CrashOnlyActor)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The ports of one site. The factories are called once for each actor: a port belongs to one thread."""
+
+    clock: Clock
+    flux: Callable[[], FluxPort]
+    cloud: Callable[[], CloudPort]
+    watch: FluxWatch
+    close: Callable[[], None]
+    join: Callable[[], JoinPort] | None = None  # None where nodes join without a service
+
+
+class SystemClock:
+    """This machine's clocks."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_at(self) -> float:
+        return time.time()
+
+
+class Spawn(Protocol):
+    """How an actor comes to life: in a thread, or in the simulator's pump."""
+
+    def __call__(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an actor in a thread takes its messages. One that is gone misses none: the process is leaving."""
+
+    actor: pykka.ActorRef[Any]
+
+    def tell(self, message: Any) -> None:
+        with suppress(pykka.ActorDeadError):
+            self.actor.tell(message)
+
+
+def in_threads(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+    return Address(actor.start(*arguments))
+
+
+def wire(
+    outside: Outside,
+    policy: Policy,
+    acts: bool,
+    publish: Callable[[Published], None],
+    fate: Fate,
+    spawn: Spawn = in_threads,
+) -> Mailbox[ManagerMessage]:
+    """Bring the actors to life and make them known to each other. They wait for the first tick."""
+    manager: Mailbox[ManagerMessage] = spawn(Manager, policy, acts, publish, fate)
+    manager.tell(
+        Begin(
+            flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
+            lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
+            cloud=[
+                spawn(CloudWorker, outside.cloud(), outside.flux(), outside.clock, manager, fate)
+                for _ in range(policy.calls_in_flight_max)
+            ],
+            join=spawn(JoinClerk, outside.join(), manager, fate) if outside.join is not None else None,
+        )
+    )
+    return manager
+
+
+def policy_of(site: Site) -> Policy:
+    """What of the site the fleet needs to know."""
+    return Policy(
+        cluster=site.cluster,
+        cluster_uuid=site.cluster_uuid,
+        node_types=site.node_types,
+        nodes_max=site.limits.nodes_max,
+        nodes_min=site.limits.nodes_min,
+        price_per_hour_max=site.limits.price_per_hour_max,
+        settle_s=site.timing.settle_s,
+        settle_max_s=site.timing.settle_max_s,
+        boot_timeout_s=site.timing.boot_timeout_s,
+        rejoin_timeout_s=site.timing.rejoin_timeout_s,
+        create_grace_s=site.timing.create_grace_s,
+        orphan_grace_s=site.timing.orphan_grace_s,
+        stale_after_s=site.timing.stale_after_s,
+        probe_s=site.timing.probe_s,
+        relist_s=site.timing.relist_s,
+        sweep_s=site.timing.sweep_s,
+        absences=site.timing.absences,
+        call_timeout_s=site.cloud.call_timeout_s,
+        idle_confirmations=site.policy.idle_confirmations,
+        idle_timeout_s=site.policy.idle_timeout_s,
+        stop_lead_s=site.policy.stop_lead_s,
+        queue_policy=site.policy.queue_policy,
+        observed=site.observed if site.acts else frozenset(),  # a manager that never acts says it of all alike
+        patience_s=site.policy.patience_s,
+        packing=site.policy.packing,
+        misfit=site.policy.misfit,
+        budgets=site.budget.limits,
+        boot_failures_max=site.policy.boot_failures_max,
+        boot_retry_s=site.timing.boot_retry_s,
+        unready_max=site.policy.unready_max,
+        safe_mode_max_s=site.timing.safe_mode_max_s,
+        housekeeping_max_s=site.timing.housekeeping_max_s,
+        calls_in_flight_max=site.cloud.calls_in_flight_max,
+        creates_per_s=site.cloud.creates_per_s,
+        creates_burst=site.cloud.creates_burst,
+        destroy_on_replay=site.join.destroy_on_replay,
+    )
+
+
+class NotInitialised(Exception):
+    """The site has no cluster UUID, by which nodes of ours are told from others."""
+
+
+def identified(site: Site) -> Site:
+    """The site with a cluster UUID: a simulated one has it from its seed, a real one from ``init``."""
+    if site.cluster_uuid:
+        return site
+    if site.flux.simulated:
+        return replace(site, cluster_uuid=str(uuid.UUID(int=site.simulation.seed)))
+    raise NotInitialised(
+        f"{site.path}: cluster {site.cluster} has no UUID: run flux-node-manager init, or give the cluster_uuid of"
+        f" the instance under [Site] (it is kept in {uuid_file(site.state_dir)})"
+    )
+
+
+def keep_name(site: Site) -> None:
+    """Have the cluster's name on record before the first node carries it, so that no other one is taken later."""
+    if site.flux.simulated or name_file(site.state_dir).exists():
+        return
+    try:
+        site.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=site.state_dir, prefix=".cluster-name.") as draft:
+            draft.write(site.cluster + "\n")
+            draft.flush()
+            with suppress(FileExistsError):  # another one has just kept it
+                os.link(draft.name, name_file(site.state_dir))  # whole or not at all
+    except OSError as error:
+        log: Any = structlog.get_logger()
+        log.warning("cluster_name_not_kept", file=str(name_file(site.state_dir)), why=error.strerror)
+
+
+class NodesCannotJoin(Exception):
+    """The site's nodes are to join by its service, which lacks something."""
+
+
+def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
+    """The adapters that the site names, and only they are imported.
+
+    ``status`` is what Flux's users are answered who ask for it. Raises ``NodesCannotJoin``.
+    """
+    if site.flux.simulated:
+        return _embedded(site)
+    # Flux's bindings are looked for only where a real instance is meant. The room that ``run`` takes in memory is
+    # mostly that of libraries, which are imported here by who needs them.
+    from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
+
+    clock = SystemClock()
+    flux = RealFlux(
+        site.flux.uri,
+        site.cluster_uuid,
+        clock,
+        folder=site.flux.bootstrap_dir,
+        node_types=site.node_types,
+        status=status,
+        # By ticket a node says it itself, before its broker begins.
+        measures=site.flux.join is not Join.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
+        flub=site.flux.join is Join.FLUB,
+    )
+    watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
+    cloud = cloud_factory(site, _user_data(site), clock)
+    join = _exchange(site) if site.flux.join is Join.SERVICE else None
+    return Outside(clock, flux.port, cloud, watch, flux.close, join)
+
+
+def _embedded(site: Site) -> Outside:
+    from nodemanager.simulation.embedded import embedded  # noqa: PLC0415
+
+    simulated = embedded(site)
+    return Outside(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
+
+
+def _exchange(site: Site) -> Callable[[], JoinPort]:
+    from nodemanager.join.exchange import FileExchange, Folder  # noqa: PLC0415
+
+    return lambda: FileExchange(Folder(site.join.material_dir))
+
+
+def _user_data(site: Site) -> UserData:
+    """What each node runs at boot."""
+    if site.flux.join is Join.SERVICE:
+        from nodemanager.join import user_data  # noqa: PLC0415
+
+        try:
+            scripts = user_data.UserData(site)
+        except user_data.UserDataError as error:
+            raise NodesCannotJoin(str(error)) from error
+        return lambda launch, _: scripts(launch.id)
+    return lambda launch, _: _script_of(site, launch)
+
+
+def _script_of(site: Site, launch: Launch) -> str:
+    from nodemanager.flux.setup import bootstrap  # noqa: PLC0415
+
+    try:
+        return bootstrap.user_data(site, launch.slot)
+    except bootstrap.BootstrapError as error:
+        raise CloudError(FailureKind.CONFIG, str(error)) from error
+
+
+def unread(published: Published) -> None:
+    """Nobody looks at what is published."""
+
+
+class Service:
+    """The running manager: actors, ticker, watch."""
+
+    def __init__(
+        self,
+        site: Site,
+        outside: Outside,
+        publish: Callable[[Published], None] = unread,
+    ) -> None:
+        self.fate = Fate()
+        self._site = site
+        self._outside = outside
+        self._news = threading.Event()
+        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate, self._spawn)
+        self._ticker = Ticker(outside.clock, self._manager, self._news)
+
+    def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+        address = in_threads(actor, *arguments)
+        return Announced(address, self._news) if actor is Manager else address
+
+    def start(self) -> None:
+        # Before the first fact: what is seen is stamped with the time that the manager knows.
+        self._manager.tell(Tick(self._outside.clock.monotonic_s(), self._outside.clock.wall_at()))
+        self._outside.watch.start(self._manager.tell, self._lost)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        """End what can be ended soon. A call that hangs is left to the end of the process: it is on record."""
+        self._ticker.stop()
+        self._outside.watch.stop()
+        deadline_s = time.monotonic() + STOP_S
+        actors = pykka.ActorRegistry.get_all()
+        for actor in actors:
+            actor.stop(block=False)
+        for actor in actors:
+            actor.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
+        self._outside.close()
+
+    # --- steered ---
+
+    @property
+    def site(self) -> Site:
+        """As it was read last."""
+        return self._site
+
+    def tell(self, fact: OperatorFact) -> None:
+        self._manager.tell(fact)
+
+    def reload(self) -> dict[str, Any]:
+        """Read the site anew and decide by it. Raises ``ReloadRefused``; then nothing has changed."""
+        try:
+            site = identified(load_site(self._site.path))
+        except (ConfigError, NotInitialised) as error:
+            raise ReloadRefused(str(error)) from error
+        if changed := needs_restart(self._site, site):
+            raise ReloadRefused(
+                f"{site.path}: only a start takes these up: {', '.join(changed)}; nothing is changed"
+            )
+        self._site = site
+        self._manager.tell(UsePolicy(policy_of(site)))
+        structlog.get_logger().info("reloaded", path=str(site.path))
+        return {"path": str(site.path), "reloaded": True}
+
+    def _lost(self, why: str) -> None:
+        self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
+
+
+def serve(site: Site, outside: Outside, front: Front) -> int:
+    """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
+    log: Any = structlog.get_logger()
+    systemd = Notifier()
+
+    def publish_and_notify(published: Published) -> None:
+        front.publish(published)
+        systemd.decided(_status(service.site, published))
+
+    service = Service(site, outside, publish_and_notify)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.fate.ended.set())
+    signal.signal(signal.SIGHUP, lambda *_: _reload(service))
+    # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
+    threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
+    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_told)
+    front.start(service)
+    spare_what_stays()
+    service.start()
+    service.fate.ended.wait()
+    systemd.stopping()
+    service.stop()
+    front.stop(STOP_S)
+    if service.fate.crashed is not None:
+        log.critical("crashed", error=repr(service.fate.crashed))
+        return EXIT_CRASHED
+    log.info("stopped")
+    return EXIT_OK
+
+
+def spare_what_stays() -> None:
+    """Keep what was imported and made so far out of every later collection of garbage: it stays to the end.
+
+    There are far more of these objects than of a fleet's, and going through them made some ticks several times as
+    long as the others. What comes later goes by itself, but for the few that refer to each other: so those are
+    looked for seldom, as a queue of thousands of jobs is gone through each time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_MAX)
+
+
+def _reload(service: Service) -> None:
+    try:
+        service.reload()
+    except ReloadRefused as error:
+        structlog.get_logger().error("reload_refused", why=str(error))
+
+
+def _status(site: Site, published: Published) -> str:
+    """One line for ``systemctl status``; it changes only when there is news."""
+    stands_still = published.plan.stands_still
+    if stands_still is not None:
+        return f"decides nothing: {stands_still.code}"
+    nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
+    return f"mode {site.mode_told}; nodes: {nodes}; jobs that wait: {jobs}"

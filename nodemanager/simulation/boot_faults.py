@@ -1,0 +1,69 @@
+"""How a node's own start goes wrong, once its machine runs: in the wrong place, or again and again."""
+
+from __future__ import annotations
+
+from nodemanager.core.nodes import CloudNode
+from nodemanager.core.slots import Rank, SlotName
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import World
+
+LOOP_S = (2.0, 10.0)
+
+
+class Boots:
+    """Between the provider's nodes and the instance's brokers. ``p_`` is a probability a node."""
+
+    def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
+        self.p_loop = 0.0
+        self.p_wrong_slot = 0.0
+        self.astray: dict[str, SlotName] = {}  # machines whose broker joined as another's slot
+        self._world = world
+        self._draws = world.draws_for("boots")
+        self._flux = flux
+        self._provider = provider
+
+    def booted(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_boot``."""
+        if node.identity is None:
+            return
+        if self._happens(self.p_wrong_slot) and (slot := self._somebody_elses(node.identity.slot)) is not None:
+            self.astray[node.provider_id] = slot
+            self._flux.broker_up(slot, node.provider_id)
+        elif self._happens(self.p_loop):
+            self._up_and_down(node)
+        else:
+            self._flux.node_booted(node)
+
+    def ended(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_end``."""
+        slot = self.astray.pop(node.provider_id, None)
+        if slot is not None:
+            self._flux.broker_down(slot, lost=True, machine=node.provider_id)
+        self._flux.node_ended(node)
+
+    def _up_and_down(self, node: CloudNode) -> None:
+        """Its broker starts, ends, and is started again, as long as the machine runs and this lasts."""
+        if node.identity is None or node not in self._provider.nodes():
+            return
+        slot = node.identity.slot
+        if self._flux.machine_of(slot) not in (None, node.provider_id):
+            return
+        self._flux.broker_up(slot, node.provider_id)
+        if self.p_loop > 0:
+            up_s, down_s = self._draws.uniform(*LOOP_S), self._draws.uniform(*LOOP_S)
+            self._world.after(up_s, lambda: self._flux.broker_down(slot, machine=node.provider_id))
+            self._world.after(up_s + down_s, lambda: self._up_and_down(node))
+
+    def _somebody_elses(self, slot: SlotName) -> SlotName | None:
+        """A slot where nobody stands and that nobody has a lease on."""
+        vacant = [
+            other for other, rank in self._flux.rank_of.items() if other != slot and not self._taken(other, rank)
+        ]
+        return self._draws.choice(vacant) if vacant else None
+
+    def _taken(self, slot: SlotName, rank: Rank) -> bool:
+        return self._flux.online(rank) or slot in self._flux.records or self._flux.machine_of(slot) is not None
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self._draws.random() < probability

@@ -1,0 +1,1 @@
+"""The simulated provider and its faults."""

@@ -1,0 +1,337 @@
+"""A cloud made of values: nodes boot, run their user-data, stop and die in the world's time.
+
+One :class:`SimulatedProvider` is one account; each :class:`SimulatedCloud` is a cluster's port on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from nodemanager.core.nodes import (
+    CloudNode,
+    CloudState,
+    FailureKind,
+    Identity,
+    Launch,
+    LaunchId,
+    Leftover,
+    ProviderId,
+)
+from nodemanager.core.ports import CloudError
+from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.simulation.cloud.faults import CloudFaults, Range
+from nodemanager.simulation.time.world import World
+
+NodeListener = Callable[[CloudNode], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What one node was charged for: from its creation to its end, in the world's time; None while it costs."""
+
+    provider_id: ProviderId
+    type_name: TypeName | None  # None for an instance that is not ours
+    from_s: float
+    to_s: float | None
+    cluster_uuid: str = ""  # whose it is; "" for one that is nobody's
+    launch: LaunchId | None = None
+
+
+@dataclass(slots=True)
+class _Machine:
+    """A node as the provider itself knows it."""
+
+    node: CloudNode
+    client_token: str
+    created_s: float
+    listed_from_s: float
+    ended_s: float | None = None
+    listed_until_s: float = math.inf
+
+
+class SimulatedProvider:
+    """One account at the simulated provider.
+
+    ``on_boot`` is called when a node's user-data runs, ``on_end`` when its machine stops running, whatever the
+    cause and only if it had come to run.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        faults: CloudFaults | None = None,
+        *,
+        on_boot: NodeListener | None = None,
+        on_end: NodeListener | None = None,
+    ) -> None:
+        self.faults = faults or CloudFaults()
+        self.on_boot = on_boot
+        self.on_end = on_end
+        self._world = world
+        self._draws = world.draws_for("cloud")
+        self._machines: dict[ProviderId, _Machine] = {}
+        self._by_token: dict[str, ProviderId] = {}
+        self._billed: list[Billed] = []
+        self._created = 0
+        # Kept apart from the records, so that a call costs the same in the tenth year as on the first day.
+        self._standing: dict[ProviderId, TypeName | None] = {}
+        self._listed: list[CloudNode] = []  # by the list before
+        self.changes = 0  # grows with every node's every step
+
+    def port(self, cluster: str, cluster_uuid: str) -> SimulatedCloud:
+        return SimulatedCloud(self, cluster, cluster_uuid)
+
+    # --- what a test sees and does, past every fault ---
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        """The truth: every node that stands (or failed and waits to be destroyed), in order of creation."""
+        with self._world.lock:
+            return tuple(
+                machine.node for machine in self._machines.values() if machine.node.state != CloudState.TERMINATED
+            )
+
+    def bill(self) -> tuple[Billed, ...]:
+        """Every node ever made, in order of creation."""
+        with self._world.lock:
+            return tuple(self._bill_line(index) for index in range(self._created))
+
+    def kill(self, provider_id: ProviderId, why: str = "died suddenly") -> None:
+        """A node dies by itself, at once: preempted, or broken. One that has ended already stays as it is."""
+        with self._world.lock:
+            machine = self._machines.get(provider_id)
+            if machine is not None:
+                self._end(machine, CloudState.TERMINATED, why)
+
+    def add_stranger(self, identity: Identity | None = None) -> ProviderId:
+        """Somebody else's running instance appears in the account: untagged, or tagged as ``identity`` says."""
+        with self._world.lock:
+            machine = self._make(identity, token="")
+            self._becomes(machine, CloudState.RUNNING)
+            return machine.node.provider_id
+
+    # --- what the ports call ---
+
+    def create(self, launch: Launch, node_type: NodeType, identity: Identity) -> CloudNode:
+        with self._world.lock:
+            self._may_be_refused("create")
+            self._may_throttle("create")
+            if self.faults.refuse_creates is not None:
+                raise CloudError(self.faults.refuse_creates, f"create {launch.id}: refused until somebody acts")
+            self._may_be_refused_unclearly("create")
+            if self.faults.idempotent and launch.client_token in self._by_token:
+                return self._machines[self._by_token[launch.client_token]].node
+            self._check_room(node_type)
+            machine = self._make(identity, launch.client_token)
+            self._world.after(self._drawn(self.faults.boot_delay_s), lambda: self._run(machine))
+            self._may_lose_reply("create")
+            return machine.node
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        with self._world.lock:
+            self._may_be_refused("list")
+            self._may_throttle("list")
+            self._may_be_transient("list")
+            now_s = self._world.now_s
+            nodes = [
+                machine.node
+                for machine in self._machines.values()
+                if machine.listed_from_s <= now_s < machine.listed_until_s
+            ]
+            return tuple(self._as_told(nodes))
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        with self._world.lock:
+            self._may_be_refused("destroy")
+            self._may_throttle("destroy")
+            self._may_be_transient("destroy")
+            self._may_be_refused_unclearly("destroy")
+            machine = self._machines.get(provider_id)
+            if machine is not None and not self._happens(self.faults.p_destroy_ignored):
+                self._stop(machine)
+            self._may_lose_reply("destroy")
+
+    # --- a node's life ---
+
+    def _make(self, identity: Identity | None, token: str) -> _Machine:
+        self._created += 1
+        now_s = self._world.now_s
+        high, low = divmod(self._created, 256)
+        node = CloudNode(
+            provider_id=ProviderId(f"sim-{self._created:06d}"),
+            state=CloudState.PENDING,
+            identity=identity,
+            created_at=self._world.wall_at() + self.faults.clock_skew_s,
+            addresses=(f"10.0.{high % 256}.{low}",),
+        )
+        machine = _Machine(node, token, now_s, now_s + self._drawn(self.faults.list_lag_s))
+        self._machines[node.provider_id] = machine
+        self._standing[node.provider_id] = identity.type_name if identity else None
+        self.changes += 1
+        billed = Billed(node.provider_id, None, now_s, None)
+        if identity is not None:
+            whose, launch = identity.cluster_uuid, identity.launch
+            billed = replace(billed, type_name=identity.type_name, cluster_uuid=whose, launch=launch)
+        self._billed.append(billed)
+        if token:
+            self._by_token[token] = node.provider_id
+        return machine
+
+    def _run(self, machine: _Machine) -> None:
+        if machine.node.state != CloudState.PENDING:
+            return
+        if self._happens(self.faults.p_boot_fail):
+            self._end(machine, self.faults.boot_fail_state, "failed to boot")
+            return
+        self._becomes(machine, CloudState.RUNNING)
+        self._may_die_one_day(machine)
+        if not self._happens(self.faults.p_boot_hang):
+            slow = self._happens(self.faults.p_boot_slow)
+            boot_s = self._drawn(self.faults.slow_user_data_s if slow else self.faults.user_data_s)
+            self._world.after(boot_s, lambda: self._boot(machine))
+
+    def _becomes(self, machine: _Machine, state: CloudState, why: str = "") -> None:
+        self.changes += 1
+        machine.node = replace(machine.node, state=state, died_because=why)
+
+    def _boot(self, machine: _Machine) -> None:
+        if machine.node.state == CloudState.RUNNING and self.on_boot is not None:
+            self.on_boot(machine.node)
+
+    def _may_die_one_day(self, machine: _Machine) -> None:
+        p_death = self.faults.p_death_per_hour
+        if p_death > 0:
+            rate_per_s = -math.log(1 - min(p_death, 0.999)) / 3600
+            self._world.after(
+                self._draws.expovariate(rate_per_s), lambda: self.kill(machine.node.provider_id, "died suddenly")
+            )
+
+    def _stop(self, machine: _Machine) -> None:
+        match machine.node.state:
+            case CloudState.PENDING | CloudState.RUNNING:
+                was_running = machine.node.state == CloudState.RUNNING
+                self._becomes(machine, CloudState.STOPPING)
+                self._world.after(
+                    self._drawn(self.faults.stop_delay_s),
+                    lambda: self._end(machine, CloudState.TERMINATED, "destroyed"),
+                )
+                self._tell_end(machine, was_running=was_running)
+            case CloudState.FAILED:
+                self._end(machine, CloudState.TERMINATED, machine.node.died_because)
+            case CloudState.STOPPING | CloudState.TERMINATED:
+                pass
+
+    def _end(self, machine: _Machine, state: CloudState, why: str) -> None:
+        """The node runs no more; terminated, it costs no more either and is soon forgotten."""
+        if machine.node.state == CloudState.TERMINATED:
+            return
+        was_running = machine.node.state == CloudState.RUNNING
+        self._becomes(machine, state, why)
+        if state == CloudState.TERMINATED:
+            machine.ended_s = self._world.now_s
+            machine.listed_until_s = machine.ended_s + self.faults.terminated_listed_s
+            del self._standing[machine.node.provider_id]
+            self._world.after(self.faults.terminated_listed_s, lambda: self._drop(machine))
+        self._tell_end(machine, was_running=was_running)
+
+    def _tell_end(self, machine: _Machine, *, was_running: bool) -> None:
+        if was_running and self.on_end is not None:
+            self.on_end(machine.node)
+
+    def _drop(self, machine: _Machine) -> None:
+        """Providers forget: the node leaves the list, and its token with it."""
+        provider_id = machine.node.provider_id
+        index = int(provider_id.removeprefix("sim-")) - 1
+        self._billed[index] = self._bill_line(index)
+        del self._machines[provider_id]
+        if self._by_token.get(machine.client_token) == provider_id:
+            del self._by_token[machine.client_token]
+
+    def _bill_line(self, index: int) -> Billed:
+        line = self._billed[index]
+        machine = self._machines.get(line.provider_id)
+        return line if machine is None else replace(line, to_s=machine.ended_s)
+
+    # --- what goes wrong ---
+
+    def _happens(self, probability: float) -> bool:
+        # No draw for what is off, so that turning one knob leaves the others' draws as they were.
+        return probability > 0 and self._draws.random() < probability
+
+    def _drawn(self, between: Range) -> float:
+        low, high = between
+        return low if low == high else self._draws.uniform(low, high)
+
+    def _may_be_refused(self, operation: str) -> None:
+        if self.faults.refuse_all is not None:
+            raise CloudError(self.faults.refuse_all, f"{operation}: refused until somebody acts")
+
+    def _may_throttle(self, operation: str) -> None:
+        if self._happens(self.faults.p_throttle):
+            raise CloudError(
+                FailureKind.THROTTLED, f"{operation}: too many requests", self.faults.throttle_retry_after_s
+            )
+
+    def _may_be_transient(self, operation: str) -> None:
+        if self._happens(self.faults.p_transient):
+            raise CloudError(FailureKind.TRANSIENT, f"{operation}: service unavailable")
+
+    def _may_be_refused_unclearly(self, operation: str) -> None:
+        if self._happens(self.faults.p_refused_ambiguous):
+            self._no_reply(operation)
+
+    def _may_lose_reply(self, operation: str) -> None:
+        if self._happens(self.faults.p_lost_reply):
+            self._no_reply(operation)
+
+    def _no_reply(self, operation: str) -> NoReturn:
+        # One wording for both cases: the caller cannot tell them apart.
+        raise CloudError(FailureKind.AMBIGUOUS, f"{operation}: the connection was lost before the reply")
+
+    def _check_room(self, node_type: NodeType) -> None:
+        faults, standing = self.faults, self._standing
+        if faults.quota is not None and len(standing) >= faults.quota:
+            raise CloudError(FailureKind.QUOTA, f"the account may have {faults.quota} nodes")
+        of_type = faults.capacity_of.get(node_type.name)
+        full = faults.capacity is not None and len(standing) >= faults.capacity
+        if of_type is not None:
+            full = full or sum(name == node_type.name for name in standing.values()) >= of_type
+        if full or self._happens(faults.p_capacity):
+            raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
+
+    def _as_told(self, nodes: list[CloudNode]) -> list[CloudNode]:
+        before, self._listed = self._listed, nodes
+        if self._happens(self.faults.p_stale_list):
+            return before
+        if self._happens(self.faults.p_empty_list):
+            return []
+        if self._happens(self.faults.p_truncated_list):
+            return nodes[: len(nodes) // 2]
+        if nodes and self._happens(self.faults.p_shuffled_list):
+            nodes = [*nodes, self._draws.choice(nodes)]
+            self._draws.shuffle(nodes)
+        return nodes
+
+
+class SimulatedCloud:
+    """A cluster's port on the simulated provider (:class:`nodemanager.core.ports.CloudPort`)."""
+
+    def __init__(self, provider: SimulatedProvider, cluster: str, cluster_uuid: str) -> None:
+        self._provider = provider
+        self._cluster = cluster
+        self._cluster_uuid = cluster_uuid
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        identity = Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name)
+        return self._provider.create(launch, node_type, identity)
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        return self._provider.list_nodes()
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        self._provider.destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        return ()  # a node of values leaves nothing behind

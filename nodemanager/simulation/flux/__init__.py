@@ -1,0 +1,1 @@
+"""The simulated Flux instance: job manager, scheduler, brokers, and the port and watch over them."""

@@ -1,0 +1,252 @@
+"""The brokers of a simulated instance: who is in the overlay, who is drained, and what the RPCs say of it.
+
+Replies have the shape that flux-core 0.88 gives them. A join or leave is known to the overlay at once, to the
+resource module and the scheduler 0.1 s later, together with whatever else happened meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from nodemanager.core.notation import compress_hostlist, format_idset
+from nodemanager.simulation.flux.resource_set import Room, properties_of, resources_of
+from nodemanager.simulation.flux.sched_simple import Pool
+from nodemanager.simulation.time.world import Scheduled, World
+
+GROUP_DELAY_S = 0.1  # flux-core's broker groups hand over joins and leaves in batches
+
+
+class Overlay(StrEnum):
+    """A rank's state in the overlay network (``overlay.health``)."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+    LOST = "lost"
+
+
+_ERRORS = {Overlay.OFFLINE: "administrative shutdown", Overlay.LOST: "lost connection"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceEvent:
+    """One event of the resource journal. ``resource-define`` carries R."""
+
+    name: str
+    timestamp: float
+    context: Mapping[str, Any]
+    R: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Broker:
+    rank: int
+    host: str
+    overlay: Overlay = Overlay.OFFLINE
+    since_s: float = 0.0
+    error: str = ""
+    online: bool = False  # as the resource module has heard
+    torpid: bool = False
+    hung: bool = False  # connected, and answers nothing
+    drained_at: float | None = None  # seconds since the epoch
+    drain_reason: str | None = None  # None, too, where none was given
+
+    @property
+    def connected(self) -> bool:
+        return self.overlay == Overlay.FULL
+
+
+class Ranks:
+    """``head`` is rank 0's host; it is online and takes no jobs. ``stirred`` is called when the pool changed."""
+
+    def __init__(self, world: World, head: Room, pool: Pool, stirred: Callable[[], None]) -> None:
+        self.listeners: list[Callable[[ResourceEvent], None]] = []
+        self.clock_skew_s = 0.0
+        self._world = world
+        self._head = head
+        self._pool = pool
+        self._stirred = stirred
+        self._brokers = {room.rank: _Broker(room.rank, room.host) for room in pool.rooms.values()}
+        self._head_since_s = 0.0
+        self._head_status = Overlay.FULL
+        self._batch: Scheduled | None = None
+        self._note_head_status()
+
+    def connected(self, rank: int) -> bool:
+        return self._brokers[rank].connected
+
+    # --- coming and going ---
+
+    def join(self, rank: int) -> None:
+        self._move(self._brokers[rank], Overlay.FULL)
+
+    def leave(self, rank: int, *, lost: bool) -> None:
+        self._move(self._brokers[rank], Overlay.LOST if lost else Overlay.OFFLINE)
+
+    def stop(self) -> None:
+        """Rank 0 ends in good order: every other rank has left before, and nobody is there to hear of it."""
+        if self._batch is not None:
+            self._batch.cancel()
+            self._batch = None
+        for broker in self._brokers.values():
+            broker.overlay, broker.online = Overlay.OFFLINE, False
+            self._refresh(broker)
+
+    def start(self) -> None:
+        """Rank 0 begins: no other rank is there yet; drains are kept from before."""
+        now_s = self._world.now_s
+        for broker in self._brokers.values():
+            broker.since_s, broker.error, broker.torpid = now_s, "", False
+        self._head_since_s = now_s
+        self._note_head_status()
+        ranks = format_idset([0, *self._brokers])
+        hosts = [self._head.host, *(broker.host for broker in self._brokers.values())]
+        self._post("restart", {"ranks": ranks, "online": "", "nodelist": compress_hostlist(hosts)})
+        self.declare()
+        self._post("online", {"idset": "0"})
+
+    def declare(self) -> None:
+        """Say what R is, as the resource module does when it is loaded."""
+        self._post("resource-define", {"method": "configuration"}, self._declared_R())
+
+    def add(self, rank: int, host: str) -> None:
+        """A placeholder more, from the next start on."""
+        self._brokers[rank] = _Broker(rank, host)
+
+    def _move(self, broker: _Broker, overlay: Overlay) -> None:
+        broker.overlay = overlay
+        broker.since_s = self._world.now_s
+        broker.error = _ERRORS.get(overlay, "")
+        broker.hung = False
+        self._note_head_status()
+        if self._batch is None:
+            self._batch = self._world.after(GROUP_DELAY_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._batch = None
+        changed = [broker for broker in self._brokers.values() if broker.online != broker.connected]
+        for broker in changed:
+            broker.online = broker.connected
+            self._refresh(broker)
+        for name, online in (("offline", False), ("online", True)):
+            if ranks := [broker.rank for broker in changed if broker.online is online]:
+                self._post(name, {"idset": format_idset(ranks)})
+        self._stirred()
+
+    def _refresh(self, broker: _Broker) -> None:
+        """Tell the scheduler whether the rank takes jobs."""
+        self._pool.set_up(broker.rank, up=broker.online and broker.drained_at is None)
+
+    def _note_head_status(self) -> None:
+        states = {broker.overlay for broker in self._brokers.values()}
+        status = Overlay.FULL
+        if Overlay.LOST in states:
+            status = Overlay.DEGRADED
+        elif Overlay.OFFLINE in states:
+            status = Overlay.PARTIAL
+        if status != self._head_status:
+            self._head_status, self._head_since_s = status, self._world.now_s
+
+    # --- drains ---
+
+    def drain(self, rank: int, reason: str | None) -> None:
+        """A rank that is drained stays so, with the reason it has."""
+        broker = self._brokers[rank]
+        if broker.drained_at is not None:
+            return
+        broker.drained_at, broker.drain_reason = self._wall_at(), reason
+        self._refresh(broker)
+        context: dict[str, Any] = {"idset": str(rank), "nodelist": broker.host}
+        if reason is not None:
+            context["reason"] = reason
+        self._post("drain", {**context, "overwrite": 0})
+
+    def undrain(self, rank: int) -> None:
+        broker = self._brokers[rank]
+        if broker.drained_at is None:
+            return
+        broker.drained_at = broker.drain_reason = None
+        self._refresh(broker)
+        self._post("undrain", {"idset": str(rank), "nodelist": broker.host, "overwrite": 0})
+        self._stirred()
+
+    def drain_reason(self, rank: int) -> str | None:
+        """None where it is not drained, "" where nobody gave a reason."""
+        broker = self._brokers[rank]
+        return None if broker.drained_at is None else broker.drain_reason or ""
+
+    def set_hung(self, rank: int, *, hung: bool) -> None:
+        self._brokers[rank].hung = hung
+
+    def hung(self, rank: int) -> bool:
+        return self._brokers[rank].hung
+
+    def set_torpid(self, rank: int, *, torpid: bool) -> None:
+        self._brokers[rank].torpid = torpid
+
+    # --- what the RPCs say ---
+
+    def resource_status(self) -> dict[str, Any]:
+        brokers = tuple(self._brokers.values())
+        return {
+            "R": self._declared_R(),
+            "drain": self._drains(),
+            "online": format_idset([0, *(broker.rank for broker in brokers if broker.online)]),
+            "offline": format_idset(broker.rank for broker in brokers if not broker.online),
+            "exclude": "0",
+            "torpid": format_idset(broker.rank for broker in brokers if broker.torpid),
+        }
+
+    def sched_resource_status(self) -> dict[str, Any]:
+        return {"all": self._pool.all_R(), "allocated": self._pool.allocated_R(), "down": self._pool.down_R()}
+
+    def overlay_health(self) -> dict[str, Any]:
+        return {
+            "rank": 0,
+            "status": self._head_status.value,
+            "duration": self._world.now_s - self._head_since_s,
+            "children": [self._health(broker) for broker in self._brokers.values()],
+        }
+
+    def _health(self, broker: _Broker) -> dict[str, Any]:
+        health: dict[str, Any] = {
+            "rank": broker.rank,
+            "status": broker.overlay.value,
+            "duration": self._world.now_s - broker.since_s,
+        }
+        if broker.error:
+            health["error"] = broker.error
+        return health
+
+    def _drains(self) -> dict[str, Any]:
+        """Ranks drained in the same second for the same reason share an entry; the second is rounded."""
+        ranks: dict[tuple[float, str | None], list[int]] = {}
+        for broker in self._brokers.values():
+            if broker.drained_at is not None:
+                ranks.setdefault((float(round(broker.drained_at)), broker.drain_reason), []).append(broker.rank)
+        return {
+            format_idset(drained): {"timestamp": timestamp, "reason": reason or ""}
+            for (timestamp, reason), drained in ranks.items()
+        }
+
+    def _declared_R(self) -> dict[str, Any]:  # noqa: N802 - R is the name of the format
+        rooms: Sequence[Room] = (self._head, *self._pool.rooms.values())
+        declared = resources_of(rooms)
+        declared["execution"]["nodelist"] = [compress_hostlist(room.host for room in rooms)]
+        if properties := properties_of(rooms):
+            declared["execution"]["properties"] = properties
+        return declared
+
+    # --- the journal ---
+
+    def _wall_at(self) -> float:
+        return self._world.wall_at() + self.clock_skew_s
+
+    def _post(self, name: str, context: Mapping[str, Any], resources: Mapping[str, Any] | None = None) -> None:
+        event = ResourceEvent(name, self._wall_at(), context, resources)
+        for listener in self.listeners:
+            listener(event)

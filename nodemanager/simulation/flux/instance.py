@@ -1,0 +1,507 @@
+"""A Flux instance made of values: what users, operators and machines do to it, in the world's time.
+
+Stock flux-core 0.88 with sched-simple and placeholder ranks, held to a recording of the real one. Its parts are
+``jobs`` (the job manager), ``ranks`` (brokers and drains) and ``pool`` (resources); the node manager meets it by
+``port`` and ``watch`` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.nodes import CloudNode, Launch
+from nodemanager.core.ports import FluxError, SlotsUnchanged
+from nodemanager.core.records import Spend, Steering
+from nodemanager.core.slots import NodeType, Promise, Rank, Slot, SlotName, SlotsWish, TypeName
+from nodemanager.simulation.flux.brokers import Ranks, ResourceEvent
+from nodemanager.simulation.flux.housekeeping import Housekeeping
+from nodemanager.simulation.flux.job_manager import JobEvent, JobManager
+from nodemanager.simulation.flux.jobid import format_f58
+from nodemanager.simulation.flux.jobspec import Jobspec, jobspec_of
+from nodemanager.simulation.flux.port import FluxFaults, SimulatedFluxPort
+from nodemanager.simulation.flux.resource_set import Grant, Room
+from nodemanager.simulation.flux.sched_simple import Pool
+from nodemanager.simulation.flux.watch import Follower, SimulatedFluxWatch
+from nodemanager.simulation.time.world import World
+
+BROKER_STOP_S = 0.2
+
+
+class SimulatedFlux:
+    """One instance: rank 0 is ``head``, every slot a rank that is offline until a machine joins as it."""
+
+    def __init__(
+        self,
+        world: World,
+        node_types: Sequence[NodeType],
+        slots: Sequence[Slot],
+        *,
+        head: str = "head",
+        head_cores: int = 4,
+    ) -> None:
+        self.faults = FluxFaults()
+        self.records: dict[SlotName, Launch] = {}
+        self.steering = Steering()
+        self.spend = Spend()
+        self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
+        self.claimed_by: str | None = None
+        self.cluster_uuid = ""  # of the first manager that claimed the instance
+        self.wish: SlotsWish | None = None
+        self.answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
+        self.half_changed: str | None = None  # the wish whose change was begun and not ended: no scheduler is there
+        self._types = {node_type.name: node_type for node_type in node_types}
+        self.promises: dict[TypeName, Promise] = {}  # as its configuration keeps them
+        self._type_of = {slot.name: slot.type_name for slot in slots}
+        self._world = world
+        self._draws = world.draws_for("flux")
+        self._followers: list[Follower] = []
+        self._down = False
+        self._unreachable = False
+        self._unloaded = False  # the scheduler
+        self._stopped_s = 0.0  # when the first of the queues that are stopped was
+        self._rank_of = {slot.name: slot.rank for slot in slots}
+        # The machines whose brokers come back by themselves when rank 0 does.
+        self._machines: dict[Rank, str] = {}
+        self._pool = Pool(_rooms(node_types, slots))
+        self._jobs = JobManager(world, self._pool, self._connected)
+        self._ranks = Ranks(
+            world, Room(0, head, head_cores, 0, frozenset()), self._pool, self._jobs.resources_changed
+        )
+        self._jobs.listeners.append(self._tell_job)
+        self._ranks.listeners.append(self._tell_resource)
+        self._ranks.start()
+
+    def _connected(self, rank: int) -> bool:
+        return self._ranks.connected(rank)
+
+    # --- users ---
+
+    def submit(
+        self,
+        jobspec: Jobspec | Shape,
+        duration_s: float = 0.0,
+        *,
+        run_s: float = 1.0,
+        urgency: int = 16,
+        after: Sequence[JobId] = (),
+        queue: str = "",
+        requeue: bool = False,
+        housekeeping_s: Housekeeping | None = None,
+    ) -> JobId:
+        """Submit a job that would run for ``run_s``, and is ended after ``duration_s`` (0: never).
+
+        ``after``: jobs that must end first. ``duration_s``, ``after``, ``queue`` and ``requeue`` go with a shape; a
+        jobspec (V1) says them itself. ``housekeeping_s`` None is the instance's own. Raises ValueError for what the
+        ingest would refuse, FluxError while the instance is down.
+        """
+        if isinstance(jobspec, Shape):
+            awaited = tuple(format_f58(job_id) for job_id in after)
+            jobspec = jobspec_of(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
+        elif duration_s or after or queue or requeue:
+            raise ValueError("duration, dependencies, queue and requeue stand in the jobspec itself, not beside it")
+        with self._world.lock:
+            self._check_up()
+            return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
+
+    def requeue(self, job_id: JobId) -> JobId:
+        """Submit a job once more, to start if it does not end well. Raises FluxError for one that has."""
+        with self._world.lock:
+            self._check_up()
+            try:
+                return self._jobs.requeue(job_id)
+            except ValueError as refused:
+                raise FluxError(str(refused)) from refused
+
+    def set_urgency(self, job_id: JobId, urgency: int) -> None:
+        with self._world.lock:
+            self._jobs.set_urgency(job_id, urgency)
+
+    def cancel(self, job_id: JobId) -> None:
+        with self._world.lock:
+            self._jobs.cancel(job_id)
+
+    def job_state(self, job_id: JobId) -> JobState | None:
+        """None once it is inactive."""
+        with self._world.lock:
+            return self._jobs.state(job_id)
+
+    def active_jobs(self) -> tuple[JobId, ...]:
+        with self._world.lock:
+            return self._jobs.active()
+
+    @property
+    def jobs_ended(self) -> int:
+        with self._world.lock:
+            return self._jobs.ended
+
+    # --- operators ---
+
+    def stop_queue(self, queue: str = "") -> None:
+        """Nothing more of this queue starts. "" is the anonymous one."""
+        with self._world.lock:
+            self._stopped_s = self.open_s
+            self._jobs.stop_queue(queue)
+
+    def start_queue(self, queue: str = "") -> None:
+        with self._world.lock:
+            self._jobs.start_queue(queue)
+
+    def drain(self, rank: Rank, reason: str | None) -> None:
+        """As an administrator does; a rank that is drained keeps its reason."""
+        with self._world.lock:
+            self._ranks.drain(self._known(rank), reason)
+
+    def undrain(self, rank: Rank) -> None:
+        with self._world.lock:
+            self._ranks.undrain(self._known(rank))
+
+    def set_torpid(self, slot: SlotName, *, torpid: bool) -> None:
+        with self._world.lock:
+            self._ranks.set_torpid(self._rank_of[slot], torpid=torpid)
+
+    def hang(self, slot: SlotName, *, hung: bool = True) -> None:
+        """The slot's broker stays connected and answers nothing, until it is put out, or goes on."""
+        with self._world.lock:
+            self._ranks.set_hung(self._rank_of[slot], hung=hung)
+
+    def set_housekeeping(
+        self, housekeeping_s: Housekeeping, *, partial_release: bool = True, ignores: Collection[int] = ()
+    ) -> None:
+        """How long each rank of a job stays allocated after it, of jobs submitted from now on.
+
+        ``ignores``: the signals that a housekeeping begun from now on does not end by.
+        """
+        with self._world.lock:
+            self._jobs.housekeeping_s = housekeeping_s
+            self._jobs.housekeepers.partial_release = partial_release
+            self._jobs.housekeepers.ignores = frozenset(ignores)
+
+    def set_clock_skew(self, skew_s: float) -> None:
+        """How far the leader's wall clock is ahead of the world's."""
+        with self._world.lock:
+            self._jobs.clock_skew_s = self._ranks.clock_skew_s = skew_s
+
+    def wish_slots(self, wish: SlotsWish) -> None:
+        """As ``flux-node-manager slots`` does."""
+        with self._world.lock:
+            self.wish = wish
+
+    def answer(self, wish_id: str, why: str) -> None:
+        """A wish is answered once."""
+        self.answers.setdefault(wish_id, why)
+        if self.wish is not None and self.wish.id == wish_id:
+            self.wish = None
+
+    @property
+    def division(self) -> Mapping[SlotName, TypeName]:
+        """The type of each slot, as the instance's configuration has it."""
+        return dict(self._type_of)
+
+    def begin_change(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        """Give slots other types. Until ``end_change`` there is no scheduler; running jobs keep what they have."""
+        held = {grant.rank for _, grant in self._jobs.holders()}
+        for slot in moves:
+            rank = self._rank_of[slot]
+            if self._ranks.connected(rank) or rank in held:
+                raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
+        for name, promise in wish.promises.items():
+            self._types[name] = self._types[name].promising(promise)
+            self.promises[name] = promise
+        for slot, type_name in moves.items():
+            self._type_of[slot] = type_name
+            of_type = self._types[type_name]
+            self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
+        self.half_changed = wish.id
+        self._pool.close(closed=True)
+        self._lose_followers("the resource module is loaded anew")
+
+    def end_change(self) -> None:
+        self.half_changed = None
+        self._pool.close(closed=self._unloaded)
+        self._ranks.declare()
+        self._jobs.resources_changed()
+
+    # --- machines ---
+
+    def broker_up(self, slot: SlotName, machine: str = "") -> None:
+        """A machine's broker joins as the slot's rank. Whoever is there already is put out, its jobs die."""
+        with self._world.lock:
+            rank = self._rank_of[slot]
+            self._machines[rank] = machine
+            if self._down:
+                return  # a follower may start before its leader: it joins when that is back
+            if self._ranks.connected(rank):
+                self._leave(rank, lost=True)
+            self._ranks.join(rank)
+
+    def broker_down(self, slot: SlotName, *, lost: bool = True, machine: str = "") -> None:
+        """The slot's broker ends: suddenly, or in good order. With a machine named, only if it is that one's."""
+        with self._world.lock:
+            rank = self._rank_of[slot]
+            if machine and self._machines.get(rank) != machine:
+                return
+            self._machines.pop(rank, None)
+            if self._ranks.connected(rank):
+                self._leave(rank, lost=lost)
+
+    def machine_of(self, slot: SlotName) -> str | None:
+        """Whose broker stands for a slot, or waits for rank 0 to be back."""
+        with self._world.lock:
+            return self._machines.get(self._rank_of[slot])
+
+    def node_booted(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_boot``: the node's user-data starts its broker."""
+        if node.identity is not None and node.identity.slot in self._rank_of:
+            self.broker_up(node.identity.slot, node.provider_id)
+
+    def node_ended(self, node: CloudNode) -> None:
+        """For ``SimulatedProvider.on_end``: the machine is gone, and its broker with it."""
+        if node.identity is not None and node.identity.slot in self._rank_of:
+            self.broker_down(node.identity.slot, lost=True, machine=node.provider_id)
+
+    def stop_broker(self, rank: Rank) -> None:
+        """Have a rank's broker end in good order, a moment later; one that hangs is put out at once.
+
+        One that is not there is no error.
+        """
+        with self._world.lock:
+            self._known(rank)
+            machine = self._machines.get(rank)
+            if self._ranks.hung(rank):
+                self._machines.pop(rank, None)  # it ends when it finds that: it will not stand there again
+                self._leave(rank, lost=True)
+            elif self._ranks.connected(rank):
+                self._world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))
+
+    def _stopped(self, rank: Rank, machine: str | None) -> None:
+        if self._machines.get(rank) == machine and self._ranks.connected(rank):
+            self._machines.pop(rank, None)
+            self._leave(rank, lost=False)
+
+    def _leave(self, rank: Rank, *, lost: bool) -> None:
+        self._ranks.leave(rank, lost=lost)
+        self._jobs.lose(rank)
+
+    # --- the instance as a whole ---
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the node manager cannot reach the instance, which goes on by itself. May be set."""
+        return self._unreachable
+
+    @unreachable.setter
+    def unreachable(self, unreachable: bool) -> None:
+        with self._world.lock:
+            self._unreachable = unreachable
+            if unreachable:
+                self._lose_followers("the connection to the instance is lost")
+
+    def lose_journal(self) -> None:
+        """The journals of who follows them end, and may be followed anew at once."""
+        with self._world.lock:
+            self._lose_followers("the journal has a gap")
+
+    def reload_scheduler(self, down_s: float) -> None:
+        """Nothing is given out for a while; what runs goes on."""
+        with self._world.lock:
+            self._unloaded = True
+            self._pool.close(closed=True)
+            self._world.after(down_s, self._scheduler_loaded)
+
+    def _scheduler_loaded(self) -> None:
+        self._unloaded = False
+        self._pool.close(closed=self.half_changed is not None)
+        self._jobs.resources_changed()
+
+    def restart(self, down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
+        """Rank 0 stops in good order and is back ``down_s`` later.
+
+        Followers leave with it and their jobs die; pending jobs, drains and launch records are kept, the claim
+        is not. Each machine's broker joins again by itself, about ``rejoin_s`` after rank 0 is back.
+        """
+        with self._world.lock:
+            if self._down:
+                return
+            left = [rank for rank in self._rank_of.values() if self._ranks.connected(rank)]
+            self._ranks.stop()
+            for rank in left:
+                self._jobs.lose(rank)
+            self._down = True
+            self.claimed_by = None
+            self.shown_on_jobs = {}
+            self._lose_followers("rank 0 has stopped")
+            self._world.after(down_s, lambda: self._come_back(rejoin_s))
+
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
+        """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
+        with self._world.lock:
+            if self._down:
+                return
+            self.restart(down_s, rejoin_s)
+            for slot, type_name in added.items():
+                rank = Rank(max(self._rank_of.values()) + 1)
+                of_type = self._types[type_name]
+                self._rank_of[slot], self._type_of[slot] = rank, type_name
+                self._pool.add(Room(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
+                self._ranks.add(rank, slot)
+
+    @property
+    def rank_of(self) -> Mapping[SlotName, Rank]:
+        return dict(self._rank_of)
+
+    def _come_back(self, rejoin_s: float) -> None:
+        self._down = False
+        self._ranks.start()
+        self._jobs.restart()
+        for rank, machine in self._machines.items():
+            self._join_later(rank, machine, rejoin_s * self._draws.uniform(0.5, 1.5))
+
+    def _join_later(self, rank: Rank, machine: str, delay_s: float) -> None:
+        def join() -> None:
+            if not self._down and self._machines.get(rank) == machine and not self._ranks.connected(rank):
+                self._ranks.join(rank)
+
+        self._world.after(delay_s, join)
+
+    # --- the node manager ---
+
+    def port(self, token: str, cluster_uuid: str = "") -> SimulatedFluxPort:
+        """A port for the manager known by ``token``: one token, one manager, however many ports.
+
+        With a cluster's UUID given, the instance is that cluster's from the first claim on.
+        """
+        return SimulatedFluxPort(self, self._world, token, cluster_uuid)
+
+    def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> SimulatedFluxWatch:
+        return SimulatedFluxWatch(self, self._world, probe_s=probe_s, relist_s=relist_s)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        active = set(self._jobs.active())
+        shown = {**self.shown_on_jobs, **texts}
+        self.shown_on_jobs = {job: text for job, text in shown.items() if text is not None and job in active}
+
+    def drop_claim(self, token: str) -> None:
+        """The manager's process died: the name it held is free."""
+        with self._world.lock:
+            if self.claimed_by == token:
+                self.claimed_by = None
+
+    def check_reachable(self) -> None:
+        """Raise FluxError where a call from outside would find nobody."""
+        if self._unreachable:
+            raise FluxError("the instance does not answer")
+        self._check_up()
+
+    def _check_up(self) -> None:
+        if self._down:
+            raise FluxError("rank 0 is down")
+
+    def _known(self, rank: Rank) -> Rank:
+        if rank not in self._pool.rooms:
+            raise FluxError(f"rank {rank} is not one of this instance's slots")
+        return rank
+
+    # --- the journals ---
+
+    def follow(self, follower: Follower) -> Callable[[], None]:
+        """Send every event from now on, until the connection is lost or the returned function is called."""
+        with self._world.lock:
+            self.check_reachable()
+            self._followers.append(follower)
+            return lambda: self._unfollow(follower)
+
+    def _unfollow(self, follower: Follower) -> None:
+        with self._world.lock:
+            if follower in self._followers:
+                self._followers.remove(follower)
+
+    def _lose_followers(self, why: str) -> None:
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            follower.lost(why)
+
+    def _tell_job(self, event: JobEvent) -> None:
+        for follower in self._followers:
+            follower.on_job(event)
+
+    def _tell_resource(self, event: ResourceEvent) -> None:
+        for follower in self._followers:
+            follower.on_resource(event)
+
+    def active_events(self) -> Iterator[JobEvent]:
+        return self._jobs.active_events()
+
+    def queues_stopped(self) -> frozenset[str] | None:
+        """None: which are is hidden, as there is no scheduler."""
+        if self.half_changed is not None or self._unloaded:
+            return None
+        return frozenset(self._jobs.stopped_queues)
+
+    @property
+    def open_s(self) -> float:
+        """When no queue was stopped, last: the truth, for checks."""
+        return self._world.now_s if not self._jobs.stopped_queues else self._stopped_s
+
+    # --- replies ---
+
+    def resource_status(self) -> Mapping[str, object]:
+        with self._world.lock:
+            return self._ranks.resource_status()
+
+    def sched_resource_status(self) -> Mapping[str, object]:
+        with self._world.lock:
+            if self.half_changed is not None or self._unloaded:
+                raise FluxError("the instance has no scheduler")
+            return self._ranks.sched_resource_status()
+
+    def overlay_health(self) -> Mapping[str, Any]:
+        with self._world.lock:
+            return self._ranks.overlay_health()
+
+    def job_manager_stats(self) -> Mapping[str, object]:
+        with self._world.lock:
+            return {"housekeeping": self._jobs.housekeepers.stats()}
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        with self._world.lock:
+            self._jobs.housekeepers.kill(self._known(rank), signal)
+
+    def end_housekeeping(self) -> None:
+        """Somebody looks at all of it that runs, and it ends."""
+        with self._world.lock:
+            self._jobs.housekeepers.end_all()
+
+    def housekeeping_since(self, rank: Rank) -> tuple[float, ...]:
+        """When each housekeeping that runs on a rank began: the truth, for checks."""
+        with self._world.lock:
+            return self._jobs.housekeepers.since(rank)
+
+    def last_job_ended_at(self) -> Mapping[Rank, float]:
+        with self._world.lock:
+            return dict(self._jobs.last_ended_at)
+
+    def drain_reason(self, rank: Rank) -> str | None:
+        with self._world.lock:
+            return self._ranks.drain_reason(self._known(rank))
+
+    def online(self, rank: Rank) -> bool:
+        """Whether a broker stands there, in truth."""
+        with self._world.lock:
+            return self._ranks.connected(self._known(rank))
+
+    def holders(self) -> tuple[tuple[JobId, Grant], ...]:
+        """Who holds what of which rank, housekeeping too: the truth, for checks."""
+        with self._world.lock:
+            return tuple(self._jobs.holders())
+
+
+def _rooms(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[Room]:
+    types = {node_type.name: node_type for node_type in node_types}
+    rooms = [
+        Room(slot.rank, slot.name, of_type.cores, of_type.gpus, of_type.properties)
+        for slot in slots
+        for of_type in (types[slot.type_name],)
+    ]
+    return sorted(rooms, key=lambda room: room.rank)

@@ -1,0 +1,361 @@
+"""The job manager of a simulated instance: jobs, their events, and the order in which they get resources.
+
+The events are those of flux-core 0.88, in its order and with its contexts. Strict FIFO within a priority, as
+sched-simple: a job at the head that must wait blocks every one behind it, and a job that can never run is told
+so only once it is at the head. Not simulated: the scheduler's estimates (``t_estimate``).
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodemanager.core.jobs import JobId, JobState
+from nodemanager.core.slots import Rank
+from nodemanager.flux.resubmit import again
+from nodemanager.simulation.flux.housekeeping import Housekeepers, Housekeeping
+from nodemanager.simulation.flux.jobid import format_f58, parse_f58
+from nodemanager.simulation.flux.jobspec import After, Awaited, Jobspec, Request, read_request
+from nodemanager.simulation.flux.resource_set import Grant, R, summary_of
+from nodemanager.simulation.flux.sched_simple import Never, NotNow, Pool
+from nodemanager.simulation.time.world import Scheduled, World
+
+SCHEDULE_DELAY_S = 0.002
+START_DELAY_S = 0.01
+
+URGENCY_DEFAULT = 16
+URGENCY_EXPEDITE = 31
+PRIORITY_MAX = 2**32 - 1
+
+# What ``finish`` says, as wait(2) does: the shell's own exit code for a signal it was sent, and 1.
+_STATUS_CANCELLED = (128 + 15) << 8
+_STATUS_TIMED_OUT = (128 + 14) << 8
+_STATUS_NODE_LOST = 1 << 8
+
+_USER = 0
+_BEFORE_RESOURCES = frozenset({JobState.NEW, JobState.DEPEND, JobState.PRIORITY, JobState.SCHED})
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One event of the job manager's journal. ``submit`` carries the jobspec, ``alloc`` carries R."""
+
+    job_id: JobId
+    name: str
+    timestamp: float
+    context: Mapping[str, Any]
+    jobspec: Jobspec | None = None
+    R: R | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    id: JobId
+    jobspec: Jobspec
+    request: Request
+    run_s: float
+    urgency: int
+    housekeeping_s: Housekeeping
+    state: JobState = JobState.NEW
+    started: bool = False
+    priority: int = 0
+    grants: tuple[Grant, ...] = ()
+    next_step: Scheduled | None = None
+    failed: bool = False
+    awaits: dict[JobId, Awaited] = field(default_factory=dict)
+    events: list[JobEvent] = field(default_factory=list)
+
+
+class JobManager:
+    """``connected`` says whether a rank's broker can be reached; ``clock_skew_s``: of the leader's wall clock."""
+
+    def __init__(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> None:
+        self.listeners: list[Callable[[JobEvent], None]] = []
+        self.housekeeping_s: Housekeeping = 0.0  # of jobs that do not bring their own
+        self.housekeepers = Housekeepers(world, connected, self._free)
+        self.clock_skew_s = 0.0
+        self.stopped_queues: dict[str, None] = {}
+        self.last_ended_at: dict[Rank, float] = {}
+        self.ended = 0
+        self._world = world
+        self._pool = pool
+        self._connected = connected
+        self._active: dict[JobId, _Job] = {}
+        self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
+        self._ended_badly: dict[JobId, _Job] = {}  # of those that ask for a second life
+        self._awaited_by: dict[JobId, dict[JobId, None]] = {}
+        self._in_line: list[tuple[int, JobId]] = []
+        self._head_blocked: tuple[JobId, int] | None = None
+        self._next_pass: Scheduled | None = None
+        self._last_id = 0
+
+    # --- what users do ---
+
+    def submit(self, jobspec: Jobspec, run_s: float, urgency: int, housekeeping_s: Housekeeping | None) -> JobId:
+        """Take a job in. Raises ValueError for what the ingest would refuse."""
+        request = read_request(jobspec)
+        housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
+        job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
+        self._active[job.id] = job
+        self._post(job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec)
+        for awaited in request.after:
+            self._await(job, awaited)
+        self._post(job, "validate")
+        job.state = JobState.DEPEND
+        if not job.awaits:
+            self._to_priority(job)
+        return job.id
+
+    def requeue(self, job_id: JobId) -> JobId:
+        """Submit a job once more, to start if it does not end well. Raises ValueError for one that has."""
+        job = self._active.get(job_id) or self._ended_badly.get(job_id)
+        if job is None:
+            raise ValueError(f"job {job_id} has ended well, or never was")
+        payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
+        jobspec = again(f"header.{payload}.signature", format_f58(job_id))
+        return self.submit(jobspec, job.run_s, URGENCY_DEFAULT, job.housekeeping_s)
+
+    def set_urgency(self, job_id: JobId, urgency: int) -> None:
+        """0 holds a pending job, 31 puts it first. Raises ValueError once it has resources."""
+        job = self._active.get(job_id)
+        if job is None or job.state not in _BEFORE_RESOURCES:
+            raise ValueError(f"job {job_id} is not pending: its urgency cannot be changed")
+        job.urgency = urgency
+        self._post(job, "urgency", {"userid": _USER, "urgency": urgency})
+        if job.state == JobState.SCHED:
+            self._prioritize(job)
+
+    def cancel(self, job_id: JobId) -> None:
+        """End a job. One that has ended already stays as it is."""
+        if (job := self._active.get(job_id)) is not None:
+            cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
+            self._fail(job, cancelled, _STATUS_CANCELLED)
+
+    def stop_queue(self, queue: str) -> None:
+        self.stopped_queues[queue] = None
+        self._head_blocked = None
+
+    def start_queue(self, queue: str) -> None:
+        self.stopped_queues.pop(queue, None)
+        for job in self._active.values():
+            if job.state == JobState.SCHED and job.request.queue == queue:
+                self._line_up(job)
+
+    # --- what happens to nodes ---
+
+    def lose(self, rank: int) -> None:
+        """A rank's broker is gone: its jobs die, its housekeeping is over."""
+        host = self._pool.rooms[rank].host
+        for job in tuple(self._by_rank[rank].values()):
+            if job.started:
+                self._fail(job, _exec_failed(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
+        self.housekeepers.lose(rank)
+
+    def resources_changed(self) -> None:
+        self._schedule_soon()
+
+    def restart(self) -> None:
+        """The leader came back: what waits for resources gets its priority anew."""
+        for job in self._active.values():
+            if job.state == JobState.SCHED:
+                self._post(job, "flux-restart")
+                self._prioritize(job)
+
+    # --- what others read ---
+
+    def active_events(self) -> Iterator[JobEvent]:
+        """Every event so far of every active job, job by job: what a journal reader gets first."""
+        for job in self._active.values():
+            yield from job.events
+
+    def state(self, job_id: JobId) -> JobState | None:
+        """None once the job is inactive, or was never there."""
+        job = self._active.get(job_id)
+        return None if job is None else job.state
+
+    def active(self) -> tuple[JobId, ...]:
+        return tuple(self._active)
+
+    def holders(self) -> Iterator[tuple[JobId, Grant]]:
+        """Who holds what, jobs first, then what is in housekeeping."""
+        for job in self._active.values():
+            for grant in job.grants:
+                yield job.id, grant
+        yield from self.housekeepers.holders()
+
+    # --- before resources ---
+
+    def _new_id(self) -> JobId:
+        # RFC 19: milliseconds since the instance began, then a sequence number within one.
+        self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
+        return JobId(self._last_id)
+
+    def _await(self, job: _Job, awaited: Awaited) -> None:
+        job_id = parse_f58(awaited.job)
+        if job_id in self._active:
+            job.awaits[job_id] = awaited
+            self._awaited_by.setdefault(job_id, {})[job.id] = None
+            self._post(job, "dependency-add", {"description": awaited.description})
+
+    def _to_priority(self, job: _Job) -> None:
+        self._post(job, "depend")
+        job.state = JobState.PRIORITY
+        self._prioritize(job)
+
+    def _prioritize(self, job: _Job) -> None:
+        job.priority = PRIORITY_MAX if job.urgency == URGENCY_EXPEDITE else job.urgency
+        self._post(job, "priority", {"priority": job.priority})
+        job.state = JobState.SCHED
+        self._line_up(job)
+
+    def _line_up(self, job: _Job) -> None:
+        """Queue the job anew; entries that no longer say how it stands are passed over when met."""
+        if job.priority > 0:
+            heapq.heappush(self._in_line, (-job.priority, job.id))
+        self._schedule_soon()
+
+    # --- the scheduler ---
+
+    def _schedule_soon(self) -> None:
+        if self._next_pass is None:
+            self._next_pass = self._world.after(SCHEDULE_DELAY_S, self._schedule)
+
+    def _schedule(self) -> None:
+        self._next_pass = None
+        while (job := self._head()) is not None:
+            if self._head_blocked == (job.id, self._pool.generation):
+                return
+            try:
+                grants = self._pool.allocate(job.request)
+            except NotNow:
+                self._head_blocked = (job.id, self._pool.generation)
+                return
+            except Never as never:
+                denied = {"type": "alloc", "severity": 0, "note": str(never), "userid": _USER}
+                self._fail(job, denied, status=0)
+            else:
+                self._give(job, grants)
+
+    def _head(self) -> _Job | None:
+        while self._in_line:
+            priority, job_id = self._in_line[0]
+            job = self._active.get(job_id)
+            if job is not None and self._waits(job) and job.priority == -priority:
+                return job
+            heapq.heappop(self._in_line)
+        return None
+
+    def _waits(self, job: _Job) -> bool:
+        return job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
+
+    def _give(self, job: _Job, grants: tuple[Grant, ...]) -> None:
+        heapq.heappop(self._in_line)
+        job.grants = grants
+        for grant in grants:
+            self._by_rank[grant.rank][job.id] = job
+        job.state = JobState.RUN
+        annotations = {"annotations": {"sched": {"resource_summary": summary_of(grants)}}}
+        self._post(job, "annotations", annotations)
+        resources = self._pool.job_R(grants, job.request, self._wall_at())
+        self._post(job, "alloc", annotations, resources=resources)
+        expires_s = self._world.now_s + (job.request.duration_s or math.inf)
+        job.next_step = self._world.after(START_DELAY_S, lambda: self._start(job, expires_s))
+
+    # --- with resources ---
+
+    def _start(self, job: _Job, expires_s: float) -> None:
+        # Between a broker's end and the scheduler's hearing of it (0.1 s) a job may be sent there.
+        unreachable = next((grant.rank for grant in job.grants if not self._connected(grant.rank)), None)
+        self._post(job, "start")
+        job.started = True
+        if unreachable is not None:
+            host = self._pool.rooms[unreachable].host
+            self._fail(job, _exec_failed(f"node failure on {host} (rank {unreachable})"), _STATUS_NODE_LOST)
+            return
+        left_s = max(expires_s - self._world.now_s, 0.0)
+        if job.run_s < left_s:
+            job.next_step = self._world.after(job.run_s, lambda: self._finish(job, 0))
+        elif left_s < math.inf:
+            job.next_step = self._world.after(left_s, lambda: self._time_out(job))
+
+    def _time_out(self, job: _Job) -> None:
+        expired = {"type": "timeout", "severity": 0, "userid": _USER, "note": "resource allocation expired"}
+        self._fail(job, expired, _STATUS_TIMED_OUT)
+
+    def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
+        """A fatal exception, and the job's end: ``status`` is what its tasks left with, if they had started."""
+        job.failed = True
+        self._post(job, "exception", exception)
+        self._finish(job, status)
+
+    def _finish(self, job: _Job, status: int) -> None:
+        if job.next_step is not None:
+            job.next_step.cancel()
+        if job.started:
+            self._post(job, "finish", {"status": status})
+        job.state = JobState.CLEANUP
+        if job.grants:
+            self._post(job, "release", {"ranks": "all", "final": True})
+            self._post(job, "free")
+        self._post(job, "clean")
+        self._forget(job)
+        self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
+        for job_id in self._awaited_by.pop(job.id, ()):
+            self._no_longer_awaits(job_id, job)
+        self._schedule_soon()  # whom it blocked may go
+
+    def _forget(self, job: _Job) -> None:
+        self.ended += 1
+        del self._active[job.id]
+        for grant in job.grants:
+            del self._by_rank[grant.rank][job.id]
+            self.last_ended_at[Rank(grant.rank)] = self._wall_at()
+        for awaited in job.awaits:
+            self._awaited_by[awaited].pop(job.id, None)
+        if job.request.requeue and job.failed and job.grants:
+            self._ended_badly[job.id] = job
+
+    def _free(self, grant: Grant) -> None:
+        self._pool.free(grant)
+        self._schedule_soon()
+
+    def _no_longer_awaits(self, job_id: JobId, ended: _Job) -> None:
+        job = self._active[job_id]
+        awaited = job.awaits.pop(ended.id)
+        if awaited.scheme is After.FAILURE and not (ended.failed and ended.grants):
+            why = "can never be satisfied" if ended.grants else "job never started"
+            note = f"dependency {awaited.description} {why}"
+            self._fail(job, {"type": "dependency", "severity": 0, "note": note, "userid": _USER}, status=0)
+            return
+        self._post(job, "dependency-remove", {"description": awaited.description})
+        if not job.awaits:
+            self._to_priority(job)
+
+    # --- the journal ---
+
+    def _wall_at(self) -> float:
+        return self._world.wall_at() + self.clock_skew_s
+
+    def _post(
+        self,
+        job: _Job,
+        name: str,
+        context: Mapping[str, Any] | None = None,
+        *,
+        jobspec: Jobspec | None = None,
+        resources: R | None = None,
+    ) -> None:
+        event = JobEvent(job.id, name, self._wall_at(), context or {}, jobspec, resources)
+        job.events.append(event)
+        for listener in self.listeners:
+            listener(event)
+
+
+def _exec_failed(note: str) -> Mapping[str, Any]:
+    return {"type": "exec", "severity": 0, "userid": _USER, "note": note}

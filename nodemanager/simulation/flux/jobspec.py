@@ -1,0 +1,208 @@
+"""What a jobspec asks of the scheduler, read the way flux-core's own sched-simple reads it (RFC 14, 25, 31).
+
+Read here once more, and not by the parser that the node manager uses: where the two differ, the simulation
+shows a job that waits while nodes stand idle, or nodes bought for a job that never starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
+from nodemanager.core.notation import expand_hostlist, format_idset, parse_idset
+from nodemanager.flux.parse.jobspec import TO_US
+
+Jobspec = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number, or a range whose upper end may be open (RFC 14)."""
+
+    least: int
+    most: int | None
+
+
+class After(StrEnum):
+    """Which end of another job is waited for, by the dependency's scheme."""
+
+    ANY = "afterany"
+    FAILURE = "afternotok"  # it must have had resources
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A dependency on another job, whose F58 id it has."""
+
+    scheme: After
+    job: str
+
+    @property
+    def description(self) -> str:
+        return f"{'after-finish' if self.scheme is After.ANY else 'after-failure'}={self.job}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``nodes`` is None where slots may lie anywhere; else ``slots`` is the number on each node.
+
+    ``constraint`` is the text of the RFC 31 object, "" where there is none: equal texts are matched once.
+    """
+
+    nodes: Count | None
+    slots: Count
+    cores_per_slot: int
+    gpus_per_slot: int
+    exclusive: bool
+    constraint: str
+    duration_s: float  # 0 is unlimited
+    queue: str  # "" is the anonymous queue
+    after: tuple[Awaited, ...]
+    requeue: bool  # it asks the node manager for a second life, should its node be taken back
+
+
+def read_request(jobspec: Jobspec) -> Request:
+    """Read a jobspec, or raise ValueError where the ingest would refuse it."""
+    counts: dict[str, Count] = {}
+    exclusive = _walk(jobspec["resources"], counts)
+    if "slot" not in counts or "core" not in counts:
+        raise ValueError("the jobspec names no slot, or no core in it")
+    system = jobspec["attributes"]["system"]
+    nodes, slots = counts.get("node"), counts["slot"]
+    if exclusive and nodes is None:
+        # Exclusive is by node: slots that name none get one each.
+        nodes, slots = slots, Count(1, 1)
+    constraint = system.get("constraints")
+    return Request(
+        nodes=nodes,
+        slots=slots,
+        cores_per_slot=counts["core"].least,
+        gpus_per_slot=counts["gpu"].least if "gpu" in counts else 0,
+        exclusive=exclusive,
+        constraint=json.dumps(constraint, sort_keys=True) if constraint else "",
+        duration_s=float(system["duration"]),
+        queue=system.get("queue", ""),
+        after=tuple(_awaited(dependency) for dependency in system.get("dependencies", ())),
+        requeue=bool(system.get(TO_US, {}).get("requeue")),
+    )
+
+
+def _walk(vertices: Sequence[Mapping[str, Any]], counts: dict[str, Count], above: int = 1) -> bool:
+    """Note the count of each type, and say whether a node or slot is asked for exclusively.
+
+    ``above``: how often this level is there. It multiplies nodes, and nothing else.
+    """
+    exclusive = False
+    for vertex in vertices:
+        kind, count = vertex["type"], _count(vertex.get("count", 1))
+        if kind == "node":
+            most = None if count.most is None else count.most * above
+            counts[kind], below = Count(count.least * above, most), above
+        else:
+            counts[kind], below = count, above * count.least
+        exclusive |= kind in ("node", "slot") and bool(vertex.get("exclusive", False))
+        exclusive |= _walk(vertex.get("with", ()), counts, below)
+    return exclusive
+
+
+def _count(spec: int | str | Mapping[str, Any]) -> Count:
+    if isinstance(spec, int):
+        return Count(spec, spec)
+    if isinstance(spec, Mapping):
+        return Count(int(spec["min"]), int(spec["max"]) if "max" in spec else None)
+    text = spec.strip("[]").partition(":")[0]
+    if text.endswith("+"):
+        return Count(int(text[:-1]), None)
+    ids = parse_idset(text)
+    return Count(ids[0], ids[-1])
+
+
+def _awaited(dependency: Mapping[str, Any]) -> Awaited:
+    try:
+        scheme = After(dependency["scheme"])
+    except ValueError:
+        known = " and ".join(After)
+        raise ValueError(f"dependency scheme {dependency['scheme']!r}: the simulated Flux knows {known}") from None
+    return Awaited(scheme, str(dependency["value"]))
+
+
+def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: frozenset[str]) -> bool:
+    """Whether a rank satisfies an RFC 31 object, which holds one operator."""
+    match next(iter(constraint.items())):
+        case ("properties", names):
+            return all(name[1:] not in properties if name.startswith("^") else name in properties for name in names)
+        case ("hostlist", lists):
+            return any(host in expand_hostlist(hosts) for hosts in lists)
+        case ("ranks", idsets):
+            return any(rank in parse_idset(ids) for ids in idsets)
+        case ("and", parts):
+            return all(matches(part, rank, host, properties) for part in parts)
+        case ("or", parts):
+            return any(matches(part, rank, host, properties) for part in parts)
+        case ("not", parts):
+            return not matches(parts[0], rank, host, properties)
+        case (operator, _):
+            raise ValueError(f"constraint operator {operator!r} is none of RFC 31")
+
+
+# --- the other way: a workload names shapes ---------------------------------------------------------------
+
+
+def jobspec_of(
+    shape: Shape,
+    *,
+    duration_s: float = 0.0,
+    queue: str = "",
+    after: Sequence[str] = (),
+    requeue: bool = False,
+    name: str = "true",
+) -> Jobspec:
+    """The jobspec (V1) that ``flux submit`` would write for a shape."""
+    slot: dict[str, Any] = {"type": "slot", "count": shape.slots, "with": _content(shape), "label": "task"}
+    resources = slot
+    if shape.nodes is not None:
+        resources = {"type": "node", "count": shape.nodes, "with": [slot]}
+    if shape.exclusive:
+        resources["exclusive"] = True
+    system: dict[str, Any] = {"duration": duration_s, "cwd": "/home/flux"}
+    if shape.constraint != All(()):
+        system["constraints"] = _written(shape.constraint)
+    if queue:
+        system["queue"] = queue
+    if after:
+        system["dependencies"] = [{"scheme": After.ANY, "value": job} for job in after]
+    if requeue:
+        system[TO_US] = {"requeue": 1}
+    return {
+        "resources": [resources],
+        "tasks": [{"command": [name], "slot": "task", "count": {"per_slot": 1}}],
+        "attributes": {"system": system},
+        "version": 1,
+    }
+
+
+def _content(shape: Shape) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "core", "count": shape.cores_per_slot}]
+    if shape.gpus_per_slot:
+        content.append({"type": "gpu", "count": shape.gpus_per_slot})
+    return content
+
+
+def _written(constraint: Constraint) -> dict[str, Any]:
+    match constraint:
+        case HasProperty(name):
+            return {"properties": [name]}
+        case OnHosts(hosts):
+            return {"hostlist": [",".join(sorted(hosts))]}
+        case OnRanks(ranks):
+            return {"ranks": [format_idset(ranks)]}
+        case All(parts):
+            return {"and": [_written(part) for part in parts]}
+        case AnyOf(parts):
+            return {"or": [_written(part) for part in parts]}
+        case Not(part):
+            return {"not": [_written(part)]}

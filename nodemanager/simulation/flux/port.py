@@ -1,0 +1,214 @@
+"""The Flux port on the simulated instance: a claim by token, records in a dict, ranks by the real parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from nodemanager.core.drains import is_ours
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.core.records import Spend, Steering
+from nodemanager.core.slots import Hardware, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.flux.parse.resources import read_ranks
+from nodemanager.simulation.time.world import World
+
+if TYPE_CHECKING:
+    from nodemanager.simulation.flux.instance import SimulatedFlux
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class FluxFaults:
+    """What may go wrong with a call, as probabilities. Read anew at every call."""
+
+    p_fail: float = 0.0  # not carried out, and raises FluxError
+    p_lost_reply: float = 0.0  # carried out, and raises FluxError all the same
+    p_half_changed: float = 0.0  # a change of the slots is cut short: there is no scheduler until it is repaired
+
+
+class SimulatedFluxPort:
+    """:class:`nodemanager.core.ports.FluxPort`, for one manager."""
+
+    def __init__(self, flux: SimulatedFlux, world: World, token: str, cluster_uuid: str = "") -> None:
+        self._flux = flux
+        self._world = world
+        self._token = token
+        self._cluster_uuid = cluster_uuid
+        self._draws: Random = world.draws_for(f"flux port {token}")
+
+    # --- who acts ---
+
+    def claim(self) -> None:
+        self._call(self._claim)
+
+    def _claim(self) -> None:
+        named = self._flux.cluster_uuid
+        if named and self._cluster_uuid and named != self._cluster_uuid:
+            raise FluxError(f"this instance belongs to cluster {named}, our site says {self._cluster_uuid}")
+        holder = self._flux.claimed_by
+        if holder not in (None, self._token):
+            raise NotTheActor(f"the name node-manager is held by {holder}")
+        self._flux.claimed_by = self._token
+        self._flux.cluster_uuid = named or self._cluster_uuid
+
+    def _must_act(self) -> None:
+        holder = self._flux.claimed_by
+        if holder != self._token:
+            raise NotTheActor(f"the name node-manager is held by {holder or 'nobody'}, not by {self._token}")
+
+    def must_act(self) -> None:
+        self._call(self._must_act)
+
+    # --- the record of launches ---
+
+    def launches(self) -> tuple[Launch, ...]:
+        return self._call(lambda: tuple(self._flux.records.values()))
+
+    def record(self, launches: Sequence[Launch]) -> None:
+        self._change(lambda: self._record(launches))
+
+    def _record(self, launches: Sequence[Launch]) -> None:
+        records = dict(self._flux.records)
+        for launch in launches:
+            holder = records.setdefault(launch.slot, launch)
+            if holder.id != launch.id:
+                raise FluxError(f"slot {launch.slot} is leased to launch {holder.id}: {launch.id} is not recorded")
+        new = [launch for launch in launches if launch.slot not in self._flux.records]
+        self._flux.records = records
+        for launch in new:
+            self._undrain(launch.rank)
+
+    def forget(self, launch: Launch) -> None:
+        self._change(lambda: self._forget(launch))
+
+    def _forget(self, launch: Launch) -> None:
+        holder = self._flux.records.get(launch.slot)
+        if holder is not None and holder.id == launch.id:
+            del self._flux.records[launch.slot]
+
+    # --- what operators have set ---
+
+    def steering(self) -> Steering:
+        return self._call(lambda: self._flux.steering)
+
+    def keep_steering(self, steering: Steering) -> None:
+        def keep() -> None:
+            self._flux.steering = steering
+
+        self._change(keep)
+
+    # --- what was spent ---
+
+    def spend(self) -> Spend:
+        return self._call(lambda: self._flux.spend)
+
+    def keep_spend(self, spend: Spend) -> None:
+        def keep() -> None:
+            self._flux.spend = spend
+
+        self._change(keep)
+
+    # --- jobs ---
+
+    def measured(self) -> Mapping[Rank, Hardware]:
+        return {}
+
+    def jobs_ended(self) -> int:
+        return self._call(lambda: self._flux.jobs_ended)
+
+    def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
+        self._change(lambda: self._flux.show_on_jobs(texts))
+
+    # --- ranks ---
+
+    def ranks(self) -> tuple[FluxRank, ...]:
+        return self._call(self._read_ranks)
+
+    def _read_ranks(self) -> tuple[FluxRank, ...]:
+        flux = self._flux
+        return read_ranks(
+            flux.resource_status(),
+            flux.sched_resource_status(),
+            flux.last_job_ended_at(),
+            flux.division,
+            flux.job_manager_stats(),
+        )
+
+    def drain(self, rank: Rank, reason: str) -> None:
+        self._change(lambda: self._flux.drain(rank, reason))
+
+    def undrain(self, rank: Rank) -> None:
+        self._change(lambda: self._undrain(rank))
+
+    def _undrain(self, rank: Rank) -> None:
+        if is_ours(self._flux.drain_reason(rank)):
+            self._flux.undrain(rank)
+
+    def stop_broker(self, rank: Rank) -> None:
+        self._change(lambda: self._flux.stop_broker(rank))
+
+    def kill_housekeeping(self, rank: Rank, signal: int) -> None:
+        self._change(lambda: self._flux.kill_housekeeping(rank, signal))
+
+    def requeue(self, job: JobId) -> JobId:
+        return self._change(lambda: self._flux.requeue(job))
+
+    # --- the division of the slots ---
+
+    def repair(self) -> bool:
+        return self._change(self._repair)
+
+    def _repair(self) -> bool:
+        if self._flux.half_changed is None:
+            return False
+        self._end_change()
+        return True
+
+    def slots_wish(self) -> SlotsWish | None:
+        return self._call(lambda: self._flux.wish)
+
+    def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        self._change(lambda: self._change_slots(wish, moves))
+
+    def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+        leased = [slot for slot in moves if slot in self._flux.records]
+        if leased:
+            raise SlotsUnchanged(f"slot {leased[0]} has been taken meanwhile")
+        self._flux.begin_change(wish, moves)
+        if self._happens(self._flux.faults.p_half_changed):
+            raise FluxError("the change of the slots was cut short")
+        self._end_change()
+
+    def _end_change(self) -> None:
+        self._flux.answer(self._flux.half_changed or "", "")
+        self._flux.end_change()
+
+    def refuse_slots(self, wish: SlotsWish, why: str) -> None:
+        self._change(lambda: self._flux.answer(wish.id, why))
+
+    # --- every call ---
+
+    def _change(self, action: Callable[[], T]) -> T:
+        def act() -> T:
+            self._must_act()
+            return action()
+
+        return self._call(act)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        with self._world.lock:
+            self._flux.check_reachable()
+            if self._happens(self._flux.faults.p_fail):
+                raise FluxError("the call failed, nothing was done")
+            result = action()
+            if self._happens(self._flux.faults.p_lost_reply):
+                raise FluxError("the call was not answered in time")
+            return result
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self._draws.random() < probability

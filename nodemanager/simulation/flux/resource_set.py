@@ -1,0 +1,137 @@
+"""Resources as a simulated instance keeps them, and as R (RFC 20) writes them.
+
+A node's cores and GPUs are the bits of an integer, so that taking and giving back are one operation each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from nodemanager.core.notation import format_idset
+
+R = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Room:
+    """A rank's cores and GPUs, as R declares them, and those nobody holds."""
+
+    rank: int
+    host: str
+    cores: int
+    gpus: int
+    properties: frozenset[str]
+    up: bool = False
+    cores_free: int = field(init=False)  # bits
+    gpus_free: int = field(init=False)
+    # How many bits those are, kept: they are asked for at every look for a place.
+    cores_left: int = field(init=False)
+    gpus_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.declare(self.cores, self.gpus, self.properties)
+
+    def declare(self, cores: int, gpus: int, properties: frozenset[str]) -> None:
+        """Begin anew with these, all of them free."""
+        self.cores, self.gpus, self.properties = cores, gpus, properties
+        self.cores_free, self.cores_left = (1 << self.cores) - 1, self.cores
+        self.gpus_free, self.gpus_left = (1 << self.gpus) - 1, self.gpus
+
+    def take(self, grant: Grant) -> None:
+        self._set_free(self.cores_free & ~grant.cores, self.gpus_free & ~grant.gpus)
+
+    def give_back(self, grant: Grant) -> None:
+        self._set_free(self.cores_free | grant.cores, self.gpus_free | grant.gpus)
+
+    def _set_free(self, cores_free: int, gpus_free: int) -> None:
+        self.cores_free, self.cores_left = cores_free, cores_free.bit_count()
+        self.gpus_free, self.gpus_left = gpus_free, gpus_free.bit_count()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one job holds of one rank."""
+
+    rank: int
+    cores: int  # bits
+    gpus: int  # bits
+
+
+def resources_of(rooms: Iterable[Room]) -> dict[str, Any]:
+    """R of ranks as they are declared, whoever holds what of them."""
+    return written_R([Grant(room.rank, (1 << room.cores) - 1, (1 << room.gpus) - 1) for room in rooms])
+
+
+def written_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
+    """R (RFC 20): ranks that are granted the same cores and GPUs share an entry."""
+    ranks_by_content: dict[tuple[int, int], list[int]] = {}
+    for grant in grants:
+        ranks_by_content.setdefault((grant.cores, grant.gpus), []).append(grant.rank)
+    entries = sorted(ranks_by_content.items(), key=lambda entry: min(entry[1]))
+    return {
+        "version": 1,
+        "execution": {
+            "R_lite": [
+                {"rank": format_idset(ranks), "children": _children(cores, gpus)}
+                for (cores, gpus), ranks in entries
+            ],
+            "starttime": 0.0,
+            "expiration": 0.0,
+        },
+    }
+
+
+def properties_of(rooms: Iterable[Room]) -> dict[str, str]:
+    """Each property's ranks as an id set, the properties in the order of their names."""
+    ranks: dict[str, list[int]] = {}
+    for room in rooms:
+        for name in sorted(room.properties):
+            ranks.setdefault(name, []).append(room.rank)
+    return {name: format_idset(ranks[name]) for name in sorted(ranks)}
+
+
+def summary_of(grants: Sequence[Grant]) -> str:
+    """The scheduler's annotation: ``rank[1-2]/core[0-3] rank5/core[0-7],gpu[0-1]``."""
+    ranks_by_content: dict[str, list[int]] = {}
+    for grant in grants:
+        content = f"core{_bracketed(_ids(grant.cores))}"
+        if grant.gpus:
+            content += f",gpu{_bracketed(_ids(grant.gpus))}"
+        ranks_by_content.setdefault(content, []).append(grant.rank)
+    return " ".join(
+        f"rank{_bracketed(format_idset(ranks))}/{content}" for content, ranks in ranks_by_content.items()
+    )
+
+
+def held_of(room: Room) -> Grant:
+    return Grant(room.rank, ((1 << room.cores) - 1) & ~room.cores_free, ((1 << room.gpus) - 1) & ~room.gpus_free)
+
+
+def _children(cores: int, gpus: int) -> dict[str, str]:
+    children = {"core": _ids(cores)}
+    if gpus:
+        children["gpu"] = _ids(gpus)
+    return children
+
+
+def _bracketed(ids: str) -> str:
+    return ids if ids.isdigit() else f"[{ids}]"
+
+
+@lru_cache(maxsize=4096)
+def _ids(bits: int) -> str:
+    return format_idset(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+@lru_cache(maxsize=4096)
+def lowest_bits(bits: int, count: int) -> int:
+    """The lowest ``count`` of the bits."""
+    taken = 0
+    for _ in range(count):
+        lowest = bits & -bits
+        taken |= lowest
+        bits &= ~lowest
+    return taken

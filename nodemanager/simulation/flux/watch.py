@@ -1,0 +1,149 @@
+"""The simulated instance's journals, pushed to a listener by way of the real parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.ports import FluxError, QueueListener
+from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
+from nodemanager.simulation.flux.brokers import ResourceEvent
+from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.time.world import Scheduled, World
+
+if TYPE_CHECKING:
+    from nodemanager.simulation.flux.instance import SimulatedFlux
+
+BATCH_S = 0.01
+
+RECONNECT_S = 1.0
+ASK_AGAIN_S = 1.0  # which queues are stopped, while that is hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who reads the journals, until ``lost`` is called once."""
+
+    on_job: Callable[[JobEvent], None]
+    on_resource: Callable[[ResourceEvent], None]
+    lost: Callable[[str], None]
+
+
+class SimulatedFluxWatch:
+    """:class:`nodemanager.core.ports.FluxWatch`. The listener is called by whoever moves the world's clock.
+
+    It holds the world's lock while it calls: a listener must not wait for another thread.
+    """
+
+    def __init__(self, flux: SimulatedFlux, world: World, *, probe_s: float = 10.0, relist_s: float = 60.0) -> None:
+        self._flux = flux
+        self._world = world
+        self._probe_s = probe_s
+        self._relist_s = relist_s
+        self._queue = Queue()
+        self._timers: dict[Callable[[], None], Scheduled] = {}
+        self._unfollow: Callable[[], None] | None = None
+        self._stirred = False
+        self._queues_stopped: frozenset[str] | None = frozenset()
+        self._stopped = True
+
+    def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None:
+        with self._world.lock:
+            self._listener = listener
+            self._lost = lost
+            self._stopped = False
+            self._later(0.0, self._connect)
+
+    def stop(self) -> None:
+        with self._world.lock:
+            self._stopped = True
+            self._disconnect()
+
+    # --- the connection ---
+
+    def _connect(self) -> None:
+        try:
+            self._unfollow = self._flux.follow(Follower(self._job_said, self._resource_said, self._disconnected))
+        except FluxError as failure:
+            self._lost(str(failure))
+            self._later(RECONNECT_S, self._connect)
+            return
+        self._queue = Queue()
+        for event in self._flux.active_events():
+            self._apply(event)
+        self._list()
+        self._probe_later()
+
+    def _disconnected(self, why: str) -> None:
+        self._disconnect()
+        self._lost(why)
+        self._later(RECONNECT_S, self._connect)
+
+    def _disconnect(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+
+    # --- what the journals say ---
+
+    def _job_said(self, event: JobEvent) -> None:
+        self._apply(event)
+        self._stirred = self._stirred or concerns_ranks(event.name)
+        self._hand_over_soon()
+
+    def _apply(self, event: JobEvent) -> None:
+        self._queue.apply(event.job_id, event.name, event.timestamp, event.context, event.jobspec, event.R)
+
+    def _resource_said(self, _event: ResourceEvent) -> None:
+        self._stirred = True
+        self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        if self._hand_over not in self._timers:
+            self._later(BATCH_S, self._hand_over)
+
+    # --- what the listener hears ---
+
+    def _hand_over(self) -> None:
+        changes = self._queue.changes(self._world.now_s)
+        if changes.jobs or changes.unreadable or changes.ended:
+            self._listener(changes)
+        if self._stirred:
+            self._stirred = False
+            self._listener(RanksStirred())
+
+    def _list(self) -> None:
+        """Hand over the whole queue. The journal is not read anew: here it cannot have left anything out."""
+        self._queues_stopped = self._flux.queues_stopped()
+        complete = self._queue.complete(self._world.now_s)
+        self._listener(replace(complete, queues_stopped=self._queues_stopped))
+        self._stirred = False
+        self._listener(RanksStirred())
+        self._later(self._relist_s, self._list)
+
+    def _probe(self) -> None:
+        now_s, stopped = self._world.now_s, self._flux.queues_stopped()
+        if stopped != self._queues_stopped or stopped is None:
+            self._queues_stopped = stopped
+            self._hand_over()
+            self._listener(QueueSeen(now_s, queues_stopped=stopped))
+        else:
+            self._listener(QueueProbed(now_s))
+        self._probe_later()
+
+    def _probe_later(self) -> None:
+        hidden = self._queues_stopped is None
+        self._later(min(ASK_AGAIN_S, self._probe_s) if hidden else self._probe_s, self._probe)
+
+    def _later(self, delay_s: float, step: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers.pop(step, None)
+            if not self._stopped:
+                step()
+
+        self._timers[step] = self._world.after(delay_s, run)

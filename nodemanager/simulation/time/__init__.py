@@ -1,0 +1,1 @@
+"""Virtual time, and the pump that runs unstarted actors in it."""

@@ -1,0 +1,143 @@
+"""The production actors in virtual time: unstarted, their messages delivered one by one by a seeded draw.
+
+An unstarted Pykka actor is an ordinary object, so the pump calls its ``on_receive`` itself. Each message takes a
+drawn time on its way; messages to one actor keep their order, as in its real inbox. A worker makes its call at the
+moment its order arrives: so the way there and the way of the answer are the two halves of a slow call. A run is a
+function of the world's seed and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from nodemanager.actors.base import CrashOnlyActor
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.flux import FluxWorker
+from nodemanager.actors.join import JoinClerk
+from nodemanager.actors.manager import Manager
+from nodemanager.actors.messages import Mailbox
+from nodemanager.core.facts import Tick
+from nodemanager.simulation.time.world import Scheduled, World
+
+A = TypeVar("A", bound=CrashOnlyActor)
+
+Range = tuple[float, float]
+
+# How long a message is on its way to an actor of a class, in seconds.
+TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
+    {
+        Manager: (0.0, 0.05),
+        FluxWorker: (0.001, 0.2),
+        CloudWatcher: (0.05, 2.0),
+        CloudWorker: (0.05, 5.0),
+        JoinClerk: (0.0, 0.05),
+    }
+)
+
+
+class Killed(BaseException):
+    """SIGKILL in the midst of a call. Nothing may catch it but whoever delivers messages."""
+
+
+@dataclass
+class Inbox:
+    """An actor's address in the pump. ``alive`` is false once its process was killed."""
+
+    world: World
+    actor: CrashOnlyActor
+    travel_s: Range
+    draw: Callable[[float, float], float]
+    alive: bool = True
+    held_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
+    _latest_s: float = 0.0
+    on_fact: Callable[[], None] | None = None  # told of whatever is delivered but the time
+    on_killed: Callable[[], None] | None = None
+
+    def tell(self, message: Any) -> None:
+        if not self.alive:
+            return
+        at_s = max(self._latest_s, self.world.now_s + self.draw(*self.travel_s))
+        self._latest_s = at_s
+        self.world.after(at_s - self.world.now_s, lambda: self._deliver(message))
+
+    def _deliver(self, message: Any) -> None:
+        if not self.alive:
+            return
+        if self.held_until_s > self.world.now_s:
+            self.world.after(self.held_until_s - self.world.now_s, lambda: self._deliver(message))
+            return
+        try:
+            self.actor.on_receive(message)
+        except Killed:
+            if self.on_killed is not None:
+                self.on_killed()
+            return
+        if self.on_fact is not None and not isinstance(message, Tick):
+            self.on_fact()
+
+
+@dataclass
+class Pump:
+    """One process of the service in a world: spawned, ticked, and killed at any moment.
+
+    Where nothing happens, ticks come more and more seldom, up to ``idle_tick_s``; None: they never do.
+    """
+
+    world: World
+    name: str = "manager"
+    travel_s: Mapping[type[CrashOnlyActor], Range] = field(default_factory=lambda: TRAVEL_S)
+    tick_s: float = 0.25
+    idle_tick_s: float | None = None
+    inboxes: list[Inbox] = field(default_factory=list)
+    alive: bool = True
+    on_killed: Callable[[], None] | None = None  # told when a call raised ``Killed``
+    _held_until_s: float = 0.0
+
+    def spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+        """Stands in for starting a thread: same classes, same arguments."""
+        draws = self.world.draws_for(f"{self.name}/{actor.__name__}/{len(self.inboxes)}")
+        inbox = Inbox(self.world, actor(*arguments), self.travel_s[actor], draws.uniform)
+        inbox.on_killed = self.on_killed
+        self.inboxes.append(inbox)
+        return inbox
+
+    def tick(self, manager: Mailbox[Tick], clock: Any) -> None:
+        """Tell the time for ever, as the ticker's thread does."""
+        due: Scheduled
+        wait_s = self.tick_s
+
+        def tell() -> None:
+            nonlocal due, wait_s
+            if self._held_until_s > self.world.now_s:
+                due = self.world.after(self._held_until_s - self.world.now_s, tell)
+            elif self.alive:
+                manager.tell(Tick(clock.monotonic_s(), clock.wall_at()))
+                due = self.world.after(wait_s, tell)
+                wait_s = min(2.0 * wait_s, self.idle_tick_s or self.tick_s)
+
+        def hurry() -> None:
+            nonlocal due, wait_s
+            if wait_s > self.tick_s and due.at_s > self.world.now_s + self.tick_s:
+                due.cancel()
+                due = self.world.after(self.tick_s, tell)
+            wait_s = self.tick_s
+
+        tell()
+        if self.idle_tick_s is not None and isinstance(manager, Inbox):
+            manager.on_fact = hurry
+
+    def hold(self, until_s: float) -> None:
+        """SIGSTOP until a moment: what is said to it meanwhile, it hears then, in order."""
+        self._held_until_s = max(self._held_until_s, until_s)
+        for inbox in self.inboxes:
+            inbox.held_until_s = self._held_until_s
+
+    def kill(self, on_the_wire: Callable[[], bool]) -> None:
+        """SIGKILL. Nothing more is heard or thought; a cloud call ``on_the_wire`` may still be carried out."""
+        self.alive = False
+        for inbox in self.inboxes:
+            reaches_the_cloud = isinstance(inbox.actor, CloudWorker) and on_the_wire()
+            inbox.alive = reaches_the_cloud

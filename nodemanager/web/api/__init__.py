@@ -1,0 +1,1 @@
+"""The endpoints, and the documents that they answer with."""

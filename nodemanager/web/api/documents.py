@@ -1,0 +1,363 @@
+"""What is published, as documents: values that become JSON as they are.
+
+Moments end in ``_at`` (seconds since the epoch), spans in ``_s``, money is a number in the site's currency and an
+estimate. A reason is its code, its figures and a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import pwd
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.notation import format_job_id
+from nodemanager.core.orders import BootNode, CreateNode, DrainNode
+from nodemanager.core.reason_text import Edge, sentence
+from nodemanager.core.reasons import Figure, Reason
+from nodemanager.core.records import Mark
+from nodemanager.core.slots import Rank
+from nodemanager.history.events import order_of, reason_of, subject_of
+from nodemanager.planner.cost import billing
+from nodemanager.planner.placement import supply
+from nodemanager.planner.plan import Action, Plan
+from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+
+Document = dict[str, Any]
+
+JOBS_SHOWN = 500
+NOT_WAITING = (JobState.RUN, JobState.CLEANUP)
+# Nodes that the plan leaves standing, or that are on their way in.
+STANDING = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
+
+
+def edge_of(published: Published) -> Edge:
+    return Edge(published.snapshot.now_s, published.snapshot.wall_at)
+
+
+# --- reasons ----------------------------------------------------------------------------------------------
+
+
+def reason_document(reason: Reason, edge: Edge) -> Document:
+    figures = edge.figures(reason)
+    return as_document(reason.code, figures)
+
+
+def as_document(code: str, figures: Mapping[str, Figure]) -> Document:
+    return {
+        "code": code,
+        "figures": {name: plain(value) for name, value in figures.items()},
+        "text": sentence(code, figures),
+    }
+
+
+def plain(value: Figure) -> Any:
+    """As JSON has it, which knows no infinity."""
+    if isinstance(value, Decimal | float):
+        return float(value) if math.isfinite(value) else str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _mark(mark: Mark | None) -> Document | None:
+    return {"by": mark.by, "at": mark.at} if mark is not None else None
+
+
+# --- the whole --------------------------------------------------------------------------------------------
+
+
+def status(published: Published) -> Document:
+    """One screen's worth: the queue, the nodes, what they cost, what stands still and what is old."""
+    snapshot, plan, policy = published.snapshot, published.plan, published.policy
+    edge = edge_of(published)
+    nodes = snapshot.nodes.values()
+    by_type: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for node in nodes:
+        by_type[node.launch.type_name][str(node.state)] += 1
+    costing = sum(1 for node in nodes if node.costs)
+    still = plan.stands_still
+    return {
+        "cluster": policy.cluster,
+        "cluster_uuid": policy.cluster_uuid,
+        "mode": "act" if published.acts else "observe",
+        "observed": sorted(policy.observed),
+        "at": snapshot.wall_at,
+        "acts": published.acts and snapshot.claimed and still is None,
+        "stands_still": reason_document(still, edge) if still is not None else None,
+        "paused": _mark(snapshot.steering.paused),
+        "safe_mode": {
+            "doubted_lists": snapshot.doubted_lists,
+            "on": snapshot.doubted_lists > 0 or (still is not None and still.code == "safe_mode"),
+        },
+        "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
+        "jobs_waiting": waiting(plan),
+        "jobs_unreadable": len(snapshot.unreadable),
+        "nodes": {
+            "total": len(snapshot.nodes),
+            "by_state": dict(Counter(str(node.state) for node in nodes)),
+            "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
+            "wanted": nodes_wanted(published),
+            "held": len(snapshot.steering.holds),
+            "to_retire": len(snapshot.steering.retirements),
+            "orphans": len(supply.strays(snapshot)),
+            "intruders": len(snapshot.intruders),
+            "strangers": snapshot.strangers,
+        },
+        "limits": {
+            "nodes_max": policy.nodes_max,
+            "nodes_min": policy.nodes_min,
+            "nodes_left": policy.nodes_max - costing,
+            "price_per_hour_max": float(policy.price_per_hour_max),
+            "price_per_hour_left": float(policy.price_per_hour_max - plan.price_per_hour),
+        },
+        "price_per_hour": float(plan.price_per_hour),
+        "blocks": blocks(snapshot, edge),
+        "warnings": [reason_document(warning, edge) for warning in plan.warnings],
+        "sources": sources(published),
+    }
+
+
+def sources(published: Published) -> Mapping[str, Document]:
+    snapshot, limit_s = published.snapshot, published.policy.stale_after_s
+    named = {"queue": snapshot.queue, "flux": snapshot.flux, "cloud": snapshot.cloud}
+    return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
+
+
+def _source(source: Source, now_s: float, limit_s: float) -> Document:
+    age_s = now_s - source.seen_s if source.seen_s is not None else None
+    return {"age_s": age_s, "stale": age_s is None or age_s > limit_s, "failure": source.failure}
+
+
+def blocks(snapshot: Snapshot, edge: Edge) -> list[Document]:
+    """What is not bought for a while, and why."""
+    return [
+        {
+            "node_type": scope.type_name,
+            "market": str(scope.market) if scope.market is not None else None,
+            "zone": scope.zone,
+            "until_at": edge.wall(block.until_s),
+            "reason": reason_document(block.reason, edge),
+        }
+        for scope, block in snapshot.blocks.items()
+        if block.until_s > snapshot.now_s
+    ]
+
+
+def waiting(made: Plan) -> dict[str, int]:
+    """How many jobs wait for which reason; ``served``: those whose nodes are there, coming or ordered."""
+    return {"served" if code == "node_ordered" else code: count for code, count in made.waiting().items()}
+
+
+def nodes_wanted(published: Published) -> dict[str, int]:
+    """How many nodes of each type the plan wants to stand: those it leaves, those that come, those it buys."""
+    wanted: dict[str, int] = {node_type.name: 0 for node_type in published.policy.node_types}
+    # Of a type that is only observed, somebody else may do what is only said.
+    actions = (*published.plan.actions, *published.plan.would)
+    going = {action.launch for action in actions if isinstance(action, DrainNode)}
+    for node in published.snapshot.nodes.values():
+        if node.state in STANDING and node.id not in going:
+            wanted[node.launch.type_name] = wanted.get(node.launch.type_name, 0) + 1
+    for action in actions:
+        # What was bought by this plan stands among the nodes already where the manager acts.
+        if isinstance(action, BootNode) and action.launch.id not in published.snapshot.nodes:
+            wanted[action.launch.type_name] = wanted.get(action.launch.type_name, 0) + 1
+    return wanted
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+def nodes(published: Published) -> list[Document]:
+    """Every node, in the order of the slots' ranks."""
+    jobs_on = _jobs_on(published.snapshot)
+    ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
+    return [node_document(node, published, jobs_on.get(node.launch.rank, ())) for node in ordered]
+
+
+def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None = None) -> Document:
+    snapshot, policy = published.snapshot, published.policy
+    edge = edge_of(published)
+    if jobs is None:
+        jobs = _jobs_on(snapshot).get(node.launch.rank, ())
+    node_type = policy.types.get(node.launch.type_name)
+    tariff = billing.tariff_of(node.launch, policy)
+    reason = published.plan.nodes.get(node.id)
+    rank = node.rank
+    return {
+        "node": node.id,
+        "slot": node.launch.slot,
+        "rank": int(node.launch.rank),
+        "node_type": node.launch.type_name,
+        "market": str(node_type.market) if node_type is not None else None,
+        "zone": node.launch.zone,
+        "provider_id": node.cloud.provider_id if node.cloud is not None else None,
+        "state": str(node.state),
+        "since_at": edge.wall(node.since_s),
+        "requested_at": node.launch.requested_at,
+        "cores": rank.cores if rank is not None else None,
+        "cores_free": rank.cores_free if rank is not None else None,
+        "jobs": [format_job_id(job) for job in jobs],
+        "price_per_hour": float(tariff.price_per_hour) if tariff is not None else None,
+        "cost": _cost(node, published),
+        "window": _window(node, published),
+        "reason": reason_document(reason, edge) if reason is not None else None,
+        "held": _mark(snapshot.steering.holds.get(node.id)),
+        "to_retire": _mark(snapshot.steering.retirements.get(node.id)),
+        "call": str(node.call.kind) if node.call is not None else None,
+    }
+
+
+def _cost(node: Node, published: Published) -> float | None:
+    tariff = billing.tariff_of(node.launch, published.policy)
+    if tariff is None or node.cloud is None:
+        return None
+    return float(billing.cost(tariff, billing.age_s(node, published.snapshot.now_s)))
+
+
+def _window(node: Node, published: Published) -> Document | None:
+    """Where the node stands in what is paid for it; None where nothing is paid in advance, or not yet."""
+    node_type = published.policy.types.get(node.launch.type_name)
+    if node_type is None or node.cloud is None or node_type.billing.window_s <= 0:
+        return None
+    age_s = billing.age_s(node, published.snapshot.now_s)
+    left_s = billing.window_left_s(node_type.billing, age_s)
+    return {
+        "length_s": node_type.billing.window_s,
+        "left_s": left_s,
+        "paid_until_at": published.snapshot.wall_at + left_s,
+    }
+
+
+def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[JobId]]:
+    found: defaultdict[Rank, list[JobId]] = defaultdict(list)
+    for job in snapshot.jobs.values():
+        for held in job.holds:
+            found[held.rank].append(job.id)
+    return found
+
+
+def fleet(published: Published) -> Document:
+    """Every node in a few characters, for a picture of thousands: columns, and the words that they index."""
+    ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
+    states = [str(state) for state in NodeState]
+    types = sorted({node.launch.type_name for node in ordered})
+    steering = published.snapshot.steering
+    left = [_window(node, published) for node in ordered]
+    return {
+        "at": published.snapshot.wall_at,
+        "states": states,
+        "types": types,
+        "node": [node.id for node in ordered],
+        "slot": [node.launch.slot for node in ordered],
+        "state": [states.index(node.state) for node in ordered],
+        "type": [types.index(node.launch.type_name) for node in ordered],
+        "left": [round(it["left_s"] / it["length_s"], 3) if it is not None else None for it in left],
+        "left_s": [round(it["left_s"]) if it is not None else None for it in left],
+        "held": [index for index, node in enumerate(ordered) if node.id in steering.holds],
+    }
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+
+def jobs(published: Published, *, limit: int = JOBS_SHOWN) -> Document:
+    """The active jobs, those that wait first, in the order in which Flux considers them."""
+    snapshot = published.snapshot
+    waiting = [job for job in snapshot.jobs.values() if job.state not in NOT_WAITING]
+    running = [job for job in snapshot.jobs.values() if job.state in NOT_WAITING]
+    ordered = sorted(waiting, key=lambda job: (-job.priority, job.id)) + sorted(running, key=lambda job: job.id)
+    edge = edge_of(published)
+    return {
+        **jobs_summary(published),
+        "jobs": [job_document(job, published, edge) for job in islice(ordered, limit)],
+        "unreadable": [{"job": format_job_id(bad.id), "why": bad.why} for bad in snapshot.unreadable.values()],
+    }
+
+
+def jobs_summary(published: Published) -> Document:
+    """What may be known of jobs by whoever may not know whose they are."""
+    return {
+        "total": len(published.snapshot.jobs),
+        "by_state": dict(Counter(str(job.state) for job in published.snapshot.jobs.values())),
+        "waiting": waiting(published.plan),
+    }
+
+
+def job_document(job: Job, published: Published, edge: Edge) -> Document:
+    waits = job.state not in NOT_WAITING
+    reason = published.plan.jobs.get(job.id) if waits else None
+    shape = job.shape
+    return {
+        "job": format_job_id(job.id),
+        "id": int(job.id),
+        "state": str(job.state),
+        "user": user_name(job.userid),
+        "userid": job.userid,
+        "queue": job.queue,
+        "priority": job.priority,
+        "urgency": job.urgency,
+        "nodes": shape.nodes,
+        "slots": shape.slots,
+        "cores_per_slot": shape.cores_per_slot,
+        "gpus_per_slot": shape.gpus_per_slot,
+        "exclusive": shape.exclusive,
+        "submitted_at": job.submitted_at,
+        "waits_s": max(0.0, edge.wall_at - job.submitted_at) if waits else None,
+        "on": [_host(held.rank, published.snapshot) for held in job.holds],
+        "reason": reason_document(reason, edge) if reason is not None else None,
+    }
+
+
+def _host(rank: Rank, snapshot: Snapshot) -> str:
+    known = snapshot.ranks.get(rank)
+    return known.host if known is not None else str(rank)
+
+
+@lru_cache(maxsize=4096)
+def user_name(userid: int) -> str:
+    try:
+        return pwd.getpwuid(userid).pw_name
+    except (KeyError, OverflowError):
+        return str(userid)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+def plan(published: Published) -> Document:
+    """What this plan orders, or would order, and why; and why what waits does."""
+    made, edge = published.plan, edge_of(published)
+    return {
+        "at": published.snapshot.wall_at,
+        "acts": published.acts,
+        "settled": made.settled,
+        "stands_still": reason_document(made.stands_still, edge) if made.stands_still is not None else None,
+        "asks": [type(ask).__name__ for ask in made.asks],
+        "actions": [_action(action, published, edge) for action in made.actions],
+        "would": [_action(action, published, edge) for action in made.would],
+        "nodes_wanted": nodes_wanted(published),
+        "jobs_waiting": waiting(made),
+        "types": {name: reason_document(reason, edge) for name, reason in made.types.items()},
+        "price_per_hour": float(made.price_per_hour),
+    }
+
+
+def _action(action: Action, published: Published, edge: Edge) -> Document:
+    reason = reason_of(action)
+    subject = subject_of(action)
+    known = published.snapshot.nodes.get(LaunchId(subject))
+    launch = action.launch if isinstance(action, BootNode | CreateNode) else known.launch if known else None
+    return {
+        "order": order_of(action),
+        "node": subject,
+        "slot": launch.slot if launch is not None else None,
+        "node_type": launch.type_name if launch is not None else None,
+        "serves": [format_job_id(job) for job in action.serves] if isinstance(action, BootNode) else [],
+        "reason": reason_document(reason, edge) if reason is not None else None,
+    }

@@ -1,0 +1,117 @@
+"""Which path answers what: the one list, of which ``openapi.json`` is made too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodemanager.web.api import handlers
+from nodemanager.web.api.control import Control
+from nodemanager.web.api.handlers import Answer
+from nodemanager.web.api.kubernetes_metrics import ROOT as METRICS_API
+from nodemanager.web.api.openapi import Operation, Parameter
+from nodemanager.web.state.access import Access, Allows, anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path. ``answers`` runs in a thread of a pool."""
+
+    method: str
+    path: str
+    summary: str
+    answers: Answer
+    allows: Allows = anybody
+    parameters: Sequence[Parameter] = ()
+    statuses: Sequence[int] = (200, 400, 404, 503)
+    body: Mapping[str, Any] | None = None
+
+    @property
+    def operation(self) -> Operation:
+        secured = self.allows is not anybody
+        statuses = {*self.statuses, 400, *((401, 503) if secured else ())}
+        return Operation(
+            self.method, self.path, self.summary, self.parameters, sorted(statuses), secured, self.body
+        )
+
+
+# --- the list ---------------------------------------------------------------------------------------------
+
+_AT = Parameter("at", "query", "seconds since the epoch: what the journal says was so then", {"type": "number"})
+_LIMIT = Parameter("limit", "query", "at most so many", {"type": "integer"})
+_NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
+_STEERING = (200, 202, 400, 404, 409)
+_WHO = {"type": "object", "properties": {"by": {"type": "string"}}}
+_METRIC = Parameter("metric", "path", "a metric's name", {"type": "string"})
+_NAMESPACE = Parameter("namespace", "path", "taken as it is", {"type": "string"})
+_RESOURCE = Parameter("resource", "path", "taken as it is", {"type": "string"})
+_DESCRIBED = Parameter("name", "path", "taken as it is", {"type": "string"})
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/status", "The queue, the nodes, what they cost, what stands still", handlers.status),
+    Endpoint("GET", "/nodes", "Every node, with its reason", handlers.nodes),
+    Endpoint("GET", "/fleet", "Every node in a few characters", handlers.fleet),
+    Endpoint("GET", "/history", "The fleet over time, since the service began", handlers.history),
+    Endpoint("GET", "/jobs", "The active jobs, with their reasons", handlers.jobs, parameters=[_LIMIT]),
+    Endpoint(
+        "GET",
+        "/explain/job/{name}",
+        "Why a job waits",
+        handlers.explain_job,
+        Access.must_see_jobs,
+        [Parameter("name", "path", "a job's id, in any of Flux's forms", {"type": "string"}), _AT],
+        (200, 400, 401, 404, 503),
+    ),
+    Endpoint(
+        "GET", "/explain/node/{name}", "Why a node is treated so", handlers.explain_node, parameters=[_NAME, _AT]
+    ),
+    Endpoint(
+        "GET",
+        "/explain/type/{name}",
+        "Why a node type is bought, or not",
+        handlers.explain_type,
+        parameters=[Parameter("name", "path", "a node type", {"type": "string"}), _AT],
+    ),
+    Endpoint("GET", "/plan", "What is ordered now, and why", handlers.plan),
+    Endpoint(
+        "POST",
+        "/plan",
+        "What would be ordered by another policy; nothing is",
+        handlers.plan_by,
+        Access.must_steer,
+        statuses=(200, 400, 413),
+        body={"type": "object"},
+    ),
+    Endpoint("GET", "/events/recent", "What happened lately, oldest first", handlers.recent, parameters=[_LIMIT]),
+    Endpoint(
+        "GET",
+        "/report",
+        "Cost by type, user and queue; waits, boots, failures",
+        handlers.report,
+        Access.must_see_jobs,
+        [Parameter("since_s", "query", "how far back, in seconds", {"type": "number"})],
+    ),
+    Endpoint("GET", "/healthz", "503 where the last decision is late or a source stale", handlers.healthz),
+    Endpoint("GET", "/readyz", "503 until decisions are made", handlers.readyz),
+    Endpoint("GET", "/metrics", "For Prometheus", handlers.metrics),
+    Endpoint("POST", "/hold/{name}", "Never stop a node, and give it no work", handlers.steers(Control.hold),
+             Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/release/{name}", "Take a hold or a retirement back", handlers.steers(Control.release),
+             Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/retire/{name}", "Drain a node, stop it, destroy it", handlers.steers(Control.retire),
+             Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/pause", "Decide nothing", handlers.steers(lambda control, _, by: control.pause(by)),
+             Access.must_steer, (), _STEERING, _WHO),
+    Endpoint("POST", "/resume", "Decide again", handlers.steers(lambda control, _, by: control.resume(by)),
+             Access.must_steer, (), _STEERING, _WHO),
+    Endpoint("POST", "/reload", "Read the site anew; a bad one is refused whole", handlers.reload,
+             Access.must_steer, (), (200, 400, 409)),
+    Endpoint("GET", METRICS_API, "Custom metrics for Kubernetes: the list", handlers.custom_metrics),
+    Endpoint("GET", METRICS_API + "/namespaces/{namespace}/metrics/{metric}", "A custom metric",
+             handlers.custom_metric, parameters=[_NAMESPACE, _METRIC]),
+    Endpoint("GET", METRICS_API + "/namespaces/{namespace}/{resource}/{name}/{metric}", "A custom metric",
+             handlers.custom_metric, parameters=[_NAMESPACE, _RESOURCE, _DESCRIBED, _METRIC]),
+    Endpoint("GET", METRICS_API + "/{resource}/{name}/{metric}", "A custom metric",
+             handlers.custom_metric, parameters=[_RESOURCE, _DESCRIBED, _METRIC]),
+)  # fmt: skip

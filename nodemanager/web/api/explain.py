@@ -1,0 +1,207 @@
+"""Why a job waits, a node is treated as it is, a type is bought or not: from the planner's own reasons."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import LaunchId
+from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
+from nodemanager.core.reason_text import clock_time
+from nodemanager.core.reasons import because
+from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.history.events import type_subject
+from nodemanager.history.store.reader import JournalReader
+from nodemanager.planner.cost import timings
+from nodemanager.planner.state.snapshot import Node
+from nodemanager.web.api.documents import (
+    NOT_WAITING,
+    Document,
+    as_document,
+    blocks,
+    edge_of,
+    job_document,
+    node_document,
+    nodes_wanted,
+    reason_document,
+)
+
+HISTORY_SHOWN = 50
+# Whoever asks for a node is told of no job by its id: everybody may see nodes, but not jobs.
+_LAUNCH = re.compile(r"[^\s-][^\s]*-[0-9a-f]+", re.ASCII)
+
+
+class Unknown(Exception):
+    """Nothing of that name is known: what was meant, and what there is instead."""
+
+
+# --- now --------------------------------------------------------------------------------------------------
+
+
+def job(published: Published, text: str) -> Document:
+    """Raises ``Unknown``."""
+    job_id = _job_id(text)
+    edge = edge_of(published)
+    snapshot = published.snapshot
+    if (bad := snapshot.unreadable.get(job_id)) is not None:
+        reason = reason_document(because("unreadable", why=bad.why), edge)
+        return {"subject": format_job_id(job_id), "at": edge.wall_at, "job": None, "reason": reason, "nodes": []}
+    found = snapshot.jobs.get(job_id)
+    if found is None:
+        raise Unknown(
+            f"no active job {text}: it has ended, or was never submitted here."
+            " What was said of it while it waited: explain job --at TIME"
+        )
+    document = job_document(found, published, edge)
+    still = published.plan.stands_still
+    if found.state not in NOT_WAITING and still is not None:
+        document["reason"] = reason_document(still, edge)
+    return {
+        "subject": format_job_id(job_id),
+        "at": edge.wall_at,
+        "job": document,
+        "reason": document["reason"],
+        "nodes": _nodes_for(published, document),
+    }
+
+
+def _nodes_for(published: Published, job_: Document) -> list[Document]:
+    """The nodes that the reason names, or that the job runs on: where they stand."""
+    reason = job_["reason"]
+    slots = {*job_["on"], *((reason or {}).get("figures", {}).get("nodes", ()) if reason else ())}
+    named = [node for node in published.snapshot.nodes.values() if node.launch.slot in slots]
+    return [node_document(node, published) for node in named]
+
+
+def node(published: Published, name: str) -> Document:
+    """By its slot or its launch. Raises ``Unknown``."""
+    found = find_node(published, name)
+    edge = edge_of(published)
+    document = node_document(found, published)
+    boot_s = timings.boot_s(published.snapshot, found.launch.type_name)
+    return {
+        "subject": found.id,
+        "at": edge.wall_at,
+        "node": document,
+        "reason": document["reason"] or _standstill(published),
+        "retiring": reason_document(found.retiring, edge) if found.retiring is not None else None,
+        "story": [edge.story(line) for line in found.story],
+        "boot_takes_s": boot_s,
+    }
+
+
+def _standstill(published: Published) -> Document | None:
+    still = published.plan.stands_still
+    return reason_document(still, edge_of(published)) if still is not None else None
+
+
+def find_node(published: Published, name: str) -> Node:
+    """The node of a launch, or the one on a slot. Raises ``Unknown``."""
+    nodes = published.snapshot.nodes
+    if (by_launch := nodes.get(LaunchId(name))) is not None:
+        return by_launch
+    by_slot = [it for it in nodes.values() if it.launch.slot == name]
+    if by_slot:
+        return by_slot[0]
+    is_slot = name in published.snapshot.rank_of_slot
+    why = f"nobody is on slot {name}" if is_slot else f"no node and no slot is called {name}"
+    raise Unknown(f"{why}; flux-node-manager nodes lists those there are")
+
+
+def node_type(published: Published, name: str) -> Document:
+    """Raises ``Unknown``."""
+    found = published.policy.types.get(TypeName(name))
+    if found is None:
+        known = ", ".join(published.policy.types)
+        raise Unknown(f"the site has no node type {name}; it has {known}")
+    edge = edge_of(published)
+    snapshot = published.snapshot
+    there = [it for it in snapshot.nodes.values() if it.launch.type_name == found.name]
+    reason = published.plan.types.get(found.name)
+    return {
+        "subject": found.name,
+        "at": edge.wall_at,
+        "node_type": _offer(found),
+        "acts": published.acts and found.name not in published.policy.observed,
+        "reason": reason_document(reason, edge) if reason is not None else _standstill(published),
+        "nodes": dict(Counter(str(it.state) for it in there)),
+        "wanted": nodes_wanted(published).get(found.name, 0),
+        "slots_known": sum(1 for slot in found.slots if slot in snapshot.rank_of_slot),
+        "boot_takes_s": timings.boot_s(snapshot, found.name),
+        "blocks": [it for it in blocks(snapshot, edge) if it["node_type"] in (found.name, "*")],
+    }
+
+
+def _offer(found: NodeType) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "size": found.size,
+        "market": str(found.market),
+        "zones": list(found.zones),
+        "cores": found.cores,
+        "gpus": found.gpus,
+        "memory_bytes": found.memory_bytes,
+        "properties": sorted(found.properties),
+        "price_per_hour": float(found.price_per_hour),
+        "billing_window_s": found.billing.window_s,
+        "slots": len(found.slots),
+        "spares": found.spares,
+    }
+
+
+# --- in the past ------------------------------------------------------------------------------------------
+
+
+def in_the_past(journal: JournalReader, kind: str, name: str, at: float) -> Document:
+    """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``.
+
+    ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
+    """
+    subject = _subject_of(kind, name)
+    said = journal.standing_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
+    if said is None and kind == "node" and (launch := journal.launch_of(name, at)) is not None:
+        subject, said = launch, journal.standing_at(launch, at)
+    if said is None:
+        raise Unknown(f"the journal says nothing of {kind} {name} before that time{_how_far(journal)}")
+    return {
+        "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
+        "at": at,
+        "said_at": said["at"],
+        "what": said["what"],
+        "reason": as_document(said["code"], said["figures"]) if said["code"] else None,
+        "history": [_line(entry) for entry in journal.entries(subject=subject, limit=HISTORY_SHOWN)],
+    }
+
+
+def _how_far(journal: JournalReader) -> str:
+    begins_at, set_aside = journal.begins_at(), journal.set_aside()
+    begins = f"; it begins at {clock_time(begins_at)}" if begins_at is not None else ""
+    if set_aside:
+        begins += f"; what was before may stand in {set_aside[-1]}, which could not be used and was set aside"
+    return begins
+
+
+def _subject_of(kind: str, name: str) -> str:
+    """As the journal has it."""
+    if kind == "job":
+        return str(int(_job_id(name)))
+    return type_subject(name) if kind == "type" else name
+
+
+def _line(entry: Document) -> Document:
+    return {
+        "at": entry["at"],
+        "kind": entry["kind"],
+        "what": entry["what"],
+        "reason": as_document(entry["code"], entry["figures"]) if entry["code"] else None,
+    }
+
+
+def _job_id(text: str) -> JobId:
+    try:
+        return JobId(parse_job_id(text))
+    except NotationError as error:
+        raise Unknown(str(error)) from error

@@ -1,0 +1,267 @@
+"""What each endpoint answers. All of it is read from the latest publication, the journal or the metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from nodemanager.actors.manager import Published
+from nodemanager.history.events import Entry
+from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.store.schema import SPEND_KEPT_S
+from nodemanager.planner.plan import plan as make_plan
+from nodemanager.planner.state.policy import Policy
+from nodemanager.web.api import documents, explain, health, kubernetes_metrics
+from nodemanager.web.api.control import Control
+from nodemanager.web.api.documents import Document
+from nodemanager.web.api.metrics import Metrics
+from nodemanager.web.state.access import Access, Refused
+from nodemanager.web.state.board import Board
+
+SINCE_MIN_S = 1.0
+BY_MAX = 64
+
+POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the endpoints answer from."""
+
+    board: Board
+    metrics: Metrics
+    journal: JournalReader
+    control: Control
+    access: Access
+
+
+Answer = Callable[[Served, Request, bytes], Response]
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def _published(served: Served) -> Published:
+    posted = served.board.posted
+    if posted is None:
+        raise Refused(503, "nothing is known yet: the service has just begun")
+    return posted.published
+
+
+def as_json(document: object, status: int = 200) -> Response:
+    return JSONResponse(document, status_code=status)
+
+
+def status(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    document = documents.status(_published(served))
+    return as_json({**document, "spent": _spent(served, document["at"]), "silent_s": served.board.silent_s})
+
+
+def _spent(served: Served, now_at: float) -> Document:
+    """Today in UTC, by the journal, which may be unreadable; and since this process began."""
+    day_at = now_at // 86_400 * 86_400
+    try:
+        return {"today": served.journal.spent(day_at), "since_start": served.board.spent}
+    except JournalUnreadable:
+        return {"today": None, "since_start": served.board.spent}
+
+
+def nodes(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    published = _published(served)
+    return as_json({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
+
+
+def fleet(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    return as_json(documents.fleet(_published(served)))
+
+
+def history(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    return as_json(
+        {
+            "samples": [
+                {
+                    "at": it.at,
+                    "nodes": it.nodes,
+                    "jobs_waiting": it.jobs_waiting,
+                    "jobs_running": it.jobs_running,
+                    "price_per_hour": it.price_per_hour,
+                    "spent": it.spent,
+                }
+                for it in served.board.samples()
+            ]
+        }
+    )
+
+
+def jobs(served: Served, request: Request, body: bytes) -> Response:
+    del body
+    published = _published(served)
+    limit = int(_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
+    if served.access.may_see_jobs(request):
+        return as_json({**documents.jobs(published, limit=limit), "shown": True})
+    return as_json({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
+
+
+def explain_job(served: Served, request: Request, body: bytes) -> Response:
+    return _explained(served, request, body, "job", explain.job)
+
+
+def explain_node(served: Served, request: Request, body: bytes) -> Response:
+    return _explained(served, request, body, "node", explain.node)
+
+
+def explain_type(served: Served, request: Request, body: bytes) -> Response:
+    return _explained(served, request, body, "type", explain.node_type)
+
+
+def _explained(
+    served: Served, request: Request, body: bytes, kind: str, now: Callable[[Published, str], Document]
+) -> Response:
+    del body
+    name = request.path_params["name"]
+    if "at" in request.query_params:
+        at = _number(request, "at", 0.0, 0.0, 1e11)
+        return as_json(explain.in_the_past(served.journal, kind, name, at))
+    return as_json(now(_published(served), name))
+
+
+def plan(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    return as_json(documents.plan(_published(served)))
+
+
+def plan_by(served: Served, request: Request, body: bytes) -> Response:
+    """By another policy, on what is known now. Nothing is ordered."""
+    del request
+    published = _published(served)
+    try:
+        policy = POLICY.validate_json(body)
+    except ValidationError as error:
+        raise Refused(
+            400, f"this is no policy: {error.error_count()} faults, the first: {_first(error)}"
+        ) from error
+    made = make_plan(published.snapshot, policy)
+    return as_json(documents.plan(Published(published.snapshot, made, policy, acts=False)))
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def recent(served: Served, request: Request, body: bytes) -> Response:
+    del body
+    limit = int(_number(request, "limit", 200, 0, 2000))
+    events = served.board.events_after(0, max(1, limit))
+    return as_json({"events": [entry_document(number, entry) for number, entry in events] if limit else []})
+
+
+def entry_document(number: int, entry: Entry) -> Document:
+    return {
+        "number": number,
+        "at": entry.at,
+        "kind": entry.kind,
+        "subject": entry.subject,
+        "what": entry.what,
+        "node_type": entry.node_type,
+        "reason": documents.as_document(entry.code, entry.figures) if entry.code else None,
+        "figures": {name: documents.plain(value) for name, value in entry.figures.items()},
+    }
+
+
+def report(served: Served, request: Request, body: bytes) -> Response:
+    del body
+    now_at = _published(served).snapshot.wall_at
+    try:
+        since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
+    except Refused as refused:
+        kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
+        raise Refused(400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}") from None
+    document = served.journal.report(now_at - since_s, now_at)
+    for row in document["by_user"]:
+        row["user"] = documents.user_name(row["userid"])
+    return as_json(document)
+
+
+def healthz(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    well, document = health.healthy(served.board)
+    return as_json(document, 200 if well else 503)
+
+
+def readyz(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    well, document = health.ready(served.board)
+    return as_json(document, 200 if well else 503)
+
+
+def metrics(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    return Response(served.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def custom_metrics(served: Served, request: Request, body: bytes) -> Response:
+    del served, request, body
+    return as_json(kubernetes_metrics.resources())
+
+
+def custom_metric(served: Served, request: Request, body: bytes) -> Response:
+    del body
+    name = request.path_params["metric"]
+    if name not in kubernetes_metrics.METRICS:
+        raise Refused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
+    namespace = request.path_params.get("namespace", "default")
+    described = request.path_params.get("name", "node-manager")
+    return as_json(kubernetes_metrics.value(_published(served), name, namespace, described))
+
+
+# --- steering ---------------------------------------------------------------------------------------------
+
+
+def steers(act: Callable[[Control, str, str], Document]) -> Answer:
+    def answer(served: Served, request: Request, body: bytes) -> Response:
+        done = act(served.control, request.path_params.get("name", ""), _by(body))
+        return as_json(done, 200 if done["on_record"] else 202)
+
+    return answer
+
+
+def _by(body: bytes) -> str:
+    """Who steers, by their own word: {"by": NAME}."""
+    if not body:
+        return "operator"
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "the body is no JSON") from error
+    by = given.get("by", "operator") if isinstance(given, dict) else None
+    if not isinstance(by, str) or not by.isprintable() or not 0 < len(by) <= BY_MAX:
+        raise Refused(400, f'the body is {{"by": NAME}}, the name of {BY_MAX} printable characters at most')
+    return by
+
+
+def reload(served: Served, request: Request, body: bytes) -> Response:
+    del request, body
+    return as_json(served.control.reload())
+
+
+def _number(request: Request, name: str, default: float, least: float, most: float) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not least <= number <= most:
+        raise Refused(400, f"{name} is a number from {least:g} to {most:g}")
+    return number

@@ -1,0 +1,85 @@
+"""Kubernetes' custom metrics, by the names and paths of flux-metrics-api, so that what scales by those goes on.
+
+https://github.com/converged-computing/flux-metrics-api; the documents are those of custom.metrics.k8s.io/v1beta2.
+The values are the instance's own, of all its users.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.jobs import JobState
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.reason_text import clock_time
+from nodemanager.web.api.documents import Document
+
+GROUP_VERSION = "custom.metrics.k8s.io/v1beta2"
+ROOT = f"/apis/{GROUP_VERSION}"
+
+
+def _up(published: Published) -> Iterable[FluxRank]:
+    """Online and not kept from work: what ``flux resource list`` shows as up, rank 0 left out."""
+    return (rank for rank in published.snapshot.ranks.values() if rank.online and _takes_jobs(rank))
+
+
+def _takes_jobs(rank: FluxRank) -> bool:
+    return rank.drain_reason is None and not rank.excluded
+
+
+def _free(published: Published) -> Iterable[FluxRank]:
+    return (rank for rank in _up(published) if rank.cores_free > 0)
+
+
+def _in_state(state: JobState) -> Callable[[Published], int]:
+    def count(published: Published) -> int:
+        return Counter(job.state for job in published.snapshot.jobs.values())[state]
+
+    return count
+
+
+METRICS: Mapping[str, Callable[[Published], int]] = {
+    "node_cores_free_count": lambda published: sum(rank.cores_free for rank in _up(published)),
+    "node_cores_up_count": lambda published: sum(rank.cores for rank in _up(published)),
+    "node_free_count": lambda published: sum(1 for _ in _free(published)),
+    "node_up_count": lambda published: sum(1 for _ in _up(published)),
+    **{f"job_queue_state_{state}_count": _in_state(state) for state in JobState},
+    "job_queue_state_inactive_count": lambda published: published.snapshot.jobs_ended,
+}
+
+
+def resources() -> Document:
+    """The metrics that there are."""
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",  # of the list itself, as Kubernetes has it; flux-metrics-api says v1beta2
+        "groupVersion": GROUP_VERSION,
+        "resources": [
+            {"name": name, "singularName": name, "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
+            for name in METRICS
+        ],
+    }
+
+
+def value(published: Published, name: str, namespace: str, described: str) -> Document:
+    """One metric as Kubernetes asks for it. ``name`` is one of ``METRICS``."""
+    return {
+        "kind": "MetricValueList",
+        "apiVersion": GROUP_VERSION,
+        "metadata": {"selfLink": ROOT},
+        "items": [
+            {
+                "metric": {"name": name},
+                "value": str(METRICS[name](published)),
+                "timestamp": clock_time(published.snapshot.wall_at),
+                "windowSeconds": 0,
+                "describedObject": {
+                    "kind": "Service",
+                    "namespace": namespace,
+                    "name": described,
+                    "apiVersion": "v1",
+                },
+            }
+        ],
+    }

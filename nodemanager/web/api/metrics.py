@@ -1,0 +1,235 @@
+"""The metrics, for Prometheus: what stands is read off the latest publication, what happens is counted.
+
+Names begin with ``node_manager_``; money is an estimate in the site's currency.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.facts import CloudCallFailed, CloudListed, Fact, LeftoversRemoved, NodeCreated, NodeDestroyed
+from nodemanager.core.jobs import JobState
+from nodemanager.core.slots import NodeType
+from nodemanager.history.follower import Happened
+from nodemanager.history.node_lives import Life
+from nodemanager.planner.cost import budget
+from nodemanager.planner.observe import backoff
+from nodemanager.planner.placement import supply
+from nodemanager.web.api.documents import nodes_wanted, sources, waiting
+from nodemanager.web.state.board import Board
+
+PREFIX = "node_manager_"
+BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800)
+PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+BOOT_OUTCOMES = ("joined", *sorted(backoff.BOOT_FAILURES), "never_appeared", "dead_on_arrival")
+# Calls that were answered, by the fact that says so.
+ANSWERS: Mapping[type[Fact], str] = {
+    CloudListed: "list",
+    NodeCreated: "create",
+    NodeDestroyed: "destroy",
+    LeftoversRemoved: "sweep",
+}
+
+
+class Metrics:
+    """Its own registry: nothing of this process's other libraries gets in."""
+
+    def __init__(self, board: Board) -> None:
+        self._types: tuple[NodeType, ...] = ()
+        self.registry = CollectorRegistry()
+        self.registry.register(_Standing(board))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, label: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(PREFIX + name, text, [label], registry=self.registry, buckets=tuple(buckets))
+
+        self._decisions = counter(
+            "decisions", "Orders given (kind decided), or only said (kind would).", "kind", "order", "reason"
+        )
+        self._calls = counter("cloud_calls", "Calls of the provider that were answered.", "operation")
+        self._errors = counter(
+            "cloud_call_errors",
+            "Calls of the provider that failed; kind throttled: too often.",
+            "operation",
+            "kind",
+        )
+        self._boots = counter("boots", "Boots that ended, by outcome: joined, or why not.", "node_type", "outcome")
+        self._cost = counter("cost", "What nodes have cost since this process began.", "node_type", "use")
+        self._began = counter("jobs_begun", "Jobs that began to run.")
+        self._up = histogram("node_up_seconds", "From a node's order until it runs.", "node_type", BOOT_BUCKETS_S)
+        self._joined = histogram(
+            "node_joined_seconds", "From a node's order until its rank is online.", "node_type", BOOT_BUCKETS_S
+        )
+        self._first_job = histogram(
+            "node_first_job_seconds", "From a node's order until its first job.", "node_type", BOOT_BUCKETS_S
+        )
+        self._phases = histogram(
+            "phase_seconds", "What one decision took, by phase: observe, plan, act.", "phase", PHASE_BUCKETS_S
+        )
+
+    def page(self) -> bytes:
+        page: bytes = generate_latest(self.registry)
+        return page
+
+    # --- counting ---
+
+    def take_in(self, happened: Happened) -> None:
+        """By the chronicle's thread."""
+        self._begin_at_0(happened.published.policy.node_types)
+        for entry in happened.entries:
+            if entry.kind in ("decided", "would"):
+                self._decisions.labels(entry.kind, entry.what, entry.code).inc()
+            elif entry.kind == "job" and entry.what == "began":
+                self._began.inc()
+        for fact in happened.facts:
+            self._count_call(fact)
+        for was, now in happened.lives:
+            self._count_life(was, now)
+        for account, spent in happened.spent.items():
+            self._cost.labels(account.node_type, account.use).inc(spent.cost)
+        for phases_s in happened.phases_s:
+            for phase, took_s in phases_s.items():
+                self._phases.labels(phase).observe(took_s)
+
+    def _begin_at_0(self, node_types: tuple[NodeType, ...]) -> None:
+        """An increase misses what a series begins with."""
+        if node_types is not self._types:
+            self._types = node_types
+            for node_type, outcome in product(node_types, BOOT_OUTCOMES):
+                self._boots.labels(node_type.name, outcome)
+
+    def _count_call(self, fact: Fact) -> None:
+        if isinstance(fact, CloudCallFailed):
+            self._errors.labels(fact.operation, str(fact.kind)).inc()
+        elif (operation := ANSWERS.get(type(fact))) is not None:
+            self._calls.labels(operation).inc()
+
+    def _count_life(self, was: Life | None, now: Life) -> None:
+        if now.outcome and (was is None or not was.outcome) and not now.found:
+            self._boots.labels(now.node_type, now.outcome).inc()
+        if now.found:
+            return  # how long it took is not known
+        for milestone, histogram in (
+            ("up_at", self._up),
+            ("joined_at", self._joined),
+            ("first_job_at", self._first_job),
+        ):
+            at = getattr(now, milestone)
+            if at is not None and (was is None or getattr(was, milestone) is None):
+                histogram.labels(now.node_type).observe(max(0.0, at - now.requested_at))
+
+
+class _Standing(Collector):
+    """What stands, as of the latest publication. Before there is one: only that there is none."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("silent_seconds", "How long ago a decision was last finished.", self._board.silent_s)
+        posted = self._board.posted
+        if posted is not None:
+            yield from _of_nodes(posted.published)
+            yield from _of_jobs(posted.published)
+            yield from _of_money(posted.published)
+            yield from _of_the_service(posted.published)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _gauges(
+    name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+def _of_nodes(published: Published) -> Iterator[Metric]:
+    snapshot, policy = published.snapshot, published.policy
+    counts: Tally[tuple[str, ...]] = Tally()
+    for node in snapshot.nodes.values():
+        node_type = policy.types.get(node.launch.type_name)
+        market = str(node_type.market) if node_type is not None else ""
+        counts[(str(node.state), node.launch.type_name, market)] += 1
+    yield _gauges("nodes", "Nodes.", ("state", "node_type", "market"), counts)
+    yield _gauges(
+        "nodes_wanted",
+        "Nodes that the plan wants to stand: the demand, for others to follow.",
+        ("node_type",),
+        {(name,): count for name, count in nodes_wanted(published).items()},
+    )
+    yield _gauge("nodes_max", "The limit.", policy.nodes_max)
+    yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
+    yield _gauge("orphans", "Nodes of ours that no launch owns.", len(supply.strays(snapshot)))
+    yield _gauge("intruders", "Nodes of our name with another UUID.", len(snapshot.intruders))
+    yield _gauge("strangers", "Nodes of others in the account.", snapshot.strangers)
+    standing: dict[tuple[str, ...], float] = {
+        (scope.type_name, str(scope.market or ""), scope.zone or "", block.reason.code): 1.0
+        for scope, block in snapshot.blocks.items()
+        if block.until_s > snapshot.now_s
+    }
+    yield _gauges(
+        "capacity_blocks", "What is not bought for a while.", ("node_type", "market", "zone", "reason"), standing
+    )
+    yield _gauges(
+        "boot_breaker",
+        "1 where so many boots in a row failed that one is tried now and then, and no more are bought.",
+        ("node_type",),
+        {(it.name,): float(backoff.boots_fail(it, snapshot, policy) is not None) for it in policy.node_types},
+    )
+
+
+def _of_jobs(published: Published) -> Iterator[Metric]:
+    states: Tally[tuple[str, ...]] = Tally({(str(state),): 0 for state in JobState})
+    for job in published.snapshot.jobs.values():
+        states[(str(job.state),)] += 1
+    states[("inactive",)] = published.snapshot.jobs_ended
+    yield _gauges("jobs", "Jobs by state; inactive: those the instance remembers.", ("state",), states)
+    pending: dict[tuple[str, ...], float] = {(code,): count for code, count in waiting(published.plan).items()}
+    yield _gauges("jobs_pending", "Jobs that wait, by what for.", ("reason",), pending)
+    yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
+
+
+def _of_money(published: Published) -> Iterator[Metric]:
+    price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
+    yield _gauge("price_per_hour", "Of all that is, or may be, on the bill.", float(price))
+    yield _gauge("price_per_hour_max", "The limit.", float(most))
+    yield _gauge("budget_left_per_hour", "What the limit leaves.", float(most - price))
+    left: dict[tuple[str, ...], float] = {
+        (period,): float(amount) for period, amount in budget.left(published.snapshot, published.policy).items()
+    }
+    yield _gauges("budget_left", "What the budget leaves of the day and the month.", ("period",), left)
+
+
+def _of_the_service(published: Published) -> Iterator[Metric]:
+    snapshot = published.snapshot
+    ages: dict[tuple[str, ...], float] = {
+        (name,): source["age_s"] for name, source in sources(published).items() if source["age_s"] is not None
+    }
+    yield _gauges("data_age_seconds", "How old what is known of a source is.", ("source",), ages)
+    still = published.plan.stands_still
+    yield _gauges(
+        "stands_still",
+        "1 while nothing is decided, by why.",
+        ("reason",),
+        {(still.code,): 1.0} if still is not None else {},
+    )
+    yield _gauge("paused", "1 while an operator pauses decisions.", int(snapshot.steering.paused is not None))
+    yield _gauge("acts", "1 where decisions are carried out.", int(published.acts and snapshot.claimed))

@@ -1,0 +1,55 @@
+"""Server-sent events: what happens, as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from nodemanager.web.api.handlers import entry_document
+from nodemanager.web.state.board import Board
+
+STREAMS_MAX = 64
+POLL_S = 0.2
+KEEP_ALIVE_S = 15.0
+
+
+class Streams:
+    """Every event from now on, or from the one whose number the client saw last."""
+
+    def __init__(self, board: Board, ended: Callable[[], bool]) -> None:
+        self._board = board
+        self._ended = ended
+        self._open = 0
+
+    async def answer(self, request: Request) -> Response:
+        if self._open >= STREAMS_MAX:
+            return JSONResponse({"error": f"{STREAMS_MAX} clients follow already"}, status_code=503)
+        seen = request.headers.get("last-event-id", request.query_params.get("after", ""))
+        latest = self._board.events_after(0, 1)
+        after = int(seen) if seen.isascii() and seen.isdecimal() and len(seen) < 18 else -1
+        if after < 0:
+            after = latest[-1][0] if latest else 0
+        return StreamingResponse(self._events(after), media_type="text/event-stream")
+
+    async def _events(self, after: int) -> AsyncIterator[str]:
+        self._open += 1
+        quiet_s = 0.0
+        try:
+            yield ": from here on\n\n"
+            while not self._ended():
+                for number, entry in self._board.events_after(after):
+                    after = number
+                    quiet_s = 0.0
+                    data = json.dumps(entry_document(number, entry))
+                    yield f"id: {number}\nevent: {entry.kind}\ndata: {data}\n\n"
+                await asyncio.sleep(POLL_S)
+                quiet_s += POLL_S
+                if quiet_s >= KEEP_ALIVE_S:
+                    quiet_s = 0.0
+                    yield ": nothing new\n\n"
+        finally:
+            self._open -= 1

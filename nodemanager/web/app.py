@@ -1,0 +1,154 @@
+"""The application: each endpoint behind its checks, the pages, the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nodemanager.history.store.reader import JournalUnreadable
+from nodemanager.web.api import explain, openapi
+from nodemanager.web.api.endpoints import ENDPOINTS, Endpoint
+from nodemanager.web.api.handlers import Answer, Served, as_json
+from nodemanager.web.api.sse import Streams
+from nodemanager.web.state.access import Allows, Refused, anybody
+
+STATIC = Path(__file__).parent / "static"
+BODY_MAX_BYTES = 1 << 20
+
+HEADERS = {
+    # The page brings all it needs, and nothing else is to get in.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+PAGES: tuple[tuple[str, str, str], ...] = (
+    ("/", "index.html", "text/html; charset=utf-8"),
+    ("/docs", "docs.html", "text/html; charset=utf-8"),
+    ("/static/dashboard.js", "dashboard.js", "text/javascript; charset=utf-8"),
+    ("/static/draw.js", "draw.js", "text/javascript; charset=utf-8"),
+    ("/static/docs.js", "docs.js", "text/javascript; charset=utf-8"),
+    ("/static/style.css", "style.css", "text/css; charset=utf-8"),
+    ("/static/icon.svg", "icon.svg", "image/svg+xml"),
+)
+
+
+# --- the application --------------------------------------------------------------------------------------
+
+
+def application(served: Served, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
+    """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end then."""
+    streams = Streams(served.board, ended)
+    routes = [
+        *(_route(served, endpoint) for endpoint in ENDPOINTS),
+        Route("/events", streams.answer, methods=["GET"]),
+        Route("/openapi.json", _handler(served, anybody, _openapi), methods=["GET"]),
+        *(Route(path, _handler(served, anybody, _page(file, kind)), methods=["GET"]) for path, file, kind in PAGES),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(WithHeaders),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _bug},
+    )
+
+
+def _route(served: Served, endpoint: Endpoint) -> Route:
+    return Route(
+        endpoint.path,
+        _handler(served, endpoint.allows, endpoint.answers),
+        methods=[endpoint.method],
+        name=f"{endpoint.method} {endpoint.path}",
+    )
+
+
+def _handler(served: Served, allows: Allows, answers: Answer) -> Callable[[Request], Any]:
+    async def handle(request: Request) -> Response:
+        try:
+            allows(served.access, request)
+            body = await _body(request)
+            response = await run_in_threadpool(answers, served, request, body)
+        except Refused as refused:
+            response = as_json({"error": refused.why}, refused.status)
+            if refused.status == 401:
+                response.headers["WWW-Authenticate"] = "Bearer"
+        except explain.Unknown as unknown:
+            response = as_json({"error": str(unknown)}, 404)
+        except JournalUnreadable as unreadable:
+            response = as_json({"error": f"the journal cannot be read: {unreadable}"}, 503)
+        return response
+
+    return handle
+
+
+async def _body(request: Request) -> bytes:
+    if request.method != "POST":
+        return b""
+    parts: list[bytes] = []
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            if sum(map(len, parts)) > BODY_MAX_BYTES:
+                raise Refused(413, f"the body has more than {BODY_MAX_BYTES} bytes")
+    except ClientDisconnect as error:
+        raise Refused(400, "the body was cut short") from error
+    return b"".join(parts)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    del request
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = error.detail if isinstance(error, HTTPException) else "failed"
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return JSONResponse({"error": detail}, status_code=status, headers=headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """It is in the log. Answered outside of all middleware, so with the headers of its own."""
+    del request, error
+    return JSONResponse({"error": "this failed by a bug; the service's log says more"}, 500, headers=HEADERS)
+
+
+def _openapi(served: Served, request: Request, body: bytes) -> Response:
+    del served, request, body
+    return as_json(openapi.document([it.operation for it in ENDPOINTS]))
+
+
+def _page(file: str, media_type: str) -> Answer:
+    def answer(served: Served, request: Request, body: bytes) -> Response:
+        del served, request, body
+        return FileResponse(STATIC / file, media_type=media_type)
+
+    return answer
+
+
+class WithHeaders:
+    """Puts ``HEADERS`` on every answer, refusals of the middleware behind it too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with)

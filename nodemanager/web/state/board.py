@@ -1,0 +1,132 @@
+"""What the pages and verbs read: the latest publication by reference, what happened lately, how it went.
+
+The manager's thread and the chronicle's write, the server's reads. Each list is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from nodemanager.actors.manager import Published
+from nodemanager.planner.state.queue_index import line_of
+from nodemanager.planner.state.node_index import roll_of
+from nodemanager.history.follower import Happened
+from nodemanager.history.events import Entry
+
+EVENTS_MAX = 2000
+# What happens to every node and job all the time: the journal has it, and it would crowd out all else here.
+QUIET = frozenset({"because", "job"})
+SAMPLES_MAX = 720
+SAMPLE_EVERY_S = 1.0  # of this machine's time, at first: twice as long whenever the samples fill up
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The fleet at one moment: nodes by state, jobs by what they do, what it costs an hour."""
+
+    at: float
+    nodes: dict[str, int]
+    jobs_waiting: int
+    jobs_running: int
+    price_per_hour: float
+    spent: float  # since the start of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A publication, and when it was made by this machine's monotonic clock."""
+
+    published: Published
+    posted_s: float
+
+
+class Board:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self.started_s = clock_s()
+        self._posted: Posted | None = None
+        self._changed = threading.Condition()
+        self._events: deque[tuple[int, Entry]] = deque(maxlen=EVENTS_MAX)
+        self._samples: deque[Sample] = deque()
+        self._sample_every_s = SAMPLE_EVERY_S
+        self._sampled_s = float("-inf")
+        self._numbered = 0
+        self.spent = 0.0  # since the start of this process; an estimate
+
+    # --- written ---
+
+    def publish(self, published: Published) -> None:
+        """By the manager's thread."""
+        with self._changed:
+            self._posted = Posted(published, self._clock_s())
+            self._changed.notify_all()
+
+    def take_in(self, happened: Happened) -> None:
+        """By the chronicle's."""
+        with self._changed:
+            for entry in happened.entries:
+                if entry.kind in QUIET:
+                    continue
+                self._numbered += 1
+                self._events.append((self._numbered, entry))
+            self.spent += sum(spent.cost for spent in happened.spent.values())
+        self._sample(happened.published)
+
+    def _sample(self, published: Published) -> None:
+        now_s = self._clock_s()
+        if now_s - self._sampled_s < self._sample_every_s:
+            return
+        self._sampled_s = now_s
+        snapshot = published.snapshot
+        waiting = line_of(snapshot.jobs, snapshot.line).waiting
+        sample = Sample(
+            at=snapshot.wall_at,
+            nodes={str(state): count for state, count in roll_of(snapshot).states.items() if count},
+            jobs_waiting=waiting,
+            jobs_running=len(snapshot.jobs) - waiting,
+            price_per_hour=float(published.plan.price_per_hour),
+            spent=self.spent,
+        )
+        with self._changed:
+            self._samples.append(sample)
+            if len(self._samples) >= SAMPLES_MAX:
+                self._samples = deque(islice(self._samples, 0, None, 2))
+                self._sample_every_s *= 2
+
+    # --- read ---
+
+    @property
+    def posted(self) -> Posted | None:
+        return self._posted
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has been published."""
+        since_s = self._posted.posted_s if self._posted is not None else self.started_s
+        return self._clock_s() - since_s
+
+    def wait_for(self, holds: Callable[[Published], bool], within_s: float) -> bool:
+        """Wait until what is published holds; whether it does."""
+
+        def held() -> bool:
+            return self._posted is not None and holds(self._posted.published)
+
+        with self._changed:
+            return self._changed.wait_for(held, within_s)
+
+    def events_after(self, number: int, limit: int = EVENTS_MAX) -> list[tuple[int, Entry]]:
+        """The events numbered above ``number``, oldest first; of very many, the latest."""
+        with self._changed:
+            if number >= self._numbered:
+                return []
+            newer = [event for event in self._events if event[0] > number]
+        return newer[-limit:]
+
+    def samples(self) -> list[Sample]:
+        with self._changed:
+            return list(self._samples)

@@ -1,0 +1,241 @@
+"""The same replay through the production actors, the pump and the whole simulated Flux: slow, and nothing left out.
+
+Every tick is told, every message travels, every journal event is parsed. It is what the short stage is held to.
+Spot nodes are not taken back here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.manager import Published
+from nodemanager.actors.messages import Mailbox, ManagerMessage
+from nodemanager.config.site import Site
+from nodemanager.core.facts import FluxUnreachable
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import CloudNode, LaunchId
+from nodemanager.core.slots import Rank, Slot
+from nodemanager.service.service import Outside, policy_of, wire
+from nodemanager.simulation.cloud.faults import CloudFaults
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.flux.watch import Follower
+from nodemanager.simulation.time.pump import Pump
+from nodemanager.simulation.time.world import World
+from nodemanager.whatif.cloud.cloud import SPREAD, Machine
+from nodemanager.whatif.replay.engine import LINGER_S, STUCK_S
+from nodemanager.whatif.replay.result import Outcome, outcome_of
+from nodemanager.whatif.replay.sched_simple import Grant, QueuedJob
+from nodemanager.whatif.replay.totals import Ledger
+from nodemanager.whatif.workload.workload import TraceJob, Workload
+
+
+@dataclass
+class ActorReplay:
+    """One run. The books are kept from the job journal and the provider's bill."""
+
+    site: Site
+    workload: Workload
+    jobs: Iterator[TraceJob]
+    progress: Callable[[int], None]
+    ledger: Ledger = field(default_factory=Ledger)
+    events: int = 0
+    plans: int = 0
+    submitting: bool = True
+    active: dict[JobId, QueuedJob] = field(default_factory=dict)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    _last_news_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.site.cluster_uuid:  # a real site that has not been initialised may be asked about too
+            self.site = replace(self.site, cluster_uuid=str(UUID(int=self.site.simulation.seed)))
+        site, simulation = self.site, self.site.simulation
+        self.world = World(simulation.seed, start_at=self.workload.start_at or 1_700_000_000.0)
+        types = [(slot, node_type) for node_type in site.node_types for slot in node_type.slots]
+        self.ranks = {slot: Rank(rank) for rank, (slot, _) in enumerate(types, start=1)}
+        self.type_of = dict(types)
+        slots = [Slot(slot, self.ranks[slot], node_type.name) for slot, node_type in types]
+        self.flux = SimulatedFlux(self.world, site.node_types, slots)
+        self.provider = SimulatedProvider(
+            self.world,
+            CloudFaults(
+                boot_delay_s=_around(simulation.boot_delay_s),
+                stop_delay_s=_around(simulation.stop_delay_s),
+                p_boot_fail=simulation.boot_failures,
+                capacity=simulation.capacity or None,
+            ),
+            on_boot=self._joined,
+            on_end=self._left,
+        )
+        self.busy: dict[Rank, int] = {}
+
+    def run(self, name: str) -> Outcome:
+        began_s = time.perf_counter()
+        pump = Pump(self.world)
+        clock = self.world.clock()
+        watch = self.flux.watch(probe_s=self.site.timing.probe_s, relist_s=self.site.timing.relist_s)
+        outside = Outside(
+            clock=clock,
+            flux=lambda: self.flux.port("simulate"),
+            cloud=lambda: self.provider.port(self.site.cluster, self.site.cluster_uuid),
+            watch=watch,
+            close=lambda: None,
+        )
+        manager: Mailbox[ManagerMessage] = wire(
+            outside, policy_of(self.site), acts=True, publish=self._published, fate=Fate(), spawn=pump.spawn
+        )
+        pump.tick(manager, clock)
+        watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+        self.flux.follow(Follower(self._job_said, lambda _: None, lambda _: None))
+        self._submit_next()
+        while not self._over() and (next_s := self.world.next_event_s()) is not None:
+            self.world.advance_to(next_s)
+        self._close()
+        took_s = time.perf_counter() - began_s
+        return outcome_of(name, self.ledger, events=self.events, plans=self.plans, took_s=took_s)
+
+    def _published(self, _: Published) -> None:
+        self.plans += 1
+        shown = {node.provider_id: node for node in self.provider.nodes()}
+        for node in shown.values():
+            self._note_machine(node)
+        for provider_id in self.machines.keys() - shown.keys():
+            self._gone(provider_id)
+        self._note()
+
+    def _over(self) -> bool:
+        if self.submitting:
+            return False
+        quiet_s = self.world.now_s - self._last_news_s
+        if self.active:
+            return quiet_s > STUCK_S and not any(job.started_s is not None for job in self.active.values())
+        return not self.provider.nodes() or quiet_s > LINGER_S
+
+    # --- jobs ---
+
+    def _submit_next(self) -> None:
+        coming = next(self.jobs, None)
+        if coming is None:
+            self.submitting = False
+            return
+        self.world.after(max(0.0, coming.submit_s - self.world.now_s), lambda: self._submit(coming))
+
+    def _submit(self, coming: TraceJob) -> None:
+        now_s = self.world.now_s
+        # It is active before its first event is told.
+        job_id = self.flux.submit(coming.shape, coming.limit_s, run_s=coming.run_s)
+        job = QueuedJob(job_id, coming.name, now_s, coming.run_s, coming.limit_s, coming.shape, coming.userid)
+        self.active[job_id] = job
+        self.events += 1
+        self.ledger.submitted(job)
+        self.progress(self.ledger.jobs)
+        self._submit_next()
+
+    def _job_said(self, event: JobEvent) -> None:
+        job = self.active.get(event.job_id)
+        if job is None:
+            return
+        now_s = self.world.now_s
+        if event.name in ("start", "clean"):
+            self._last_news_s = now_s
+            self.events += 1
+        match event.name:
+            case "alloc":
+                holders = self.flux.holders()
+                job.grants = tuple(
+                    Grant(held.rank, held.cores.bit_count(), held.gpus.bit_count())
+                    for job_id, held in holders
+                    if job_id == job.id
+                )
+            case "start":
+                job.started_s = now_s
+                self.ledger.started(job)
+                self._occupy(job, 1)
+            case "clean":
+                del self.active[job.id]
+                if job.started_s is None:
+                    self.ledger.unserved(job.name, "refused by Flux: larger than the site")
+                else:
+                    self._occupy(job, -1)
+                    self.ledger.ended(job, now_s)
+            case _:
+                pass
+
+    def _occupy(self, job: QueuedJob, change: int) -> None:
+        now_s = self.world.now_s
+        for grant in job.grants:
+            rank = Rank(grant.rank)
+            self.busy[rank] = self.busy.get(rank, 0) + change
+            machine = next((it for it in self.machines.values() if it.rank == rank and it.online), None)
+            if machine is None:
+                continue
+            if machine.busy_from_s is None and self.busy[rank]:
+                machine.busy_from_s = now_s
+                self.ledger.busy_nodes += 1
+            elif machine.busy_from_s is not None and not self.busy[rank]:
+                machine.busy_s += now_s - machine.busy_from_s
+                machine.busy_from_s = None
+                self.ledger.busy_nodes -= 1
+            if change < 0:
+                machine.core_s += grant.cores * job.run_s
+
+    # --- nodes ---
+
+    def _note_machine(self, node: CloudNode) -> None:
+        if node.provider_id in self.machines or node.identity is None:
+            return
+        created_s = (node.created_at or 0.0) - self.world.start_at
+        slot = node.identity.slot
+        machine = Machine(
+            node.provider_id, LaunchId(node.identity.launch), slot, self.ranks[slot], self.type_of[slot], created_s
+        )
+        self.machines[node.provider_id] = machine
+        self.events += 1
+        self.ledger.created(machine)
+
+    def _joined(self, node: CloudNode) -> None:
+        self._note_machine(node)
+        if node.provider_id in self.machines:
+            self.machines[node.provider_id].joined_s = self.world.now_s
+        self.flux.node_booted(node)
+
+    def _left(self, node: CloudNode) -> None:
+        self.flux.node_ended(node)
+        machine = self.machines.get(node.provider_id)
+        if machine is not None:
+            machine.left_s = machine.left_s or self.world.now_s
+
+    def _gone(self, provider_id: str) -> None:
+        machine = self.machines.pop(provider_id)
+        ended = next(line.to_s for line in reversed(self.provider.bill()) if line.provider_id == provider_id)
+        machine.ended_s = ended if ended is not None else self.world.now_s
+        self.events += 1
+        self.ledger.gone(machine, machine.ended_s)
+
+    def _note(self) -> None:
+        waiting = sum(job.started_s is None for job in self.active.values())
+        full = len(self.machines) >= min(self.site.limits.nodes_max, len(self.site.slots))
+        self.ledger.note(
+            self.world.now_s, waiting, len(self.machines), self.ledger.busy_nodes, capped=bool(waiting) and full
+        )
+
+    def _close(self) -> None:
+        standing = {node.provider_id for node in self.provider.nodes()}
+        for provider_id in tuple(self.machines):
+            if provider_id not in standing:
+                self._gone(provider_id)
+            else:
+                machine = self.machines[provider_id]
+                self.ledger.gone(machine, max(self._last_news_s, machine.created_s))
+        for job in self.active.values():
+            self.ledger.unserved(job.name, "waits")
+        self.ledger.close(self.world.now_s)
+
+
+def _around(mean_s: float) -> tuple[float, float]:
+    return mean_s * (1 - SPREAD), mean_s * (1 + SPREAD)

@@ -1,0 +1,277 @@
+"""What others do, on the same stage: policies to compare with.
+
+Each is done better than its model where that is simple, never worse: none has a call that fails, a job gets all its
+nodes or none, in queue order, and a node that a waiting job would use is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from nodemanager.core.jobs import JobId, Shape
+from nodemanager.core.nodes import CloudState
+from nodemanager.core.slots import NodeType
+from nodemanager.whatif.cloud.cloud import Machine
+from nodemanager.whatif.replay.engine import News, Stage
+from nodemanager.whatif.replay.sched_simple import QueuedJob, first_that_serve, room_for, want_of
+
+Free = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
+
+IDLE_TIMEOUT_S = 600.0
+SCAN_S = 10.0
+POLL_S = 60.0
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What they have in common: they look at the queue at intervals, when something has happened."""
+
+    every_s: ClassVar[float] = SCAN_S
+    plans: int = 0
+    stage: Stage = field(init=False)
+    _due_s: float | None = None
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
+        self.look_by(stage.now_s)
+
+    def stirred(self) -> None:
+        self.stage.news = News()  # they look at how things stand, not at what is new
+        self.look_by(math.ceil(self.stage.now_s / self.every_s) * self.every_s)
+
+    def look_by(self, at_s: float) -> None:
+        if self._due_s is None or at_s < self._due_s:
+            self._due_s = max(at_s, self.stage.now_s)
+            self.stage.at(self._due_s, self._look, self._due_s)
+
+    def _look(self, due_s: float) -> None:
+        if due_s == self._due_s:
+            self._due_s = None
+            self.plans += 1
+            self.decide()
+
+    def decide(self) -> None:
+        raise NotImplementedError
+
+    def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
+        return {job.id: "never got its nodes within the limits" for job in jobs}
+
+    # --- what they see ---
+
+    def idle(self) -> list[tuple[Machine, float]]:
+        """The nodes that are up without a job, and since when."""
+        rooms, ended = self.stage.scheduler.rooms, self.stage.last_ended_s
+        return [
+            (machine, max(machine.joined_s or 0.0, ended.get(rank, 0.0)))
+            for rank, machine in self.stage.machines.items()
+            if machine.online and rooms[rank].whole
+        ]
+
+    def free(self) -> Free:
+        """What is free on nodes that are up, and all of those that come."""
+        rooms = self.stage.scheduler.rooms
+        return {
+            rank: (rooms[rank].cores_free, rooms[rank].gpus_free, rooms[rank].jobs)
+            for rank, machine in self.stage.machines.items()
+            if machine.state in (CloudState.PENDING, CloudState.RUNNING)
+        }
+
+    def vacant(self) -> list[int]:
+        """The slots without a node, those of the cheapest type first."""
+        stage = self.stage
+        ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
+        return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
+
+    def create(self, rank: int) -> Machine | None:
+        """Make a node for a slot; where there is none to be had it is looked at again in a while."""
+        machine = self.stage.create(rank)
+        if machine is None:
+            self.look_by(self.stage.now_s + POLL_S)
+        return machine
+
+    def may_create(self, rank: int) -> bool:
+        stage = self.stage
+        price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
+        return len(stage.machines) < stage.ground.nodes_max and price <= stage.ground.price_per_hour_max
+
+
+@dataclass(slots=True)
+class FixedCluster(Baseline):
+    """The same slots with nodes, from the first job to the last, whatever there is to do."""
+
+    ranks: Sequence[int] = ()
+
+    def decide(self) -> None:
+        stage = self.stage
+        if not stage.submitting and not stage.scheduler.line and not stage.scheduler.running:
+            for machine in tuple(stage.machines.values()):
+                stage.destroy(machine)
+            return
+        for rank in self.ranks:
+            if rank not in stage.machines and (not self.may_create(rank) or self.create(rank) is None):
+                break
+
+
+@dataclass(slots=True)
+class IdleTimeout(Baseline):
+    """First fit for what waits; a node goes after ten minutes without work, whatever has been paid.
+
+    As cluster-autoscaler (scale-down-unneeded-time), slurm-gcp (SuspendTime) and Ray (idle_timeout) do.
+    """
+
+    timeout_s: float = IDLE_TIMEOUT_S
+
+    def decide(self) -> None:
+        needed = self._serve_the_line()
+        now_s = self.stage.now_s
+        for machine, since_s in self.idle():
+            if machine.rank in needed:
+                continue
+            if now_s - since_s >= self.timeout_s:
+                self.stage.destroy(machine)
+            else:
+                self.look_by(since_s + self.timeout_s + 0.001)  # past it, however sums are rounded
+
+    def _serve_the_line(self) -> set[int]:
+        """Lay the queue out in its order and buy what is short, up to the first that cannot have its nodes."""
+        free = self.free()
+        needed: set[int] = set()
+        vacant = iter(self.vacant())
+        for job in self.stage.scheduler.line:
+            ranks = self._place(job.shape, free, vacant)
+            if ranks is None:
+                break
+            needed |= ranks
+        return needed
+
+    def _place(self, shape: Shape, free: Free, vacant: Iterable[int]) -> set[int] | None:
+        chosen = first_that_serve(shape, free)
+        if chosen is None:
+            bought = self._buy(shape, free, vacant)
+            chosen = first_that_serve(shape, free) if bought else None
+        if chosen is None:
+            return None
+        want, _ = want_of(shape)
+        for rank in sorted(chosen, key=lambda rank: (-free[rank][0], -free[rank][1], rank)):
+            cores, gpus, jobs = free[rank]
+            fits = min(want, room_for(shape, cores, gpus, whole=jobs == 0))
+            want -= fits
+            slots = fits if shape.nodes is None else shape.slots
+            left = (
+                (0, 0)
+                if shape.exclusive
+                else (cores - slots * shape.cores_per_slot, gpus - slots * shape.gpus_per_slot)
+            )
+            free[rank] = (*left, jobs + 1)
+        return set(chosen)
+
+    def _buy(self, shape: Shape, free: Free, vacant: Iterable[int]) -> bool:
+        """The nodes that the job is short of; none at all where it could not have them all."""
+        want, _ = want_of(shape)
+        short = want - sum(room_for(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        stage, chosen = self.stage, []
+        price, nodes = stage.price_per_hour, len(stage.machines)
+        for rank in vacant:
+            node_type = stage.type_of_rank[rank]
+            fits = _fits_on(stage, shape, rank, node_type)
+            if not fits:
+                continue
+            price, nodes = price + node_type.price_per_hour, nodes + 1
+            if nodes > stage.ground.nodes_max or price > stage.ground.price_per_hour_max:
+                return False
+            chosen.append(rank)
+            short -= fits
+            if short <= 0:
+                break
+        if short > 0:
+            return False
+        for rank in chosen:
+            if self.create(rank) is None:
+                return False
+            node_type = stage.type_of_rank[rank]
+            free[rank] = (node_type.cores, node_type.gpus, 0)
+        return True
+
+
+@dataclass(slots=True)
+class Wishlist(Baseline):
+    """The Arvados node manager: every waiting job wishes for its nodes of the cheapest size that serves it.
+
+    What is wished for beyond the nodes that are not busy is bought; a node beyond that goes in its shutdown window,
+    which is open from minute 54 to 59 of each hour of its life (``shutdown_windows = 54, 5, 1``).
+    """
+
+    every_s: ClassVar[float] = POLL_S
+    opens_s: float = 54 * 60.0
+    open_s: float = 5 * 60.0
+    shut_s: float = 60.0
+
+    def decide(self) -> None:
+        wished = self._wishes()
+        stage = self.stage
+        available: dict[str, int] = {}
+        for rank, machine in stage.machines.items():
+            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and stage.scheduler.rooms[rank].whole:
+                available[machine.node_type.name] = available.get(machine.node_type.name, 0) + 1
+        for rank in self.vacant() if wished else ():
+            name = stage.type_of_rank[rank].name
+            if wished.get(name, 0) > available.get(name, 0):
+                if not self.may_create(rank) or self.create(rank) is None:
+                    break
+                available[name] = available.get(name, 0) + 1
+        self._shut_down(wished, available)
+
+    def _wishes(self) -> dict[str, int]:
+        """Nodes by type: no more than there may be, in queue order."""
+        wished: dict[str, int] = {}
+        left = self.stage.ground.nodes_max
+        for job in self.stage.scheduler.line:
+            node_type = self._size_for(job.shape)
+            if node_type is None or left <= 0:
+                break
+            nodes = _nodes_for(job.shape, node_type)
+            if nodes <= left:
+                wished[node_type.name] = wished.get(node_type.name, 0) + nodes
+                left -= nodes
+        return wished
+
+    def _size_for(self, shape: Shape) -> NodeType | None:
+        stage = self.stage
+        for node_type in sorted(stage.ground.node_types, key=lambda it: it.price_per_hour):
+            rank = next(rank for rank, of_type in stage.type_of_rank.items() if of_type is node_type)
+            if _fits_on(stage, shape, rank, node_type):
+                return node_type
+        return None
+
+    def _shut_down(self, wished: Mapping[str, int], available: dict[str, int]) -> None:
+        cycle_s = self.opens_s + self.open_s + self.shut_s
+        for machine, _ in self.idle():
+            name = machine.node_type.name
+            into_s = (self.stage.now_s - machine.created_s) % cycle_s
+            if not self.opens_s <= into_s < self.opens_s + self.open_s:
+                self.look_by(self.stage.now_s + (self.opens_s - into_s) % cycle_s + 0.001)
+            elif available.get(name, 0) > wished.get(name, 0):
+                available[name] -= 1
+                self.stage.destroy(machine)
+
+
+def _fits_on(stage: Stage, shape: Shape, rank: int, node_type: NodeType) -> int:
+    """How many of what the shape wants a fresh node there would serve."""
+    if not stage.scheduler.suits(shape, rank):
+        return 0
+    return room_for(shape, node_type.cores, node_type.gpus, whole=True)
+
+
+def _nodes_for(shape: Shape, node_type: NodeType) -> int:
+    want, _ = want_of(shape)
+    return math.ceil(want / room_for(shape, node_type.cores, node_type.gpus, whole=True))
+
+
+BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {
+    "fixed": lambda ranks: FixedCluster(ranks=ranks),
+    "idle-timeout": lambda _: IdleTimeout(),
+    "arvados": lambda _: Wishlist(),
+}

@@ -1,0 +1,390 @@
+"""The stage: virtual time, the jobs that come, the nodes that come and go; whoever decides plays on it.
+
+Everything that happens at one moment happens before the one who decides hears of it, once. A run is a function of
+the workload, the site, the seed and the manager, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Protocol
+
+from nodemanager.core.jobs import JobId, QueuePolicy, Shape
+from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
+from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.whatif.cloud.cloud import Chance, Conditions, Machine
+from nodemanager.whatif.replay.sched_simple import QueuedJob, Room, Scheduler
+from nodemanager.whatif.replay.totals import Ledger
+from nodemanager.whatif.workload.event_log import Journal
+from nodemanager.whatif.workload.workload import TraceJob
+
+BROKER_STOP_S = 0.2
+NO_LAUNCH = LaunchId("")  # of nodes that no manager of ours made
+REMEMBERED_S = 300.0  # how long a provider lists a node that is gone
+STUCK_S = 6 * 3600.0  # nothing runs and no job came, began or ended for so long: the rest is left unserved
+RESTARTS_MAX = 20  # a job that lost its nodes more often is given up
+GIVEN_UP = f"lost its nodes more than {RESTARTS_MAX} times"
+LINGER_S = 86_400.0  # what the last nodes get to go
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What of the site every manager plays on."""
+
+    node_types: Sequence[NodeType]
+    nodes_max: int
+    price_per_hour_max: Decimal
+    queue_policy: QueuePolicy
+    conditions: Conditions
+    seed: int = 0
+    start_at: float = 0.0
+
+    def rooms(self) -> dict[int, Room]:
+        """The ranks that ``init`` gives the slots: from 1 on, in the order of the site."""
+        slots = [(slot, node_type) for node_type in self.node_types for slot in node_type.slots]
+        return {
+            rank: Room(rank, slot, node_type.cores, node_type.gpus, node_type.properties)
+            for rank, (slot, node_type) in enumerate(slots, start=1)
+        }
+
+    def types_by_rank(self) -> dict[int, NodeType]:
+        every = [node_type for node_type in self.node_types for _ in node_type.slots]
+        return dict(enumerate(every, start=1))
+
+
+class Manager(Protocol):
+    """Whoever decides which nodes come and go."""
+
+    def begin(self, stage: Stage) -> None:
+        """Before the first job. What the stage offers may be kept."""
+        ...
+
+    def stirred(self) -> None:
+        """Something happened at this moment, and all that happens at it has happened."""
+        ...
+
+    def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
+        """In a few words, why these jobs have not been served."""
+        ...
+
+    @property
+    def plans(self) -> int:
+        """How many times it decided."""
+        ...
+
+
+@dataclass(slots=True)
+class News:
+    """What happened since the manager last took it."""
+
+    jobs: dict[JobId, QueuedJob] = field(default_factory=dict)  # that are new or have begun
+    ended: list[JobId] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    cloud: bool = False  # a node ended
+
+
+class Stage:
+    """One run. The manager reads its fields, and changes things by the methods that are named as orders."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, journal: Journal) -> None:
+        self.ground = ground
+        self.ledger = ledger
+        self.now_s = 0.0
+        self.scheduler = Scheduler(ground.rooms(), ground.queue_policy)
+        self.type_of_rank = ground.types_by_rank()
+        self.machines: dict[int, Machine] = {}  # by rank, from creation to end
+        self.gone: deque[Machine] = deque()  # ended lately
+        self.drained: dict[int, str] = {}
+        self.last_ended_s: dict[int, float] = {}
+        self.news = News()
+        self.events = 0
+        self.submitting = True
+        self.price_per_hour = Decimal(0)
+        self.refusal: FailureKind | None = None  # why the last create brought no node
+        self._journal = journal
+        self._chance = Chance(ground.conditions, ground.seed)
+        self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._far_off = 0  # of what is due, that a node is taken back: nothing that is going on
+        self._sequence = 0
+        self._created = 0
+        self._jobs = 0
+        self._stirred = False
+        self._last_stir_s = 0.0  # when a job last came, began, ended or lost its node
+        self._done_s: float | None = None
+        self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
+        self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
+
+    # --- time ---
+
+    def wall_at(self) -> float:
+        return self.ground.start_at + self.now_s
+
+    def at(self, at_s: float, action: Callable[[Any], None], subject: Any = None) -> None:
+        """Have something happen; what is due at one moment happens in the order asked."""
+        self._sequence += 1
+        heapq.heappush(self._due, (max(at_s, self.now_s), self._sequence, action, subject))
+
+    def play(self, manager: Manager, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
+        """From the first job to the last node's end."""
+        manager.begin(self)
+        coming = next(jobs, None)
+        due = self._due
+        while coming is not None or not self._over():
+            self.now_s = min(
+                coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
+            )
+            while coming is not None and coming.submit_s <= self.now_s:
+                self._submit(coming)
+                progress(self._jobs)
+                coming = next(jobs, None)
+            self.submitting = coming is not None
+            while due and due[0][0] <= self.now_s:
+                _, _, action, subject = heapq.heappop(due)
+                action(subject)
+            if self._stirred:
+                self._stirred = False
+                self._settle()
+                manager.stirred()
+        self._close(manager)
+
+    def _over(self) -> bool:
+        """Whether all is done, once no more jobs come."""
+        scheduler = self.scheduler
+        if scheduler.line or scheduler.running:
+            stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
+            return stuck or not self._goes_on()
+        if self._done_s is None:
+            self._done_s = self.now_s
+        return not self.machines or not self._goes_on() or self.now_s - self._done_s > LINGER_S
+
+    def _goes_on(self) -> bool:
+        """Whether something is due of itself, other than that the cloud takes a node back some day."""
+        return len(self._due) > self._far_off
+
+    def _settle(self) -> None:
+        """Let the scheduler start what it can, and note where things stand."""
+        for job in self.scheduler.start_ready(self.now_s):
+            self._started(job)
+        waiting = len(self.scheduler.line)
+        self.ledger.note(
+            self.now_s, waiting, len(self.machines), self.ledger.busy_nodes, capped=bool(waiting) and self.at_cap()
+        )
+
+    def at_cap(self) -> bool:
+        """Whether a limit of the site forbids one more node."""
+        return (
+            len(self.machines) >= min(self.ground.nodes_max, len(self.type_of_rank))
+            or self.price_per_hour + self._cheapest > self.ground.price_per_hour_max
+        )
+
+    # --- jobs ---
+
+    def _submit(self, traced: TraceJob) -> None:
+        self._jobs += 1
+        self.events += 1
+        self._last_stir_s = self.now_s
+        job = QueuedJob(
+            JobId(self._jobs),
+            traced.name,
+            self.now_s,
+            traced.run_s,
+            traced.limit_s,
+            self._shapes.setdefault(traced.shape, traced.shape),
+            traced.userid,
+        )
+        self._journal.submitted(self.now_s, traced)
+        self.ledger.submitted(job)
+        if why := self.scheduler.never(job.shape):
+            # Flux refuses it as soon as it is first in line; nothing waits for it.
+            self.ledger.unserved(job.name, why)
+            self._journal.refused(self.now_s, job.name, why)
+            return
+        self.scheduler.submit(job)
+        self.news.jobs[job.id] = job
+        self._stirred = True
+
+    def _started(self, job: QueuedJob) -> None:
+        self.events += 1
+        self._last_stir_s = self.now_s
+        for grant in job.grants:
+            machine = self.machines[grant.rank]
+            if machine.busy_from_s is None:
+                machine.busy_from_s = self.now_s
+                self.ledger.busy_nodes += 1
+            self.news.ranks.add(grant.rank)
+        self.news.jobs[job.id] = job
+        self.ledger.started(job)
+        self._journal.started(self.now_s, job)
+        self.at(self.now_s + job.run_s, self._end_of_job, (job, job.restarts))
+
+    def _end_of_job(self, which: tuple[QueuedJob, int]) -> None:
+        job, life = which
+        if job.restarts == life:
+            self.events += 1
+            self._free(job)
+            self.ledger.ended(job, self.now_s)
+            self._journal.ended(self.now_s, job)
+            self.news.jobs.pop(job.id, None)
+            self.news.ended.append(job.id)
+
+    def _free(self, job: QueuedJob, *, lost: bool = False) -> None:
+        """``lost``: it has not ended, and what it ran is for nothing."""
+        self.scheduler.finish(job)
+        self._last_stir_s = self.now_s
+        ran_s = self.now_s - (job.started_s or 0.0)
+        for grant in job.grants:
+            machine = self.machines.get(grant.rank)
+            self.last_ended_s[grant.rank] = self.now_s
+            self.news.ranks.add(grant.rank)
+            if machine is not None:
+                machine.core_s += grant.cores * ran_s
+                machine.lost_core_s += grant.cores * ran_s if lost else 0.0
+                if self.scheduler.rooms[grant.rank].whole and machine.busy_from_s is not None:
+                    machine.busy_s += self.now_s - machine.busy_from_s
+                    machine.busy_from_s = None
+                    self.ledger.busy_nodes -= 1
+        self._stirred = True
+
+    # --- orders ---
+
+    def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> Machine | None:
+        """Make a node for a slot; None where the cloud has none to give."""
+        self.refusal = self._chance.refuses(self.type_of_rank[rank], self.machines.values(), self.now_s)
+        if self.refusal is not None:
+            self.ledger.refusals += 1
+            return None
+        if rank in self.machines:
+            raise ValueError(f"rank {rank} has a node already: {self.machines[rank].provider_id}")
+        self._created += 1
+        self.events += 1
+        node_type = self.type_of_rank[rank]
+        slot: SlotName = self.scheduler.rooms[rank].host
+        provider_id = ProviderId(f"sim-{self._created:07d}")
+        machine = Machine(provider_id, launch, slot, rank, node_type, self.now_s)
+        self.machines[rank] = machine
+        self.price_per_hour += node_type.price_per_hour
+        self.drained.pop(rank, None)
+        self.ledger.created(machine)
+        self._journal.created(self.now_s, machine)
+        takes_s, machine.fails_to_boot = self._chance.boot(node_type)
+        self.at(self.now_s + takes_s, self._boot, machine)
+        self._stirred = True
+        return machine
+
+    def drain(self, rank: int, reason: str) -> None:
+        self.drained.setdefault(rank, reason)
+        self._refresh(rank)
+
+    def undrain(self, rank: int) -> None:
+        if self.drained.pop(rank, None) is not None:
+            self._refresh(rank)
+
+    def stop_broker(self, rank: int) -> None:
+        self.at(self.now_s + BROKER_STOP_S, self._leave, self.machines.get(rank))
+
+    def destroy(self, machine: Machine) -> None:
+        """Have a node end. Its broker, if it is still there, leaves at once."""
+        if machine.state in (CloudState.STOPPING, CloudState.TERMINATED):
+            return
+        self.events += 1
+        self._leave(machine)
+        machine.state = CloudState.STOPPING
+        self.at(self.now_s + self._chance.stop_s(machine.node_type), self._end, machine)
+
+    # --- a node's life ---
+
+    def _boot(self, machine: Machine) -> None:
+        if machine.state is not CloudState.PENDING:
+            return
+        self.events += 1
+        if machine.fails_to_boot:
+            self.ledger.boot_failures += 1
+            machine.died_because = "failed to boot"
+            self._end(machine)
+            return
+        machine.state = CloudState.RUNNING
+        machine.joined_s = self.now_s
+        self._refresh(machine.rank)
+        lives_s = self._chance.lost_after_s(machine.node_type)
+        if lives_s < float("inf"):
+            self._far_off += 1
+            self.at(self.now_s + lives_s, self._reclaim, machine)
+
+    def _reclaim(self, machine: Machine) -> None:
+        self._far_off -= 1
+        if machine.state is CloudState.RUNNING:
+            self.ledger.reclaims += 1
+            machine.died_because = "reclaimed"
+            self._end(machine)
+
+    def _leave(self, machine: Machine | None) -> None:
+        """The broker is away: what ran there begins anew, first in line."""
+        if machine is None or not machine.online:
+            return
+        machine.left_s = self.now_s
+        self._refresh(machine.rank)
+        for job in self._jobs_on(machine.rank):
+            self._free(job, lost=True)
+            self.ledger.lost(job, self.now_s)
+            job.grants, job.started_s = (), None
+            if job.restarts >= RESTARTS_MAX:
+                job.restarts += 1  # its end, which is due still, is that of a former life
+                self.news.jobs.pop(job.id, None)
+                self.news.ended.append(job.id)
+                self.ledger.unserved(job.name, GIVEN_UP)
+                self._journal.refused(self.now_s, job.name, GIVEN_UP)
+                continue
+            job.restarts += 1
+            self.ledger.restarts += 1
+            self.scheduler.submit(job, first=True)
+            self.news.jobs[job.id] = job
+
+    def _jobs_on(self, rank: int) -> list[QueuedJob]:
+        """What runs there, the latest first."""
+        if self.scheduler.rooms[rank].whole:
+            return []
+        running = reversed(self.scheduler.running.values())
+        return [job for job in running if any(grant.rank == rank for grant in job.grants)]
+
+    def _end(self, machine: Machine) -> None:
+        if machine.state is CloudState.TERMINATED:
+            return
+        self.events += 1
+        self._leave(machine)
+        machine.state = CloudState.TERMINATED
+        machine.ended_s = self.now_s
+        del self.machines[machine.rank]
+        self.price_per_hour -= machine.node_type.price_per_hour
+        self.gone.append(machine)
+        while self.gone and self.now_s - (self.gone[0].ended_s or 0.0) > REMEMBERED_S:
+            self.gone.popleft()
+        self.news.cloud = True
+        self.ledger.gone(machine, self.now_s)
+        self._journal.gone(self.now_s, machine)
+        self._stirred = True
+
+    def _refresh(self, rank: int) -> None:
+        """Whether the rank takes jobs."""
+        machine = self.machines.get(rank)
+        self.scheduler.set_up(rank, up=machine is not None and machine.online and rank not in self.drained)
+        self.news.ranks.add(rank)
+        self._stirred = True
+
+    # --- the end ---
+
+    def _close(self, manager: Manager) -> None:
+        # What stands now would stand for ever: it is paid for until there was nothing more for any policy to do.
+        for machine in tuple(self.machines.values()):
+            until_s = max(self._last_stir_s, machine.created_s)
+            self.ledger.gone(machine, until_s)
+            self._journal.gone(until_s, machine)
+        whys = manager.why_waiting(self.scheduler.line) if self.scheduler.line else {}
+        for job in self.scheduler.line:
+            why = whys.get(job.id, "waits")
+            self.ledger.unserved(job.name, why)
+            self._journal.refused(self.now_s, job.name, why)
+        self.ledger.close(self.now_s)

@@ -1,0 +1,380 @@
+"""The production fleet code on the stage: ``observe``, ``plan`` and ``commit`` as the Manager actor uses them.
+
+It plans where the live service would find something new to decide: at the settle points of the queue and the ranks,
+when a call is answered, and when time alone changes what is to be done (:mod:`wakes`). A tick at which the live
+service would plan and find nothing to do is left out: so is a settle point at which jobs have only begun, on nodes
+that were up. Calls take a fixed time; none of them fails but for want of capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import assert_never
+
+from nodemanager.core.drains import drain_text
+from nodemanager.core.facts import (
+    BrokerStopped,
+    ClaimHeld,
+    CloudCallFailed,
+    CloudListed,
+    Fact,
+    LaunchesRecorded,
+    LeaseEnded,
+    NodeCordoned,
+    NodeCreated,
+    NodeDestroyed,
+    NodeDrained,
+    NodeUndrained,
+    QueueSeen,
+    RanksSeen,
+    SpendKept,
+    Tick,
+)
+from nodemanager.core.jobs import Holding, Job, JobId, JobState
+from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.orders import (
+    BootNode,
+    ChangeSlots,
+    CordonNode,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    KeepSpend,
+    KillHousekeeping,
+    RecordLaunches,
+    RefuseSlots,
+    RequeueJob,
+    StopBroker,
+    UndrainNode,
+)
+from nodemanager.core.slots import Rank
+from nodemanager.planner.commit import asked, committed
+from nodemanager.planner.observe.observe import at, observe, observe_all
+from nodemanager.planner.plan import Action, plan, settles_at_s
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.whatif.cloud.cloud import Machine
+from nodemanager.whatif.replay.engine import BROKER_STOP_S, Stage
+from nodemanager.whatif.replay.sched_simple import QueuedJob
+from nodemanager.whatif.replay.wakes import next_wake_s
+from nodemanager.whatif.workload.event_log import Journal
+
+HEARD_S = 0.1  # from what happens to its being observed
+TICK_S = 0.2  # from a call's answer to the plan that takes account of it
+FLUX_CALL_S = 0.05
+CLOUD_CALL_S = 1.0
+GRACE_S = 0.01  # past the moment that a wake aims at
+
+
+class Production:
+    """A :class:`~nodemanager.whatif.replay.engine.Manager` that decides as the service does."""
+
+    def __init__(self, policy: Policy, journal: Journal) -> None:
+        # Nothing on the stage fails to answer, so what is not asked again does not grow stale.
+        self._policy = replace(policy, stale_after_s=float("inf"))
+        self._journal = journal
+        self._snapshot = Snapshot()
+        self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
+        self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
+        self._machines: dict[ProviderId, Machine] = {}
+        self._listed: dict[ProviderId, CloudNode] = {}
+        self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
+        self._answers_s = 0.0
+        self._hears = False
+        self._lists = False
+        self._plan_due_s: float | None = None
+        self._urgent = False  # not for the queue's sake alone
+        self._calls_held = False  # a create or destroy waits for another one's end
+        self._last_list_s = 0.0
+        self._last_look_s = 0.0
+        self.plans = 0
+        self.facts = 0
+
+    # --- what the stage says ---
+
+    def begin(self, stage: Stage) -> None:
+        self._stage = stage
+        stage.news.ranks.update(stage.scheduler.rooms)
+        self._tell_time()
+        self._observe(ClaimHeld(0.0, ()))
+        self._observe(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
+        self._look()
+        self._observe(CloudListed(0.0, ()))
+        self._plan_by(self._policy.settle_s, urgent=True)
+
+    def stirred(self) -> None:
+        news, now_s = self._stage.news, self._stage.now_s
+        if not self._hears and (news.jobs or news.ended or news.ranks):
+            self._hears = True
+            self._stage.at(now_s + HEARD_S, self._hear)
+        if not self._lists and news.cloud:
+            self._lists = True
+            self._stage.at(max(now_s + HEARD_S, self._last_list_s + self._policy.probe_s), self._list)
+
+    def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
+        self._tell_time()
+        reasons = plan(self._snapshot, self._policy).jobs
+        return {job.id: reasons[job.id].code if job.id in reasons else "waits" for job in jobs}
+
+    # --- facts ---
+
+    def _tell_time(self) -> None:
+        self._take_in_answers()
+        self._now(self._stage.now_s)
+
+    def _now(self, now_s: float) -> None:
+        if now_s != self._snapshot.now_s or not self.facts:
+            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.ground.start_at + now_s))
+
+    def _observe(self, fact: Fact) -> None:
+        self.facts += 1
+        self._snapshot = observe(self._snapshot, fact, self._policy)
+
+    def _hear(self, _: None) -> None:
+        """The journals, a moment later: what became of jobs, then a look at the ranks."""
+        self._hears = False
+        stage, news = self._stage, self._stage.news
+        self._take_in_answers()
+        snapshot = self._snapshot
+        passed = settles_at_s(snapshot, self._policy) <= stage.now_s
+        if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
+            # The settle point passed with nothing to decide: there the live service began to count anew.
+            self._snapshot = replace(snapshot, unsettled_s=None)
+        self._tell_time()
+        ended = tuple(news.ended)
+        line = stage.scheduler.line
+        only_joined = line and not news.jobs and not ended and all(map(self._joins, news.ranks))
+        at_work = all(stage.scheduler.rooms[rank].jobs or self._stays_away(rank) for rank in news.ranks)
+        if news.jobs or ended:
+            jobs = tuple(map(self._job, news.jobs.values()))
+            news.jobs.clear()
+            news.ended.clear()
+            self._observe(QueueSeen(stage.now_s, jobs=jobs, ended=ended))
+        if news.ranks:
+            self._look()
+        if only_joined:
+            self._plan_by(stage.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
+        elif ended or line or not at_work:
+            self._plan_by(settles_at_s(self._snapshot, self._policy))
+
+    def _joins(self, rank: int) -> bool:
+        """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
+        return self._stage.scheduler.rooms[rank].up and not self._ranks[rank].online
+
+    def _stays_away(self, rank: int) -> bool:
+        """Whether nobody was there and nobody is: a slot that is given free is news for a waiting job only."""
+        machine = self._stage.machines.get(rank)
+        return not self._ranks[rank].online and not (machine is not None and machine.online)
+
+    def _look(self) -> None:
+        news, now_s = self._stage.news, self._stage.now_s
+        for rank in news.ranks:
+            self._ranks[rank] = self._unseen[rank] = self._rank(rank)
+        news.ranks.clear()
+        self._last_look_s = now_s
+        before_s = self._snapshot.flux.seen_s
+        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), since=self._snapshot.ranks))
+        if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
+            self._unseen.clear()
+
+    def _list(self, _: None) -> None:
+        stage = self._stage
+        self._lists = False
+        stage.news.cloud = False
+        self._last_list_s = stage.now_s
+        self._tell_time()
+        machines = [*stage.gone, *stage.machines.values()]
+        self._observe(CloudListed(stage.now_s, tuple(map(self._cloud_node, machines))))
+        shown = {machine.provider_id for machine in machines}
+        for forgotten in self._listed.keys() - shown:
+            del self._listed[forgotten], self._machines[forgotten]
+        self._plan_by(stage.now_s + TICK_S, urgent=True)
+
+    def _answered(self, answer: tuple[Callable[[], Fact], bool]) -> None:
+        """A call's answer comes in; ``plans``: whether it may let something be done."""
+        fact, plans = answer
+        now_s = self._stage.now_s
+        if now_s != self._answers_s:
+            self._take_in_answers()
+        self._answers.append(fact())
+        self._answers_s = now_s
+        if plans or self._calls_held:
+            self._plan_by(self._stage.now_s + TICK_S, urgent=True)
+
+    def _take_in_answers(self) -> None:
+        if self._answers:
+            self._now(self._answers_s)
+            self.facts += len(self._answers)
+            self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
+            self._answers.clear()
+
+    # --- in the words of the model ---
+
+    def _job(self, job: QueuedJob) -> Job:
+        start_at = self._stage.ground.start_at
+        began_at = start_at + job.started_s if job.started_s is not None else None
+        return Job(
+            id=job.id,
+            state=JobState.SCHED if job.started_s is None else JobState.RUN,
+            shape=job.shape,
+            submitted_at=start_at + job.submitted_s,
+            duration_s=job.limit_s,
+            userid=job.userid,
+            holds=tuple(Holding(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
+            ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
+            began_at=began_at,
+        )
+
+    def _rank(self, rank: int) -> FluxRank:
+        room, machine = self._stage.scheduler.rooms[rank], self._stage.machines.get(rank)
+        ended_s = self._stage.last_ended_s.get(rank)
+        online = machine is not None and machine.online
+        known = self._ranks.get(rank)
+        return replace(
+            known or FluxRank(Rank(rank), room.host, online, room.cores, room.gpus),
+            online=online,
+            cores_free=room.cores_free if room.up else 0,
+            gpus_free=room.gpus_free if room.up else 0,
+            allocated=room.jobs > 0,
+            schedulable=room.up,
+            drain_reason=self._stage.drained.get(rank),
+            last_job_ended_at=None if ended_s is None else self._stage.ground.start_at + ended_s,
+        )
+
+    def _cloud_node(self, machine: Machine) -> CloudNode:
+        known = self._listed.get(machine.provider_id)
+        if known is not None and known.state is machine.state:
+            return known
+        node = CloudNode(
+            machine.provider_id,
+            machine.state,
+            known.identity if known is not None else self._identity(machine),
+            created_at=self._stage.ground.start_at + machine.created_s,
+            died_because=machine.died_because,
+        )
+        self._machines[machine.provider_id] = machine
+        self._listed[machine.provider_id] = node
+        return node
+
+    def _identity(self, machine: Machine) -> Identity:
+        cluster, type_name = self._policy.cluster, machine.node_type.name
+        return Identity(cluster, self._policy.cluster_uuid, machine.launch, machine.slot, type_name)
+
+    # --- deciding ---
+
+    def _plan_by(self, at_s: float, *, urgent: bool = False) -> None:
+        self._urgent = self._urgent or urgent
+        at_s = max(at_s, self._stage.now_s)
+        if self._plan_due_s is None or at_s < self._plan_due_s:
+            self._plan_due_s = at_s
+            self._stage.at(at_s, self._decide, at_s)
+
+    def _wake(self, at_s: float) -> None:
+        self._plan_by(at_s, urgent=True)
+
+    def _decide(self, due_s: float) -> None:
+        if due_s != self._plan_due_s:
+            return  # another plan has come before it
+        now_s, policy = self._stage.now_s, self._policy
+        self._plan_due_s = None
+        self._take_in_answers()
+        settles_s = settles_at_s(self._snapshot, policy)
+        if not self._urgent and settles_s > now_s:
+            self._plan_by(settles_s)
+            return
+        self._urgent = False
+        self._tell_time()
+        if self._stage.news.ranks or now_s - self._last_look_s >= policy.probe_s:
+            self._look()
+        made = plan(self._snapshot, policy)
+        self.plans += 1
+        for ask in made.asks:
+            if isinstance(ask, KeepSpend):
+                self._observe(SpendKept(ask.spend))
+                self._plan_by(now_s + TICK_S, urgent=True)  # leases wait for it
+        # What else it asks for has been told, or would tell nothing new.
+        self._snapshot = asked(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
+        if made.actions:
+            self._snapshot = committed(self._snapshot, made, policy)
+            self._give(made.actions)
+        wake_s, self._calls_held = next_wake_s(made, self._snapshot, policy)
+        if wake_s < float("inf"):
+            self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
+        if not made.settled and self._stage.scheduler.line:
+            self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
+
+    def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
+        leases: list[Launch] = []
+        for action in actions:
+            match action:
+                case BootNode(launch=launch):
+                    leases.append(launch)
+                    self._say(action, launch.slot, str(action.reason))
+                case RecordLaunches(launches=launches):
+                    leases += launches
+                case CreateNode():
+                    self._create(action)
+                case DrainNode(launch=launch_id, rank=rank):
+                    self._say(action, launch_id, str(action.reason))
+                    self._stage.drain(rank, drain_text(launch_id))
+                    self._answer(FLUX_CALL_S, lambda order=action: self._drained(order), plans=True)  # type: ignore[misc]
+                case UndrainNode(launch=launch_id, rank=rank):
+                    self._say(action, launch_id, str(action.reason))
+                    self._stage.undrain(rank)
+                    self._answer(FLUX_CALL_S, _fact(NodeUndrained(launch_id)))
+                case StopBroker(launch=launch_id, rank=rank):
+                    self._stage.stop_broker(rank)
+                    heard_s = BROKER_STOP_S + HEARD_S + FLUX_CALL_S
+                    self._answer(heard_s, _fact(BrokerStopped(launch_id)), plans=True)
+                case DestroyNode():
+                    self._destroy(action)
+                case EndLease(launch=launch):
+                    self._stage.undrain(launch.rank)
+                    waits = bool(self._stage.scheduler.line)
+                    self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
+                case CordonNode(launch=launch_id, rank=rank, text=text):
+                    self._say(action, launch_id, str(action.reason))
+                    self._stage.drain(rank, text)
+                    self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
+                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
+                    raise ValueError(
+                        f"nobody wishes for other slots, nor has housekeeping, nor is told of an end here: {action}"
+                    )
+                case _:
+                    assert_never(action)
+        if leases:
+            self._answer(FLUX_CALL_S, _fact(LaunchesRecorded(tuple(leases))), plans=True)
+
+    def _create(self, order: CreateNode) -> None:
+        launch = order.launch
+        machine = self._stage.create(launch.rank, launch.id)
+        if machine is not None:
+            self._answer(CLOUD_CALL_S, _fact(NodeCreated(launch.id, self._cloud_node(machine))))
+            return
+        detail = f"no {order.node_type.size} to be had"
+        refused = CloudCallFailed("create", launch.id, self._stage.refusal or FailureKind.CAPACITY, detail)
+        self._answer(CLOUD_CALL_S, _fact(refused), plans=True)
+
+    def _destroy(self, order: DestroyNode) -> None:
+        self._say(order, order.provider_id, str(order.reason))
+        self._stage.destroy(self._machines[order.provider_id])
+        self._answer(CLOUD_CALL_S, _fact(NodeDestroyed(order.launch, order.provider_id)))
+
+    def _cordoned(self, order: CordonNode) -> NodeCordoned:
+        return NodeCordoned(order.launch, self._stage.now_s, self._rank(order.rank))
+
+    def _drained(self, order: DrainNode) -> NodeDrained:
+        """With the second look, which is taken when the drain is answered."""
+        return NodeDrained(order.launch, self._stage.now_s, self._rank(order.rank))
+
+    def _answer(self, after_s: float, fact: Callable[[], Fact], *, plans: bool = False) -> None:
+        self._stage.at(self._stage.now_s + after_s, self._answered, (fact, plans))
+
+    def _say(self, action: Action, subject: str | LaunchId | None, why: str) -> None:
+        self._journal.decided(self._stage.now_s, type(action).__name__, str(subject), why)
+
+
+def _fact(fact: Fact) -> Callable[[], Fact]:
+    return lambda: fact

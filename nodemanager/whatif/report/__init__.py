@@ -1,0 +1,1 @@
+"""A study for people: terminal, HTML page, charts."""

@@ -1,0 +1,214 @@
+"""The report's pictures, as SVG in the page's own colours: for light and dark, and with nothing from elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from nodemanager.whatif.replay.result import Curve, Outcome
+from nodemanager.whatif.report.axes import Labels, Scale, rule, scale, steps, svg, text, wait_marks, written_money
+from nodemanager.whatif.report.findings import shortened, span
+from nodemanager.whatif.study.study import pareto
+
+WIDTH = 860.0
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
+PARTS = (
+    ("busy", "with jobs"),
+    ("lost", "with jobs that began anew"),
+    ("idle", "idle"),
+    ("boot", "coming and going"),
+    ("unused", "paid beyond its end"),
+)
+NAME_MAX = 26  # letters
+UNDER_BOUND = 0.08  # of the costs' reach: room for the name of the lowest bound, though it be below 0
+
+
+# --- cost against wait ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Points of one kind. ``joined``: they are the steps of a sweep."""
+
+    kind: str
+    outcomes: Sequence[Outcome]
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Where a cost and a mean wait lie in the picture."""
+
+    x_of_log: Scale
+    y: Scale
+
+    def place(self, outcome: Outcome) -> tuple[float, float]:
+        return self.x_of_log(_log(outcome.wait_mean_s)), self.y(outcome.cost)
+
+
+def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float]]) -> str:
+    """Each run by its mean wait and its cost; the lower bounds as lines."""
+    every = [outcome for group in groups for outcome in group.outcomes]
+    waits = [_log(outcome.wait_mean_s) for outcome in every]
+    costs = [outcome.cost for outcome in every] + [cost for _, cost in bounds]
+    reach = (max(costs) - min(costs)) or max(costs) or 1.0
+    low, high = max(0.0, min(costs) - 0.14 * reach), max(costs) + 0.14 * reach
+    low = min([low, *(cost - UNDER_BOUND * reach for _, cost in bounds)])
+    spare = 0.1 * (max(waits) - min(waits)) or 0.05
+    early, late = min(waits) - spare, max(waits) + spare
+    height = 420.0
+    bottom = height - BOTTOM
+    plane = Plane(scale(early, late, LEFT, WIDTH - RIGHT), scale(low, high, bottom, TOP))
+    parts = _cost_axis(plane, low, high)
+    for mark_s, said in wait_marks(10**early, 10**late):
+        x = plane.x_of_log(_log(mark_s))
+        parts += [rule(x, TOP, x, bottom), text(x, bottom + 17, said, "tick", "middle")]
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 8, "mean wait of a job", "axis", "middle"))
+    labels = Labels((LEFT, TOP, WIDTH - RIGHT, bottom))
+    for outcome in every:
+        labels.keep_clear(*plane.place(outcome), 5.0)
+    lines = [(plane.y(cost), name) for name, cost in bounds]
+    parts += [rule(LEFT, y, WIDTH - RIGHT, y, "bound") for y, _ in lines]
+    parts += labels.write_lines(lines, "tick")
+    for group in groups:
+        parts += _points(group, plane)
+    for group in sorted(groups, key=lambda it: (it.kind != "main", it.joined)):
+        parts += [_named(outcome, group, plane, labels) for outcome in group.outcomes]
+    return svg(WIDTH, height, "cost against mean wait", parts)
+
+
+def _log(wait_s: float) -> float:
+    return math.log10(max(1.0, wait_s))
+
+
+def _cost_axis(plane: Plane, low: float, high: float) -> list[str]:
+    marks = steps(low, high)
+    parts = []
+    for mark, said in zip(marks, written_money(marks), strict=True):
+        y = plane.y(mark)
+        parts += [rule(LEFT, y, WIDTH - RIGHT, y), text(LEFT - 8, y + 4, said, "tick", "end")]
+    parts.append(text(LEFT - 8, TOP - 14, "cost", "axis", "end"))
+    return parts
+
+
+def _points(group: Group, plane: Plane) -> list[str]:
+    parts = []
+    if group.joined and len(group.outcomes) > 1:
+        places = (plane.place(it) for it in pareto(list(group.outcomes)))
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{line}" class="line {group.kind}"/>')
+    for outcome in group.outcomes:
+        x, y = plane.place(outcome)
+        said = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {span(outcome.wait_mean_s)}")
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if group.joined else 6}" class="dot {group.kind}">'
+            f"<title>{said}</title></circle>"
+        )
+    return parts
+
+
+def _named(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
+    """A step of a sweep is named by its value."""
+    name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
+    return labels.write(*plane.place(outcome), shortened(name, NAME_MAX), "tick" if group.joined else "label")
+
+
+# --- over time --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the axes of pictures that are to be compared go."""
+
+    end_s: float
+    nodes: float
+    waiting: float
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Extent:
+        return cls(
+            max([1.0, *(it.ended_s for it in outcomes)]),
+            max([1.0, *(mean for it in outcomes for mean in it.nodes.means)]),
+            max([1.0, *(mean for it in outcomes for mean in it.waiting.means)]),
+        )
+
+
+TIME_UNITS = ((3 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 60.0, "minutes"))
+
+
+def over_time(outcome: Outcome, extent: Extent) -> str:
+    """Nodes that are there and nodes with jobs; under them the jobs that wait."""
+    height, middle, gap = 360.0, 210.0, 40.0
+    x = scale(0.0, extent.end_s, LEFT, WIDTH - RIGHT)
+    nodes_y = scale(0.0, extent.nodes, middle, TOP)
+    waits_y = scale(0.0, extent.waiting, height - BOTTOM, middle + gap)
+    parts: list[str] = []
+    for to_y, high in ((nodes_y, extent.nodes), (waits_y, extent.waiting)):
+        for mark in steps(0.0, high, 4, least=1.0):
+            parts += [rule(LEFT, to_y(mark), WIDTH - RIGHT, to_y(mark))]
+            parts += [text(LEFT - 8, to_y(mark) + 4, f"{mark:,g}", "tick", "end")]
+    parts += [text(LEFT, TOP - 12, "nodes", "axis"), text(LEFT, middle + gap - 12, "jobs waiting", "axis")]
+    parts += [_area(outcome.nodes, x, nodes_y, "there"), _area(outcome.busy, x, nodes_y, "busy")]
+    parts += [_area(outcome.waiting, x, waits_y, "waiting")]
+    unit_s, unit = next((unit_s, unit) for least_s, unit_s, unit in TIME_UNITS if extent.end_s >= least_s)
+    for mark in steps(0.0, extent.end_s / unit_s, 8):
+        parts.append(text(x(mark * unit_s), height - BOTTOM + 17, f"{mark:g}", "tick", "middle"))
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 8, f"{unit} since the first job", "axis", "middle"))
+    return svg(WIDTH, height, f"nodes and queue over time, {outcome.policy}", parts)
+
+
+def _area(curve: Curve, x: Scale, y: Scale, kind: str) -> str:
+    """Steps, as a filled shape: each holds its mean over its span."""
+    marks = [f"{x(0.0):.1f},{y(0.0):.1f}"]
+    for index, mean in enumerate(curve.means):
+        from_x, to_x = x(index * curve.step_s), x((index + 1) * curve.step_s)
+        marks += [f"{from_x:.1f},{y(mean):.1f}", f"{min(to_x, WIDTH - RIGHT):.1f},{y(mean):.1f}"]
+    last_x = min(x(len(curve.means) * curve.step_s), WIDTH - RIGHT)
+    marks.append(f"{last_x:.1f},{y(0.0):.1f}")
+    return f'<polygon points="{" ".join(marks)}" class="area {kind}"/>'
+
+
+# --- where the money goes ---------------------------------------------------------------------------------
+
+
+def parts_there(outcomes: Sequence[Outcome]) -> Sequence[tuple[str, str]]:
+    """Those that the bars show: where no node is lost, no job begins anew."""
+    lost = any(outcome.restarts for outcome in outcomes)
+    return [part for part in PARTS if lost or part[0] != "lost"]
+
+
+def where_money_goes(outcomes: Sequence[Outcome]) -> str:
+    """A bar a run: what was paid with jobs on the node, and what was not."""
+    row, most = 30.0, max([outcome.cost for outcome in outcomes] + [1e-9])
+    top = 8.0
+    height = top + row * len(outcomes) + BOTTOM
+    left, right = 200.0, WIDTH - 150.0
+    x = scale(0.0, most, left, right)
+    marks = steps(0.0, most)
+    parts: list[str] = []
+    for mark, said in zip(marks, written_money(marks), strict=True):
+        parts += [rule(x(mark), top, x(mark), height - BOTTOM)]
+        parts += [text(x(mark), height - BOTTOM + 17, said, "tick", "middle")]
+    for index, outcome in enumerate(outcomes):
+        parts += _bar(outcome, x, left, top + index * row + 5, row - 10)
+    parts.append(text((left + right) / 2, height - 8, "cost", "axis", "middle"))
+    return svg(WIDTH, height, "where the money goes", parts)
+
+
+def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
+    parts = [text(left - 10, y + 14, shortened(outcome.policy, NAME_MAX), "label", "end")]
+    paid = 0.0
+    for kind, name in parts_there([outcome]):
+        cost = max(0.0, getattr(outcome, f"cost_{kind}"))
+        said = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
+        wide = max(0.0, x(paid + cost) - x(paid) - 1.5)
+        parts.append(
+            f'<rect x="{x(paid):.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" class="part {kind}">'
+            f"<title>{said}</title></rect>"
+        )
+        paid += cost
+    wasted = 1.0 - (outcome.cost_busy + outcome.cost_lost) / outcome.cost if outcome.cost else 0.0
+    parts.append(text(x(outcome.cost) + 8, y + 14, f"{wasted:.1%} without a job", "tick"))
+    return parts

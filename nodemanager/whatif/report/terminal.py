@@ -1,0 +1,164 @@
+"""What the terminal shows: the headline, a table of the runs, what was odd, and how far a long run has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from nodemanager.whatif.replay.result import Outcome
+from nodemanager.whatif.report.findings import headline, sentences, short_span, shortened
+from nodemanager.whatif.study.study import TELL_EVERY, Study
+
+WIDTH_MAX = 10_000  # letters: of what has no width
+NAME_MIN = 12
+GAP = 2  # between two columns
+
+
+class Bar:
+    """A bar a run; on something that is no terminal, nothing."""
+
+    def __init__(self, progress: Progress, jobs_about: int | None) -> None:
+        self._progress = progress
+        self._jobs_about = jobs_about
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, run: str, jobs: int) -> None:
+        if run not in self._tasks:
+            self._tasks[run] = self._progress.add_task(run, total=self._jobs_about)
+        if jobs % TELL_EVERY == 0 or jobs == self._jobs_about:
+            self._progress.update(self._tasks[run], completed=jobs)
+
+    def done(self, outcome: Outcome) -> None:
+        if outcome.policy in self._tasks:
+            self._progress.update(self._tasks[outcome.policy], completed=outcome.jobs, total=outcome.jobs)
+
+
+@contextmanager
+def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(progress, jobs_about)
+
+
+def summary(study: Study, console: Console) -> None:
+    """Print the study. No figure is cut: where lines are too short for one, they are longer than the terminal's.
+
+    What is no terminal has no lines of a length: a table is as wide as it is.
+    """
+    _say(console, headline(study), "bold")
+    for sentence in sentences(study)[1:]:
+        _say(console, sentence)
+    _show(console, _runs(study, _name_room(study, console)))
+    if study.bounds is not None:
+        _say(
+            console,
+            f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
+            "every job starting when it did on the fixed cluster",
+        )
+    for run in study.outcomes:
+        if run.restarts:
+            _say(
+                console,
+                f"{run.policy}: jobs began anew {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
+                f"lost, at {run.cost_lost:,.2f}",
+            )
+    for name, changes in study.differences.items():
+        for key, (here, there) in changes.items():
+            _say(console, f"{name}: {key} = {there}, not {here}")
+    for why, count in study.main.jobs_unserved.items():
+        _say(console, f"{count} jobs not served: {why}", "yellow")
+    for kind, count in study.oddities.counts.items():
+        places = ", ".join(study.oddities.examples[kind])
+        more = ", ..." if count > len(study.oddities.examples[kind]) else ""
+        _say(console, f"{count} x {kind} ({places}{more})")
+    if study.cloud:
+        _show(console, _cloud(study), folds=True)
+    _say(console, _speed(study.main))
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """As it stands: names of files and jobs may hold what rich takes for markup."""
+    console.print(text, style=style, markup=False, emoji=False)
+
+
+def _show(console: Console, table: Table, *, folds: bool = False) -> None:
+    """``folds``: a table of words, which a terminal's lines may break."""
+    usual = console.width
+    if not (folds and console.is_terminal):
+        whole = Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
+        console.width = max(usual, whole.maximum)
+    console.print(table)
+    console.width = usual
+
+
+HEADS = ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left")
+
+
+def _name_room(study: Study, console: Console) -> int:
+    """How many letters of a policy's name fit beside its figures."""
+    rows = [HEADS, *(_row(outcome, study.main) for outcome in study.outcomes)]
+    figures = sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[1:])
+    return max(NAME_MIN, console.width - figures - GAP) if console.is_terminal else WIDTH_MAX
+
+
+def _runs(study: Study, name_room: int) -> Table:
+    table = Table(
+        title=Text(f"{study.workload.name}, {study.main.jobs} jobs"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in HEADS:
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for outcome in study.outcomes:
+        name, *figures = _row(outcome, study.main)
+        cells = [Text(cell) for cell in (shortened(name, name_room), *figures)]
+        table.add_row(*cells, style="bold" if outcome is study.main else None)
+    return table
+
+
+def _cloud(study: Study) -> Table:
+    """What the simulated cloud does, and where that is from."""
+    table = Table(title="the cloud", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("type", "what", "figure", "from"):
+        table.add_column(name)
+    for figure in study.cloud:
+        table.add_row(*map(Text, (figure.node_type, figure.what, figure.value, figure.source)))
+    return table
+
+
+def _row(outcome: Outcome, main: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.policy,
+        f"{outcome.cost:,.2f}",
+        f"{outcome.cost / main.cost:.3f}"
+        if main.cost and (outcome is main or outcome.serves_as_many(main))
+        else "",
+        short_span(outcome.wait_mean_s),
+        short_span(outcome.wait_p95_s),
+        f"{outcome.utilisation:.0%}",
+        str(outcome.boots),
+        str(outcome.peak_nodes),
+        str(sum(outcome.jobs_unserved.values())),
+    )
+
+
+def _speed(outcome: Outcome) -> str:
+    took_s = max(outcome.took_s, 1e-9)
+    return (
+        f"{outcome.jobs / took_s:,.0f} jobs/s, {outcome.plans / took_s:,.0f} plans/s, "
+        f"{outcome.plans / max(1, outcome.events):.2f} plans per event"
+    )

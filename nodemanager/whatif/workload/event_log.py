@@ -1,0 +1,152 @@
+"""A run's journal: what came in, what was decided and what came of it, a JSON object a line.
+
+It is a workload too: replayed on the same site with the same seed it gives the same journal, byte for byte. What
+the nodes cost can be added up from it without the code that ran.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from nodemanager.core.jobs import Shape
+from nodemanager.history.store.shapes import read_shape, written_shape
+from nodemanager.whatif.cloud.cloud import Machine
+from nodemanager.whatif.replay.sched_simple import QueuedJob
+from nodemanager.whatif.workload.swf import VALUE_MAX
+from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes to ``sink``; without one it writes nothing."""
+
+    sink: TextIO | None = None
+
+    def begun(self, policy: str, seed: int, start_at: float) -> None:
+        self._write({"what": "run", "policy": policy, "seed": seed, "start_at": start_at})
+
+    def submitted(self, at_s: float, job: TraceJob) -> None:
+        if self.sink is not None:
+            self._write(
+                {
+                    "at": at_s,
+                    "what": "submit",
+                    "job": job.name,
+                    "run_s": job.run_s,
+                    "limit_s": job.limit_s,
+                    "userid": job.userid,
+                    "shape": written_shape(job.shape),
+                }
+            )
+
+    def refused(self, at_s: float, job: str, why: str) -> None:
+        self._write({"at": at_s, "what": "unserved", "job": job, "why": why})
+
+    def started(self, at_s: float, job: QueuedJob) -> None:
+        if self.sink is not None:
+            ranks = [grant.rank for grant in job.grants]
+            self._write({"at": at_s, "what": "start", "job": job.name, "ranks": ranks})
+
+    def ended(self, at_s: float, job: QueuedJob) -> None:
+        self._write({"at": at_s, "what": "end", "job": job.name})
+
+    def created(self, at_s: float, machine: Machine) -> None:
+        if self.sink is not None:
+            node_type = machine.node_type
+            self._write(
+                {
+                    "at": at_s,
+                    "what": "created",
+                    "node": machine.provider_id,
+                    "slot": machine.slot,
+                    "type": node_type.name,
+                    "price_per_hour": str(node_type.price_per_hour),
+                    "window_s": node_type.billing.window_s,
+                    "minimum_s": node_type.billing.minimum_s,
+                }
+            )
+
+    def gone(self, at_s: float, machine: Machine) -> None:
+        self._write({"at": at_s, "what": "gone", "node": machine.provider_id, "why": machine.died_because})
+
+    def decided(self, at_s: float, order: str, subject: str, why: str) -> None:
+        self._write({"at": at_s, "what": "decided", "order": order, "subject": subject, "because": why})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self.sink is not None:
+            self.sink.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def open_journal(path: Path) -> Workload:
+    """The jobs of a run, from its journal. A line that no run wrote is an error: without it, it is another run."""
+    try:
+        with _opened(path) as file:
+            first = json.loads(next(file))
+        start_at = _measure(first, "start_at")
+    except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
+        raise WorkloadError(f"{path}: not a journal of simulate: {error!r}") from error
+    return Workload(path.name, partial(_jobs, path), start_at)
+
+
+def _opened(path: Path) -> TextIO:
+    """Bytes that are no text are read as text that is no JSON, so that their line is known."""
+    return path.open(encoding="utf-8", errors="backslashreplace")
+
+
+def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
+    del oddities
+    latest_s = 0.0
+    with _opened(path) as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                job = _job(text, latest_s)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                why = f"{path}: line {number}: no run of simulate wrote this: {_why(error)}"
+                raise WorkloadError(why) from error
+            if job is not None:
+                latest_s = job.submit_s
+                yield job
+
+
+def _job(text: str, latest_s: float) -> TraceJob | None:
+    """The job that a line says has come; None where it tells of something else."""
+    line = json.loads(text)
+    if line["what"] != "submit":
+        return None
+    at_s = _measure(line, "at")
+    if at_s < latest_s:
+        raise ValueError(f"at is {at_s}, before that of the job above")
+    name, userid, shape = line["job"], line["userid"], read_shape(line["shape"])
+    if not (isinstance(name, str) and _is_count(userid, 0) and _is_whole(shape)):
+        raise ValueError("its job, userid or shape are not what they should be")
+    return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"column {error.colno}: {error.msg}"
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _measure(line: Mapping[str, Any], key: str) -> float:
+    value = line[key]
+    if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= VALUE_MAX):
+        raise ValueError(f"{key} is {value!r}, no number from 0 to {VALUE_MAX:g}")  # a NaN is none
+    return value
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= VALUE_MAX
+
+
+def _is_whole(shape: Shape) -> bool:
+    """Whether it is of numbers that a job can have asked for."""
+    positive = (shape.slots, shape.cores_per_slot, 1 if shape.nodes is None else shape.nodes)
+    return all(_is_count(value, 1) for value in positive) and all(
+        _is_count(value, 0) for value in (shape.gpus_per_slot, shape.memory_bytes_per_slot)
+    )

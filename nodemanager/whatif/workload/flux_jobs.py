@@ -1,0 +1,123 @@
+"""A site's own history: what ``flux jobs -a --json`` prints, or the job-list service of a running instance answers.
+
+Each job has ``t_submit``, ``ntasks`` and ``ncores``, one that ran ``t_run`` and ``t_cleanup`` (or ``runtime``);
+``duration`` 0 is unlimited. What else was asked for (nodes whole, constraints, GPUs) is not in there: a job is
+read as its tasks, with the cores of each, wherever they fit. Where the tasks had not all as many (a job that took a
+node whole), it is read as its cores: none is left out of what it cost, and it fits wherever it did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from nodemanager.core.jobs import Shape
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import BindingsMissing, ask, connection
+from nodemanager.whatif.workload.swf import NO_LIMIT, OVERRUN, VALUE_MAX
+from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
+
+NEVER_RAN = "left out: it has not ended, or never ran"
+UNREADABLE = "left out: no number of tasks or cores, or no time"
+UNEVEN = "cores that its tasks do not share evenly: taken one by one, as many, wherever they are"
+
+# Of what job-list.list offers (flux-core, job-list/list.c), what a job is read from.
+ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores", "duration", "userid")
+INSTANCE_TIMEOUT_S = 120.0  # for a list of all that the instance remembers
+
+
+def open_history(path: Path, file: TextIO | None = None) -> Workload:
+    """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
+    try:
+        said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
+        return _history(path.name, said)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
+
+
+def open_instance(uri: str) -> Workload:
+    """All jobs that a running instance still remembers; ``""`` is the instance that encloses us."""
+    where = uri or "the enclosing instance (FLUX_URI)"
+    try:
+        with connection(uri) as handle:
+            said = ask(
+                handle,
+                "job-list.list",
+                {"max_entries": 0, "attrs": list(ATTRIBUTES)},
+                timeout_s=INSTANCE_TIMEOUT_S,
+            )
+        return _history(where, said)
+    except (FluxError, BindingsMissing) as error:
+        raise WorkloadError(f"flux: the jobs of {where} cannot be listed: {error}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WorkloadError(f"flux: {where} answers what cannot be read: {error}") from error
+
+
+def _history(name: str, said: Any) -> Workload:
+    if isinstance(said, dict) and "jobs" not in said and "id" in said:
+        said = [said]  # as Flux prints a single job that was asked for by its id
+    listed = said["jobs"] if isinstance(said, dict) else said
+    jobs = sorted(listed, key=_submitted_at)
+    # It begins with the first job that is replayed, not with one that was cancelled long before.
+    start_at = next((job.submit_s for job in _read(jobs, 0.0, Oddities())), 0.0)
+    return Workload(
+        name=name,
+        read=partial(_read, jobs, start_at),
+        start_at=start_at,
+        jobs_about=len(jobs),
+    )
+
+
+def _submitted_at(job: Mapping[str, Any]) -> float:
+    """0 of one that does not say it, and is left out for that."""
+    try:
+        return _measure(job["t_submit"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _measure(said: Any) -> float:
+    number = float(said)
+    if not 0 <= number <= VALUE_MAX:  # a NaN is not either
+        raise ValueError(f"{said}: no number from 0 to {VALUE_MAX:g}")
+    return number
+
+
+def _read(jobs: list[Mapping[str, Any]], start_at: float, oddities: Oddities) -> Iterator[TraceJob]:
+    for job in jobs:
+        traced = _job(job, start_at, oddities)
+        if traced is not None:
+            yield traced
+
+
+def _job(job: Mapping[str, Any], start_at: float, oddities: Oddities) -> TraceJob | None:
+    place = f"job {job.get('id', '?')}"
+    ended_at = job.get("t_cleanup", job.get("t_inactive"))
+    if "t_run" not in job or not ended_at:
+        oddities.note(NEVER_RAN, place)
+        return None
+    try:
+        tasks, cores = int(_measure(job["ntasks"])), int(_measure(job["ncores"]))
+        submit_s = max(0.0, _measure(job["t_submit"]) - start_at)
+        run_s = max(0.0, _measure(ended_at) - _measure(job["t_run"]))
+        limit_s = _measure(job.get("duration", 0.0))
+        userid = int(_measure(job.get("userid", 0)))
+    except (KeyError, TypeError, ValueError):
+        oddities.note(UNREADABLE, place)
+        return None
+    if tasks < 1 or cores < 1:
+        oddities.note(UNREADABLE, place)
+        return None
+    if not limit_s:
+        oddities.note(NO_LIMIT, place)
+    elif run_s > limit_s:
+        oddities.note(OVERRUN, place)
+        limit_s = run_s
+    shape = Shape(slots=tasks, cores_per_slot=cores // tasks)
+    if cores % tasks:
+        oddities.note(UNEVEN, place)
+        shape = Shape(slots=cores, cores_per_slot=1)
+    return TraceJob(place.removeprefix("job "), submit_s, run_s, limit_s, shape, userid)

@@ -1,0 +1,80 @@
+"""A workload from the journal of the running service: the jobs of the site that have ended."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.store.shapes import read_shape
+from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNREADABLE
+from nodemanager.whatif.workload.swf import NO_LIMIT, OVERRUN
+from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
+
+KINDS = {
+    "job": str,
+    "userid": int,
+    "submitted_at": float,
+    "began_at": float,
+    "ended_at": float,
+    "duration_s": float,
+}
+
+
+def open_recorded(path: Path) -> Workload:
+    """The jobs of a journal that have ended by now; the service may go on writing it.
+
+    Raises :class:`WorkloadError`.
+    """
+    reader = JournalReader(path)
+    try:
+        until_at = reader.jobs_until()  # each policy reads it by itself, and is to get the same jobs
+        count = reader.jobs_count()
+        # It begins with the first job that is replayed, not with one that was cancelled long before.
+        with closing(_read(reader, 0.0, until_at, Oddities())) as jobs:
+            start_at = next((job.submit_s for job in jobs), 0.0)
+    except (JournalUnreadable, WorkloadError) as error:
+        raise WorkloadError(
+            f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
+            "service has run under this one"
+        ) from error
+    return Workload(path.name, partial(_read, reader, start_at, until_at), start_at, jobs_about=count)
+
+
+def _read(
+    reader: JournalReader, start_at: float, until_at: float, oddities: Oddities
+) -> Generator[TraceJob, None, None]:
+    try:
+        for row in reader.jobs(until_at):
+            job = _job(row, start_at, oddities)
+            if job is not None:
+                yield job
+    except JournalUnreadable as error:
+        raise WorkloadError(str(error)) from error
+
+
+def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | None:
+    place = f"job {row['job']}"
+    if row["began_at"] is None:
+        oddities.note(NEVER_RAN, place)
+        return None
+    if not all(isinstance(row[name], kind) for name, kind in KINDS.items()):
+        oddities.note(UNREADABLE, place)  # the file is spoilt where SQLite takes no notice
+        return None
+    try:
+        shape = read_shape(json.loads(row["shape"]))
+    except (ValueError, KeyError, TypeError, IndexError):
+        oddities.note(UNREADABLE, place)
+        return None
+    run_s, limit_s = max(0.0, row["ended_at"] - row["began_at"]), row["duration_s"]
+    if not limit_s:
+        oddities.note(NO_LIMIT, place)
+    elif run_s > limit_s:
+        oddities.note(OVERRUN, place)
+        limit_s = run_s
+    submit_s = max(0.0, row["submitted_at"] - start_at)
+    return TraceJob(row["job"], submit_s, run_s, limit_s, shape, row["userid"])

@@ -1,0 +1,61 @@
+"""Which workload WORKLOAD names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nodemanager.config.site import Site
+from nodemanager.history.store.schema import FILE
+from nodemanager.whatif.workload.event_log import open_journal
+from nodemanager.whatif.workload.flux_jobs import open_history, open_instance
+from nodemanager.whatif.workload.from_history import open_recorded
+from nodemanager.whatif.workload.swf import open_swf
+from nodemanager.whatif.workload.synthetic import open_synthetic
+from nodemanager.whatif.workload.workload import Processors, Workload, WorkloadError
+
+
+def open_workload(name: str, site: Site, each: Processors) -> Workload:
+    """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input; "flux": of the site's
+    running instance), a journal of the service (``.sqlite``, ``journal:PATH``; "journal": the site's own), that of
+    a run (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``).
+
+    Raises :class:`WorkloadError`.
+    """
+    path = Path(name)
+    if name == "-":
+        return open_history(Path("standard input"), sys.stdin)
+    if name == "flux":
+        return open_instance(site.flux.uri)
+    if name.endswith((".swf", ".swf.gz")):
+        return open_swf(path, each)
+    kept = journal_of(name, site)
+    if kept is not None:
+        return open_recorded(kept)
+    if path.suffix == ".jsonl":
+        return open_journal(path)
+    if path.suffix == ".json":
+        return open_history(path)
+    if ":" in name:
+        return open_synthetic(name, _largest(site, each), each)
+    raise WorkloadError(
+        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json"), .jsonl (of --journal) or '
+        '.sqlite (of the service), "-", "flux" (the jobs of the running instance), "journal" (those that the '
+        "service has seen end), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed"
+    )
+
+
+def journal_of(name: str, site: Site) -> Path | None:
+    """The file of the service's journal that WORKLOAD names; None where it names something else."""
+    if name == "journal":
+        return site.state_dir / FILE
+    if Path(name).suffix == ".sqlite" or name.startswith("journal:"):
+        return Path(name.removeprefix("journal:"))
+    return None
+
+
+def _largest(site: Site, each: Processors) -> int:
+    """The processors that the site may have at once."""
+    cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
+    there = cores[: site.limits.nodes_max]
+    return len(there) if each is Processors.NODES else sum(there)

@@ -1,0 +1,178 @@
+"""Standard Workload Format, the form of the Parallel Workloads Archive, read whole and as a stream.
+
+Source: Chapin, Cirne, Feitelson et al., "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers"
+(1999), version 2.2: comments with ``; Key: value``, then 18 fields a line, -1 where a value is not known.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_of
+
+FIELDS = 18
+# Which field is which, counted from 0.
+NUMBER, SUBMIT, RUN, ALLOCATED, REQUESTED, LIMIT, STATUS, USER, BEFORE = 0, 1, 3, 4, 7, 8, 10, 11, 16
+VALUE_MAX = 1e12
+GZIP = b"\x1f\x8b"
+PARTIAL = ("2", "3", "4")  # parts of a job that has a line of its own
+
+NOT_18 = "not 18 fields: those missing taken as -1, those beyond left out"
+NO_NUMBER = "left out: a field that is no number, or beyond all measure"
+NOT_WHOLE = "processors that are no whole number: the next above taken"
+SEEN_BEFORE = "a job number not above those before: the job taken as another one"
+NO_RUN_TIME = "left out: no run time (it never ran, or nobody knows)"
+NO_PROCESSORS = "left out: neither requested nor allocated processors"
+NO_SUBMIT_TIME = "left out: no submit time"
+PART = "left out: a part (status 2, 3 or 4) of a job that has a line of its own"
+EARLIER = "submitted before the job above: taken as submitted with it"
+OVERRUN = "ran beyond its time limit: the limit taken as the time it ran"
+NO_REQUEST = "no requested processors: those allocated taken"
+NO_LIMIT = "no requested time: taken as unlimited"
+OTHER_COUNT = "the header says another number of records"
+FOLLOWS = "waits for another job (field 17): submitted when it was then"
+
+
+def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
+    """A trace by its file, ``.gz`` or not. Raises :class:`WorkloadError` where there is none."""
+    header = _header(path)
+    return Workload(
+        name=path.name,
+        read=partial(_jobs, path, each, _whole(header.get("MaxRecords"))),
+        start_at=_number(header.get("UnixStartTime")) or 0.0,
+        jobs_about=_whole(header.get("MaxRecords") or header.get("MaxJobs")),
+        processors=_whole(header.get("MaxProcs")) or _whole(header.get("MaxNodes")),
+        each=each,
+        header=header,
+    )
+
+
+def _open(path: Path) -> TextIO:
+    """By what stands in it, not by its name; marks of byte order are none of the text."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        with _open(path) as file:
+            for line in file:
+                number += 1
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        beyond = f" beyond line {number:,}" if number else ""
+        raise WorkloadError(f"{path}: cannot be read{beyond}: {error}") from error
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(";")
+
+
+def _header(path: Path) -> dict[str, str]:
+    """The ``; Key: value`` lines on top; a key that comes again, such as Note, gets all its lines."""
+    header: dict[str, str] = {}
+    key = ""
+    for line in _lines(path):
+        if line.strip() and not _is_comment(line):
+            break
+        text = line.lstrip().lstrip(";").strip()
+        name, colon, value = text.partition(":")
+        if colon and name.strip().replace(" ", "").isalnum() and not line.startswith(";  "):
+            key, text = name.strip(), value.strip()
+        if key and text:
+            header[key] = f"{header[key]}\n{text}" if key in header else text
+    return header
+
+
+def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities) -> Iterator[TraceJob]:
+    latest_s: float | None = None
+    first_s = highest = 0.0
+    records = 0
+    for number, line in enumerate(_lines(path), start=1):
+        if _is_comment(line) or not line.strip():
+            continue
+        records += 1
+        place = f"line {number}"
+        fields = line.split()
+        if len(fields) != FIELDS:
+            oddities.note(NOT_18, place)
+            fields = (fields + ["-1"] * FIELDS)[:FIELDS]
+        job = _job(fields, each, oddities, place)
+        if job is None:
+            continue
+        if latest_s is None:
+            latest_s = first_s = job.submit_s
+        if job.submit_s < latest_s:
+            oddities.note(EARLIER, place)
+        if float(job.name) <= highest:
+            oddities.note(SEEN_BEFORE, place)
+        highest = max(highest, float(job.name))
+        latest_s = max(latest_s, job.submit_s)
+        yield TraceJob(job.name, latest_s - first_s, job.run_s, job.limit_s, job.shape, job.userid)
+    if promised is not None and promised != records:
+        oddities.note(OTHER_COUNT, f"{promised} promised, {records} there")
+
+
+def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) -> TraceJob | None:
+    try:
+        values = [float(text) for text in fields]
+    except ValueError:
+        values = [math.nan]
+    if not all(abs(value) <= VALUE_MAX for value in values):  # a NaN is not
+        oddities.note(NO_NUMBER, place)
+        return None
+    why = _unusable(fields, values)
+    if why:
+        oddities.note(why, place)
+        return None
+    processors, run_s, limit_s = values[REQUESTED], values[RUN], values[LIMIT]
+    if processors <= 0:
+        oddities.note(NO_REQUEST, place)
+        processors = values[ALLOCATED]
+    if processors != int(processors):
+        oddities.note(NOT_WHOLE, place)
+    if limit_s <= 0:
+        oddities.note(NO_LIMIT, place)
+        limit_s = 0.0
+    elif run_s > limit_s:
+        oddities.note(OVERRUN, place)
+        limit_s = run_s
+    if values[BEFORE] > 0:
+        oddities.note(FOLLOWS, place)
+    shape = shape_of(math.ceil(processors), each)
+    return TraceJob(fields[NUMBER], values[SUBMIT], run_s, limit_s, shape, max(0, int(values[USER])))
+
+
+def _unusable(fields: list[str], values: list[float]) -> str:
+    if fields[STATUS] in PARTIAL:
+        return PART
+    if values[SUBMIT] < 0:
+        return NO_SUBMIT_TIME
+    if values[RUN] < 0:
+        return NO_RUN_TIME
+    if values[REQUESTED] <= 0 and values[ALLOCATED] <= 0:
+        return NO_PROCESSORS
+    return ""
+
+
+def _number(text: str | None) -> float | None:
+    with suppress(ValueError):
+        number = float((text or "").split()[0]) if (text or "").split() else math.nan
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and number > 0 else None

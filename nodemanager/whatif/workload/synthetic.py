@@ -1,0 +1,177 @@
+"""Workloads drawn from a seed: Poisson arrivals, and the model of Lublin and Feitelson.
+
+Source: Lublin and Feitelson, "The workload on parallel supercomputers: modeling the characteristics of rigid
+jobs", J. Parallel Distrib. Comput. 63 (2003); its figures for jobs of all kinds together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+from nodemanager.core.notation import NotationError, parse_fsd
+from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_of
+
+LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # users ask for more than they need, by one of these
+LIMIT_STEP_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``KIND:key=value,...``: what a synthetic workload is to be like."""
+
+    jobs: int = 10_000
+    seed: int = 1
+    procs: int = 0  # the largest job; 0: the site's cores
+    every_s: float = 60.0  # poisson: the mean time between two jobs
+    run_s: float = 600.0  # poisson: the mean time a job runs
+    speed: float = 1.0  # lublin: how many times as fast jobs come as in the model
+
+
+def open_synthetic(text: str, site_procs: int, each: Processors = Processors.CORES) -> Workload:
+    """``lublin:jobs=10000,seed=1`` or ``poisson:jobs=1000,every=60s,run=10m,procs=1``.
+
+    Raises :class:`WorkloadError` for a kind, key or value that is not known.
+    """
+    kind, _, rest = text.partition(":")
+    asked = _asked(text, rest)
+    if kind not in MODELS:
+        known = ", ".join(f"{name}:" for name in MODELS)
+        raise WorkloadError(f"{text}: no such workload; known are {known}")
+    procs = asked.procs or (site_procs if kind == "lublin" else 1)
+    return Workload(
+        name=text,
+        read=partial(_read, MODELS[kind], asked, procs, each),
+        jobs_about=asked.jobs,
+        processors=procs if kind == "lublin" else None,
+        each=each,
+    )
+
+
+def _read(model: Model, asked: Asked, procs: int, each: Processors, oddities: Oddities) -> Iterator[TraceJob]:
+    del oddities  # a model makes none
+    return model(asked, procs, each)
+
+
+def _asked(text: str, rest: str) -> Asked:
+    readers: Mapping[str, tuple[str, Callable[[str], float]]] = {
+        "jobs": ("jobs", int),
+        "seed": ("seed", int),
+        "procs": ("procs", int),
+        "every": ("every_s", parse_fsd),
+        "run": ("run_s", parse_fsd),
+        "speed": ("speed", float),
+    }
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in readers:
+            raise WorkloadError(f'{text}: no such key "{key}"; known are {", ".join(readers)}')
+        name, read = readers[key]
+        try:
+            values[name] = read(value)
+        except (ValueError, NotationError) as error:
+            raise WorkloadError(f'{text}: "{value}" is no value for {key}') from error
+        if not 0 <= values[name] < math.inf or (key != "seed" and values[name] == 0):
+            raise WorkloadError(f"{text}: {key} must be above 0")
+    return Asked(**values)
+
+
+def _limit_s(run_s: float, draws: Random) -> float:
+    return math.ceil(run_s * draws.choice(LIMIT_FACTORS) / LIMIT_STEP_S + 1e-9) * LIMIT_STEP_S
+
+
+def _poisson(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
+    """Arrivals at random, run times exponential, sizes even between 1 and the largest."""
+    draws = Random(f"poisson/{asked.seed}")
+    at_s = 0.0
+    for number in range(1, asked.jobs + 1):
+        at_s += draws.expovariate(1.0 / asked.every_s)
+        run_s = max(1.0, draws.expovariate(1.0 / asked.run_s))
+        shape = shape_of(draws.randint(1, procs), each)
+        yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape, draws.randint(1, 20))
+
+
+# --- Lublin and Feitelson ---------------------------------------------------------------------------------
+
+SERIAL, POWER_OF_2 = 0.244, 0.576  # shares of all jobs
+SIZE_LOW, SIZE_MID_BELOW_TOP, SIZE_LOW_SHARE = 0.8, 2.5, 0.86  # in log2 of processors
+RUN_SHORT, RUN_LONG = (4.2, 0.94), (312.0, 0.03)  # gamma of ln seconds: shape, scale
+SHORT_SLOPE, SHORT_SHARE = -0.0054, 0.78
+RUN_LN_MAX, GAP_LN_MAX = 12.0, 13.0
+GAP = (10.2303 * 1.0225, 0.4871)  # gamma of ln seconds at the busy hours
+DAY = (8.1737, 3.9631)  # gamma of the half hour of the day
+BUCKETS, BUCKET_S, DAY_BEGINS = 48, 1800.0, 11
+
+
+def _lublin(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
+    draws = Random(f"lublin/{asked.seed}")
+    top = math.log2(max(2, procs))
+    arrivals = _arrivals(draws)
+    for number in range(1, asked.jobs + 1):
+        at_s = next(arrivals) / asked.speed
+        size = min(procs, _size(draws, top))
+        run_s = _run_s(draws, size)
+        yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape_of(size, each), draws.randint(1, 50))
+
+
+def _size(draws: Random, top: float) -> int:
+    kind = draws.random()
+    if kind <= SERIAL:
+        return 1
+    middle = max(SIZE_LOW, top - SIZE_MID_BELOW_TOP)
+    low, high = (SIZE_LOW, middle) if draws.random() <= SIZE_LOW_SHARE else (middle, top)
+    log2_size = draws.uniform(low, high)
+    if kind <= SERIAL + POWER_OF_2:
+        log2_size = math.floor(log2_size + 0.5)
+    return int(2.0**log2_size + 0.5)
+
+
+def _run_s(draws: Random, size: int) -> float:
+    short = min(1.0, max(0.0, SHORT_SLOPE * size + SHORT_SHARE))
+    while True:
+        logarithm = draws.gammavariate(*(RUN_SHORT if draws.random() <= short else RUN_LONG))
+        if logarithm <= RUN_LN_MAX:
+            return max(1.0, math.floor(math.exp(logarithm)))
+
+
+def _arrivals(draws: Random) -> Iterator[float]:
+    """Moments in seconds from midnight on: gaps by the busy hours' clock, which runs slower at night."""
+    weights = _day_weights()
+    at_s, left = 0.0, 1.0  # what of the present half hour is left, in its own measure
+    bucket = 0
+    while True:
+        logarithm = GAP_LN_MAX + 1
+        while logarithm > GAP_LN_MAX:
+            logarithm = draws.gammavariate(*GAP)
+        points = math.exp(logarithm) / BUCKET_S
+        while points > weights[bucket] * left:
+            points -= weights[bucket] * left
+            at_s += BUCKET_S * left
+            bucket, left = (bucket + 1) % BUCKETS, 1.0
+        at_s += BUCKET_S * points / weights[bucket]
+        left -= points / weights[bucket]
+        yield at_s
+
+
+def _day_weights() -> list[float]:
+    """How much comes in each half hour from midnight on, 1 on average: the gamma's density at its middle.
+
+    The gamma counts half hours from 1 on; those before ``DAY_BEGINS`` stand at the end of the day before.
+    """
+    shape, scale = DAY
+    hours = [bucket + 1 if bucket + 1 >= DAY_BEGINS else bucket + 1 + BUCKETS for bucket in range(BUCKETS)]
+    densities = [math.exp((shape - 1) * math.log(hour) - hour / scale) for hour in hours]
+    mean = sum(densities) / BUCKETS
+    return [density / mean for density in densities]
+
+
+Model = Callable[[Asked, int, Processors], Iterator[TraceJob]]
+MODELS: Mapping[str, Model] = {
+    "lublin": _lublin,
+    "poisson": _poisson,
+}

@@ -1,0 +1,117 @@
+"""What was spent is known after any restart: the service killed again and again, against the provider's bill.
+
+Every node costs the same however long it lives (a minimum that none outlives), so that what is counted can be
+compared to the last cent: once too often, or not at all, is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+import pytest
+
+from nodemanager.chaos.command import quiet
+from nodemanager.chaos.invariants import Rules
+from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.script import FAULTS_S, JOB, Act, Script, script_of
+from nodemanager.core.facts import RetirementAsked
+from nodemanager.core.records import Mark
+from nodemanager.core.slots import Billing, NodeType
+from nodemanager.planner.cost.budget import periods
+
+SEEDS = range(2)
+MINIMUM_H = 6
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    quiet()
+
+
+def _flat(node_type: NodeType) -> NodeType:
+    return replace(node_type, billing=Billing(60.0, MINIMUM_H * 3600.0))
+
+
+@dataclass
+class SpendScenario(Scenario):
+    """Kills, and a KVS that now and then fails; nothing else goes wrong."""
+
+    budget: Decimal = Decimal(10**6)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy = replace(
+            self.policy,
+            node_types=tuple(map(_flat, self.policy.node_types)),
+            budgets={("", "month"): self.budget},
+            stop_lead_s=86_400.0,  # what the minimum pays for keeps no node
+        )
+        self.rules = Rules(self.flux, self.provider, self.policy)
+
+    def _let_go(self) -> None:
+        """At the end every node is told to go: what is paid for would keep it for hours."""
+        super()._let_go()
+        if not self.flux.active_jobs():
+            for launch in self.flux.records.values():
+                self.tell(RetirementAsked(launch.id, Mark("operator", self.world.wall_at())))
+
+    def start_and_run_for(self, seconds: float) -> None:
+        """Faults from beginning to end: with the budget spent, jobs that wait go on waiting."""
+        self.begin()
+        self._until(seconds, lambda: False)
+
+    def on_record(self) -> Decimal:
+        _, month = periods(self.world.wall_at())
+        return self.flux.spend.amounts.get(("month", month.begins_at, ""), Decimal(0))
+
+    def billed(self) -> Decimal:
+        """By the provider's own word, of those that are gone."""
+        ended = [line for line in self.provider.bill() if line.type_name is not None and line.to_s is not None]
+        assert all(line.to_s is None or line.to_s - line.from_s < MINIMUM_H * 3600 for line in ended)
+        prices = [self.policy.types[line.type_name].price_per_hour for line in ended if line.type_name is not None]
+        return sum(prices, Decimal(0)) * MINIMUM_H
+
+
+def _story(seed: int, phases: int, apart_s: float, kill_every_s: float) -> Script:
+    """The jobs of so many seeds, so far apart."""
+    drawn = [(phase, act) for phase in range(phases) for act in script_of(1000 * seed + phase).acts]
+    jobs = [replace(act, at_s=act.at_s + phase * apart_s) for phase, act in drawn if act.kind == JOB]
+    kills = [
+        Act(0, count * kill_every_s, "manager.killed", 0.5, 5.0)
+        for count in range(1, int((phases * apart_s + FAULTS_S) / kill_every_s))
+    ]
+    knobs = [Act(0, 0.0, name, 1.0, FAULTS_S) for name in ("flux.fails", "flux.lost_reply")]
+    acts = (*knobs, *jobs, *kills)
+    return replace(script_of(seed), acts=tuple(replace(act, number=number) for number, act in enumerate(acts)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_node_is_on_record_once(seed: int) -> None:
+    story = _story(seed, phases=4, apart_s=0.0, kill_every_s=20.0)
+    run = SpendScenario(story)
+    outcome = run.run()
+    assert outcome.kills > 5
+    assert outcome.creates > 5
+    assert run.on_record() == run.billed() > 0
+    assert not run.flux.spend.counted or run.flux.spend.counted.isdisjoint(
+        launch.id for launch in run.flux.records.values()
+    )
+
+
+def test_a_budget_that_is_spent_stays_spent_across_restarts() -> None:
+    """Killed every minute and a half, it buys no more than the budget allows: what is spent never begins anew."""
+    limit = Decimal(20)
+    run = SpendScenario(_story(1, phases=8, apart_s=FAULTS_S, kill_every_s=90.0), budget=limit)
+    run.start_and_run_for(8 * FAULTS_S)
+    assert run.kills > 5
+    dearest = max(node_type.price_per_hour for node_type in run.policy.node_types) * MINIMUM_H
+    total = sum(
+        (
+            run.policy.types[line.type_name].price_per_hour * MINIMUM_H
+            for line in run.provider.bill()
+            if line.type_name is not None
+        ),
+        Decimal(0),
+    )
+    assert limit * Decimal("0.5") < total <= limit + dearest

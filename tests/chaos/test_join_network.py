@@ -1,0 +1,109 @@
+"""Joins that die at every step, in virtual time: leases never leak, never double; and the rules would notice."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodemanager.chaos import join_network
+from nodemanager.chaos.command import quiet
+from nodemanager.chaos.invariants import Violation
+from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.script import script_of
+from nodemanager.core.nodes import LaunchId
+from nodemanager.join.flux_node_join import Joining
+from nodemanager.join.ticket_store import Ledger
+
+# More of them: JOIN_SEEDS=1000 pytest tests/chaos/test_join_network.py
+SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))
+FAILED_ONCE: tuple[int, ...] = ()
+SEEDS_MAX = 60
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    quiet()
+
+
+def _run_of(seed: int) -> JoinScenario:
+    return JoinScenario(script_of(seed, joins=True))
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, *FAILED_ONCE])
+def test_seed(seed: int) -> None:
+    _run_of(seed).run()
+
+
+def test_the_seeds_meet_what_they_are_for() -> None:
+    """Nodes join, clients die, tickets are refused, nodes end themselves, machines have less than is declared."""
+    runs = [_run_of(seed) for seed in range(15)]
+    for run in runs:
+        run.run()
+    joins = [run.joins for run in runs]
+    assert all(join.starts for join in joins)
+    for count in ("deaths", "refusals", "ends", "short"):
+        assert sum(getattr(join, count) for join in joins) > 0, count
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert _run_of(5).run() == _run_of(5).run()
+
+
+# --- each rule broken on purpose is caught within a few seeds ----------------------------------------------
+
+
+def a_ledger_that_forgets(patch: pytest.MonkeyPatch) -> None:
+    def nobody(self: Ledger, launch: LaunchId) -> None:
+        return None
+
+    patch.setattr(Ledger, "user", nobody)
+
+
+def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
+    """It starts its broker again with what it was given at first, whoever has its slot now."""
+    ended, start = Joining._ended, Joining._start
+    given: dict[int, dict[str, Any]] = {}
+
+    def keeping(self: Joining, now_s: float) -> None:
+        given[id(self)] = self.given
+        start(self, now_s)
+
+    def going_on(self: Joining, now_s: float) -> None:
+        ended(self, now_s)
+        self.given = given[id(self)]
+
+    def shrugging(self: Joining, code: str, now_s: float) -> None:
+        self._call_later(now_s)
+
+    patch.setattr(Joining, "_start", keeping)
+    patch.setattr(Joining, "_ended", going_on)
+    patch.setattr(Joining, "_take_refusal", shrugging)
+    patch.setattr(join_network, "SILENCE_MAX_S", math.inf)  # which else would end it
+
+
+def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
+    def is_over(self: Joining, now_s: float) -> bool:
+        return bool(now_s - self.manager_heard_s >= self.silence_max_s)
+
+    patch.setattr(Joining, "_is_over", is_over)
+    patch.setattr(join_network, "SILENCE_MAX_S", 30.0)
+
+
+@pytest.mark.parametrize("broken", [a_ledger_that_forgets, a_client_that_asks_once, a_switch_that_does_not_look])
+def test_a_broken_rule_is_caught(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    assert any(breaks_a_rule(seed) for seed in range(SEEDS_MAX)), "not one seed noticed"
+
+
+def breaks_a_rule(seed: int) -> bool:
+    try:
+        _run_of(seed).run()
+    except Violation:
+        return True
+    return False

@@ -1,0 +1,144 @@
+"""What earlier node managers and autoscalers were bitten by, where it takes the whole service in its world to see.
+
+The numbers go on from ``tests/stories/test_lessons.py``, which says where each of them is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+
+from nodemanager.chaos.command import quiet
+from nodemanager.chaos.join_network import KEY, JoinScenario
+from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.script import JOB, Act, Script, script_of
+from nodemanager.core.nodes import LaunchId
+from nodemanager.join.admission import Refusal
+from nodemanager.web.api.documents import status
+
+DOWN_S = 3.0
+STEPS = 240  # more than there are in a run: what is around each call of the service
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    quiet()
+    yield
+    structlog.configure(**before)
+
+
+def three_jobs(*more: Act, joins: bool = False) -> Script:
+    """Jobs for three types of node, one after the other, and room for all."""
+    jobs = [Act(0, 1.0, JOB, 0.0, 20.0), Act(1, 20.0, JOB, 0.3, 10.0), Act(2, 60.0, JOB, 0.75, 5.0)]
+    site = script_of(0, joins=joins)
+    return replace(site, nodes_max=6, budget=None, idle_timeout_s=5.0, acts=(*jobs, *more))
+
+
+def left(run: Scenario) -> tuple[object, ...]:
+    """What should not be there in the end: nodes, leases, jobs, drains of ours."""
+    drains = [reason for rank in run.flux.rank_of.values() if (reason := run.flux.drain_reason(rank))]
+    return (*run.ours_standing(), *run.flux.records, *run.flux.active_jobs(), *drains)
+
+
+def made(run: Scenario) -> list[LaunchId]:
+    """The launches of all nodes that were ever made."""
+    return [line.launch for line in run.provider.bill() if line.launch is not None]
+
+
+# --- 51: kill -9 at every step ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_51_killed_at_every_step_nothing_leaks_and_nothing_is_made_twice(first: int) -> None:
+    """It is killed right before or right after each of its calls, from its claim to the end of the last lease.
+
+    The rules hold after every step of every run, and what is left is nothing. Each node has a launch of its own.
+    """
+    steps = 0
+    gang = replace(three_jobs(), acts=(Act(0, 1.0, JOB, 0.43, 10.0),))
+    for calls in range(first, STEPS, 8):
+        run = Scenario(gang)
+        run.world.after(0.0, lambda run=run, calls=calls: _killed_at(run, calls))  # type: ignore[misc]
+        outcome = run.run()
+        assert left(run) == ()
+        assert len(set(made(run))) == len(made(run)) >= 3
+        assert outcome.creates - outcome.kills <= len(made(run)) <= outcome.creates
+        if not outcome.kills:
+            break
+        steps += 1
+    else:
+        pytest.fail(f"there are more than {STEPS} steps")
+    assert steps > 10, "there are many calls, and it was killed at each"
+
+
+def _killed_at(run: Scenario, calls: int) -> None:
+    (process,) = run.processes
+    process.calls_left, process.down_s = calls, DOWN_S
+
+
+# --- 52: SIGTERM ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_s", [2.0, 4.5, 9.0, 20.0, 31.0, 47.0, 66.0, 90.0])
+def test_52_one_that_was_told_to_end_is_gone_on_with_by_the_next_start(at_s: float) -> None:
+    """That it leaves in time, with a status of 0, is shown in tests/service/test_systemd.py and tests/live."""
+    alone = Scenario(three_jobs())
+    alone.run()
+    run = Scenario(three_jobs())
+    run.world.after(at_s, lambda: _ended_and_started(run))
+    run.run()
+    assert left(run) == ()
+    assert len(made(run)) == len(set(made(run))) == len(made(alone)), "nothing was bought again"
+
+
+def _ended_and_started(run: Scenario) -> None:
+    run.lose(run.processes[0], DOWN_S)
+
+
+# --- 56: secrets ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said() -> list[Any]:
+    """All that is logged, whole."""
+    lines: list[Any] = []
+
+    def keep(_logger: object, _method: str, event: Any) -> Any:
+        lines.append(dict(event))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[keep], wrapper_class=structlog.stdlib.BoundLogger)
+    return lines
+
+
+def test_56_no_secret_is_in_a_tag_a_log_or_a_status_and_an_old_ticket_is_refused(said: list[Any]) -> None:
+    run = JoinScenario(three_jobs(joins=True))
+    keys: set[str] = set()
+    told: list[str] = []
+
+    def look() -> None:
+        keys.update(it.kept["lease_key"] for it in run.joins.machines if it.kept.get("lease_key"))
+        told.extend(repr(node) for node in run.provider.nodes())
+        if run.published is not None:
+            told.append(repr(status(run.published)))
+            told.append(repr(run.published))
+        run.world.after(1.0, look)
+
+    run.world.after(1.0, look)
+    run.run()
+    launches = made(run)
+    secrets = {*keys, *(KEY.ticket(launch) for launch in launches)}
+    assert len(keys) == len(launches) > 0
+    everything = "\n".join([*told, *map(repr, said)])
+    assert launches[0] in everything, "what is looked through does tell of the nodes"
+    assert [secret for secret in secrets if secret in everything] == []
+
+    desk = run.joins._desk
+    assert desk is not None
+    answers = [desk.redeem(launch, KEY.ticket(launch), "f" * 64, "elsewhere") for launch in launches]
+    assert all(isinstance(answer, Refusal) for answer in answers)

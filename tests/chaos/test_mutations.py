@@ -1,0 +1,204 @@
+"""The simulator proves nothing unless it can fail: each rule broken on purpose is caught by the seeds.
+
+Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator
+that seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from nodemanager.actors import manager
+from nodemanager.chaos import site
+from nodemanager.chaos.command import quiet, run_seed
+from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained
+from nodemanager.core.jobs import JobState
+from nodemanager.core.nodes import FailureKind, NodeState
+from nodemanager.core.reasons import Reason
+from nodemanager.planner import plan, retirement
+from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
+from nodemanager.planner.placement import supply
+from nodemanager.planner.placement.supply import Market
+from nodemanager.planner.requeue import requeues
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node, Snapshot
+
+SEEDS_MAX = 200
+
+Patch = pytest.MonkeyPatch
+
+
+def without_a_second_look(patch: Patch) -> None:
+    def nothing_forbids(node: Node, rank: Any) -> Reason | None:
+        return None
+
+    patch.setattr(retirement, "second_look", nothing_forbids)
+
+
+def believing_the_first_look(patch: Patch) -> None:
+    def as_it_was(node: Node, fact: NodeDrained, *_: Any) -> Node:
+        was = node.rank
+        if was is not None:
+            reason = rank_facts.drain_text(node.id)
+            was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
+        return replace(node, call=None, drained_s=fact.started_s, rank=was)
+
+    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDrained, as_it_was)
+
+
+def believing_one_list(patch: Patch) -> None:
+    def hasty(**settings: Any) -> Policy:
+        return Policy(**{**settings, "absences": 1, "create_grace_s": 0.0})
+
+    def never_too_many(snapshot: Snapshot, lacking: list[Node]) -> bool:
+        return False
+
+    patch.setattr(site, "Policy", hasty)
+    patch.setattr(rank_facts, "_too_many_at_once", never_too_many)
+
+
+def taking_a_lost_reply_for_a_refusal(patch: Patch) -> None:
+    create_failed = rank_facts._create_failed
+
+    def as_refused(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+        return create_failed(snapshot, node, replace(fact, kind=FailureKind.TRANSIENT), policy)
+
+    patch.setattr(rank_facts, "_create_failed", as_refused)
+
+
+def buying_two_too_many(patch: Patch) -> None:
+    market = supply.market
+
+    def generous(*arguments: Any) -> Market:
+        made = market(*arguments)
+        made.nodes_left += 2
+        return made
+
+    patch.setattr(supply, "market", generous)
+
+
+def taking_accepted_for_gone(patch: Patch) -> None:
+    destroyed = observe._destroyed
+
+    def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
+        return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
+
+    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDestroyed, gone_at_once)
+
+
+def taking_strangers_for_ours(patch: Patch) -> None:
+    pair = pairing.pair
+
+    def greedy(nodes: Any, listed: Any, cluster: str, cluster_uuid: str) -> pairing.Pairing:
+        made = pair(nodes, listed, cluster, cluster_uuid)
+        untagged = tuple(node for node in listed if node.identity is None)
+        return replace(made, strays=made.strays + untagged)
+
+    patch.setattr(rank_facts, "pair", greedy)
+
+
+def taking_no_notice_of_a_new_division(patch: Patch) -> None:
+    patch.setattr(manager, "divided", lambda policy, _division: policy)
+
+
+def repeating_a_create_without_its_token(patch: Patch) -> None:
+    create_failed, launch = rank_facts._create_failed, plan._launch
+
+    def again(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+        snapshot = create_failed(snapshot, node, fact, policy)
+        after = snapshot.nodes.get(node.id)
+        if fact.kind is not FailureKind.AMBIGUOUS or after is None or after.state is not NodeState.REQUESTED:
+            return snapshot
+        return replace(snapshot, nodes={**snapshot.nodes, node.id: replace(after, create_sent_s=None)})
+
+    patch.setattr(rank_facts, "_create_failed", again)
+    patch.setattr(plan, "_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
+
+
+def deciding_on_old_news(patch: Patch) -> None:
+    standstill = plan._standstill
+
+    def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
+        return standstill(snapshot, replace(policy, stale_after_s=1e9))
+
+    patch.setattr(plan, "_standstill", carefree)
+
+
+def forgetting_strays(patch: Patch) -> None:
+    pair = pairing.pair
+    patch.setattr(rank_facts, "pair", lambda *arguments: replace(pair(*arguments), strays=()))
+
+
+def leaving_orphans_alone(patch: Patch) -> None:
+    patch.setattr(plan, "_strays", lambda *_: [])
+
+
+def buying_again_what_is_on_its_way(patch: Patch) -> None:
+    patch.setattr(supply, "coming", lambda *_: [])
+
+
+def recording_no_spending(patch: Patch) -> None:
+    def spends_nothing(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
+        return after
+
+    patch.setattr(observe, "accrued", spends_nothing)
+
+
+def buying_for_jobs_that_are_held(patch: Patch) -> None:
+    queue_seen = observe._queue_seen
+
+    def all_wait(snapshot: Snapshot, fact: Any) -> Snapshot:
+        jobs = tuple(
+            replace(job, priority=16, urgency=16) if job.state is JobState.SCHED else job for job in fact.jobs
+        )
+        return queue_seen(snapshot, replace(fact, jobs=jobs))
+
+    patch.setattr(observe, "_queue_seen", all_wait)
+
+
+def killing_housekeeping_for_ever(patch: Patch) -> None:
+    patch.setattr(node_health, "KILLS_MAX", 10**9)
+
+
+def submitting_jobs_again_and_again(patch: Patch) -> None:
+    def forgetful(snapshot: Snapshot, policy: Policy) -> Any:
+        jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
+        return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs), policy)
+
+    patch.setattr(plan, "requeues", forgetful)
+
+
+# Each with a seed that caught it.
+MUTATIONS: dict[Callable[[Patch], None], int] = {
+    without_a_second_look: 3,
+    believing_the_first_look: 132,
+    believing_one_list: 17,
+    taking_a_lost_reply_for_a_refusal: 8,
+    repeating_a_create_without_its_token: 9,
+    buying_two_too_many: 1,
+    taking_accepted_for_gone: 0,
+    taking_strangers_for_ours: 0,
+    taking_no_notice_of_a_new_division: 16,
+    deciding_on_old_news: 5,
+    forgetting_strays: 1,
+    leaving_orphans_alone: 2,
+    buying_again_what_is_on_its_way: 5,
+    recording_no_spending: 3,
+    buying_for_jobs_that_are_held: 1,
+    killing_housekeeping_for_ever: 24,
+    submitting_jobs_again_and_again: 99,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("broken", MUTATIONS)
+def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    quiet()
+    broken(monkeypatch)
+    seeds = [MUTATIONS[broken], *range(SEEDS_MAX)]
+    caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)
+    assert caught_by is not None, f"{broken.__name__}: none of {SEEDS_MAX} seeds catches it"
+    if caught_by != seeds[0]:
+        print(f"{broken.__name__}: write {caught_by} beside it, which is found at once")

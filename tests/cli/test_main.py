@@ -1,0 +1,268 @@
+"""The command line, as a user meets it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from nodemanager.cli import cloud_test, main
+from nodemanager.cloud.local.store import Store
+from nodemanager.config.site import load_site, name_file
+from nodemanager.service import service as app
+from tests.paths import ROOT
+
+EMBEDDED = ROOT / "config" / "embedded.ini"
+LOCAL = ROOT / "config" / "local.ini"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A verb sets the process's logging up, to a stream that is the test's."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("arguments", [["check", "--config", str(EMBEDDED)], ["--config", str(EMBEDDED), "check"]])
+def test_the_config_stands_before_or_after_the_verb(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(arguments) == 0
+    assert "good; 3 node types, 10 slots, mode act" in capsys.readouterr().out
+
+
+def test_every_fault_of_a_site_is_said_and_the_status_is_78(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(EMBEDDED.read_text().replace("nodes_max = 8", "nodes_mx = eight").replace("20.00", "-1"))
+    assert main.main(["check", "--config", str(site)]) == 78
+    said = capsys.readouterr().err
+    assert "nodes_mx" in said
+    assert "nodes_max" in said
+    assert "price_per_hour_max" in said
+
+
+def test_a_real_site_without_its_uuid_is_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
+    assert main.main(["--config", str(site)]) == 78
+    assert "flux-node-manager init" in capsys.readouterr().err
+
+
+def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    text = LOCAL.read_text().replace("../state", str(tmp_path))
+    site.write_text(text)
+    app.keep_name(load_site(site))
+    app.keep_name(load_site(site))
+    assert main.main(["check", "--config", str(site)]) == 0
+    name, state_dir = load_site(site).cluster, load_site(site).state_dir
+    site.write_text(text.replace(f"cluster = {name}", f"cluster = {name}2"))
+    capsys.readouterr()
+    assert main.main(["check", "--config", str(site)]) == 78
+    assert f"this cluster's nodes carry the name {name}," in capsys.readouterr().err
+    name_file(state_dir).unlink()
+    assert main.main(["check", "--config", str(site)]) == 0
+
+
+def test_a_simulated_instance_keeps_no_name(tmp_path: Path) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(EMBEDDED.read_text())
+    app.keep_name(load_site(site))
+    assert not name_file(load_site(site).state_dir).exists()
+
+
+def test_a_name_that_cannot_be_kept_keeps_nothing_from_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "local").write_text("a file where the folder should be")
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
+    app.keep_name(load_site(site))
+    said = capsys.readouterr()
+    assert "cluster_name_not_kept" in said.out + said.err
+
+
+def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["check", "it", "--config", str(LOCAL)])
+    assert ended.value.code == 2
+    assert "check takes no argument: it" in capsys.readouterr().err
+
+
+def test_init_needs_to_know_where_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["init", "--config", str(LOCAL)]) == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_init_without_flux_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
+    assert main.main(["init", "--config", str(site), "--output", str(tmp_path / "flux")]) == 1
+    assert "flux-core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_embedded_site_runs_until_told_to_stop(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(EMBEDDED)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:
+        assert service.stderr is not None
+        for line in service.stderr:
+            if '"was": "requested", "now": "booting"' in line:
+                service.send_signal(number)
+                break
+        rest = service.stderr.read()
+        assert service.wait(10) == 0
+    assert '"event": "stopped"' in rest
+
+
+def test_flux_finds_it_by_name(tmp_path: Path) -> None:
+    flux = shutil.which("flux")
+    if flux is None:
+        pytest.skip("no flux on PATH")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(
+        [flux, "node-manager", "check", "--config", str(EMBEDDED)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (ran.returncode, "good" in ran.stdout) == (0, True), ran.stderr
+
+
+def _local_site(tmp_path: Path) -> Path:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state", str(tmp_path / "state")))
+    return site
+
+
+def test_cloud_test_makes_a_node_and_takes_it_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud_test, "POLL_S", 0.1)
+    site = _local_site(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main.main(["cloud-test", "--config", str(site)]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr().out
+    assert "running" in said
+    assert "destroyed, and seen gone" in said
+    assert Store(tmp_path / "state" / "local" / "cloud").read_all()[0].terminated_at is not None
+
+
+def test_cloud_test_on_sigterm_takes_the_node_away(tmp_path: Path) -> None:
+    site = _local_site(tmp_path)
+    site.write_text(site.read_text().replace("boot_delay = 0s", "boot_delay = 1h"))
+    command = [sys.executable, "-m", "nodemanager.cli.main", "cloud-test", "--config", str(site)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as testing:
+        assert testing.stdout is not None
+        for line in testing.stdout:
+            if "listed, with its tags" in line:
+                testing.send_signal(signal.SIGTERM)
+                break
+        said = testing.stdout.read()
+        assert testing.wait(timeout=60) == 130
+    assert "destroyed, and seen gone" in said
+    assert Store(tmp_path / "state" / "local" / "cloud").read_all()[0].terminated_at is not None
+
+
+def test_cloud_test_has_nothing_to_test_in_a_simulated_cloud(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["cloud-test", "--config", str(EMBEDDED)]) == 1
+    assert "there is no account to test" in capsys.readouterr().err
+
+
+def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "prices.toml"
+    assert main.main(["prices", "--config", str(EMBEDDED)]) == 1
+    assert capsys.readouterr().out.count("not in the table") == 3
+    sizes = {node.size: node.price_per_hour for node in load_site(EMBEDDED).node_types}
+    table.write_text("[here]\n" + "".join(f'"{size}" = {price}\n' for size, price in sizes.items()))
+    assert main.main(["prices", "--config", str(EMBEDDED), "--table", str(table), "--region", "here"]) == 0
+    assert "not in the table" not in capsys.readouterr().out
+
+
+def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    site = tmp_path / "site.ini"
+    text = (ROOT / "config" / "gce.ini").read_text()
+    site.write_text(text.replace("zones = europe-west3-a, europe-west3-b\n", "").replace("[Node small]\n", (
+        "[Node small]\nzones = europe-west3-a, us-central1-b\n")).replace(
+        "[Node spot]\n", "[Node spot]\nzones = europe-west3-b\n"))  # fmt: skip
+    main.main(["prices", "--config", str(site)])
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "n2-standard-" in line]
+    assert [row[:3] for row in rows] == [
+        ["small", "n2-standard-4", "europe-west3"],
+        ["small", "n2-standard-4", "us-central1"],
+        ["spot", "n2-standard-16", "europe-west3"],
+    ]
+    assert "in USD, regions europe-west3, us-central1." in " ".join(said.split())
+
+
+def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["prices", "--config", str(EMBEDDED), "--table", str(tmp_path / "none.toml")]) == 1
+    assert "none.toml" in capsys.readouterr().err
+
+
+# --- what cannot be printed -------------------------------------------------------------------------------
+
+
+def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
+    """The exit status of a process that prints there; what it says on standard error."""
+    command = [sys.executable, "-m", "nodemanager.cli.main", *arguments]
+    done = subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    return done.returncode, done.stderr
+
+
+CHECK, PRICES = ["check", "--config", str(EMBEDDED)], ["prices", "--config", str(EMBEDDED)]
+PRINTS = [(CHECK, ""), (CHECK, "1"), (PRICES, ""), (PRICES, "1"), (["--help"], "")]
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), PRINTS)
+def test_a_verb_ends_in_peace_where_nobody_reads_on(arguments: list[str], unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    assert printing(*arguments, stdout=write, unbuffered=unbuffered) == (141, "")
+    os.close(write)
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), PRINTS)
+def test_a_verb_says_that_its_output_could_not_be_written(arguments: list[str], unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        status, said = printing(*arguments, stdout=full.fileno(), unbuffered=unbuffered)
+    assert (status, said.count("\n")) == (1, 1), said
+    assert "No space left on device" in said
+
+
+@pytest.mark.parametrize("arguments", [CHECK, PRICES])
+def test_a_verb_without_an_output_says_so(arguments: list[str]) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "nodemanager.cli.main", *arguments]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, "standard output is closed" in done.stderr) == (1, True), done.stderr

@@ -1,0 +1,114 @@
+"""Others' words in a verb's answer: shown as they stand, and without power over the terminal."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.cli import service_verbs
+from nodemanager.cli.service_client import Client
+from nodemanager.cli.terminal import escaped, terminal
+from nodemanager.config.site import load_site
+from nodemanager.core.reason_text import sentence
+from nodemanager.web.listen import UnixSocket
+from tests.paths import CONFIG
+
+SITE = CONFIG / "embedded.ini"
+BRACKETS = "disk [/dev/sdb] failed, [ticket 4711] :warning: [/]"
+STEERS = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e gone"
+
+
+def a_node(text: str) -> dict[str, Any]:
+    return {
+        "slot": "cloud1",
+        "node_type": "cloud",
+        "state": "idle",
+        "since_at": 0.0,
+        "window": None,
+        "cost": 0.1,
+        "held": None,
+        "to_retire": None,
+        "reason": {"code": "held_by_drain", "text": text, "figures": {"drain_reason": text}},
+    }
+
+
+@dataclass(frozen=True)
+class Answering(Client):
+    """A service that gives one answer."""
+
+    document: Any = None
+
+    def get(self, path: str, **query: object) -> Any:
+        del path, query
+        return self.document
+
+
+def printed(verb: Callable[..., None], document: Any, capsys: pytest.CaptureFixture[str], *subjects: str) -> str:
+    chosen = Namespace(json=False, subjects=list(subjects), at=None, follow=False)
+    service = Answering(UnixSocket(Path("/nonexistent")), Path("/nonexistent"), document)
+    verb(service, load_site(SITE), chosen, terminal(width=400))
+    return capsys.readouterr().out
+
+
+def in_nodes(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
+    return service_verbs.nodes, {"at": 10.0, "nodes": [a_node(text)]}, ()
+
+
+def in_explain(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
+    explained = {"subject": "cloud1-1", "at": 10.0, "reason": a_node(text)["reason"], "story": [text]}
+    return service_verbs.explain, explained, ("node", "cloud1")
+
+
+def in_events(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
+    event = {"number": 1, "at": 1.0, "kind": "because", "what": "idle", "subject": "cloud1-1", "figures": {}}
+    return service_verbs.events, {"events": [{**event, "reason": {"text": text}}]}, ()
+
+
+@pytest.mark.parametrize("where", [in_nodes, in_explain, in_events])
+def test_brackets_in_a_drains_reason_are_shown_as_they_stand(
+    where: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = sentence("held_by_drain", {"drain_reason": BRACKETS})
+    verb, document, subjects = where(text)
+    assert BRACKETS in text
+    assert text in printed(verb, document, capsys, *subjects)
+
+
+@pytest.mark.parametrize("where", [in_nodes, in_explain, in_events])
+def test_what_a_node_reports_has_no_power_over_the_terminal(
+    where: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, document, subjects = where(STEERS)
+    shown = printed(verb, document, capsys, *subjects)
+    assert r"\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e gone" in shown
+    assert all(character.isprintable() for line in shown.split("\n") for character in line)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda parts: st.lists(parts) | st.dictionaries(st.text(), parts),
+)
+
+
+@given(JSON)
+def test_no_text_of_a_document_is_left_with_what_steers(document: Any) -> None:
+    assert all(text.isprintable() for text in _texts(escaped(document)))
+
+
+def _texts(document: Any) -> list[str]:
+    match document:
+        case str():
+            return [document]
+        case list():
+            return [text for it in document for text in _texts(it)]
+        case dict():
+            return [text for name, it in document.items() for text in (name, *_texts(it))]
+        case _:
+            return []

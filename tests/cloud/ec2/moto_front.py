@@ -1,0 +1,317 @@
+"""EC2 as nobody here wrote it: moto over real HTTP on loopback, behind a front that adds what moto lacks.
+
+moto answers in a namespace that lacks its last slash, runs an instance at once and ends it at once, takes a client
+token and forgets it, checks no signature, and refuses nothing. The front mends the first and adds the others: time,
+tokens, signatures, limits, refusals, lost and mangled replies.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import re
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from moto.ec2.models import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.cloud.ec2.moto_faults import Fault, Parameters, Received, Refused
+from tests.cloud.ec2.sigv4 import is_signed
+
+REGION = "us-east-1"
+IMAGE = (
+    "ami-03cf127a"  # of those that moto brings; it has one volume, which outlives the instance unless told not to
+)
+SECRETS = {"AKIAEXAMPLE": "an-example-secret"}
+NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15"
+USER_DATA_MAX_BYTES = 16_384
+
+_ACCOUNTS = itertools.count(200_000_000_000)
+_ERROR = (
+    '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{}</Code><Message>{}</Message></Error>'
+    "</Errors><RequestID>00000000-0000-0000-0000-000000000000</RequestID></Response>"
+)
+
+
+class _Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"  # with connections kept alive, as EC2 has it
+
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
+        pass
+
+
+class MotoFront:
+    """One account of EC2 in one region, fresh. The knobs are attributes, and may be turned at any time."""
+
+    def __init__(self) -> None:
+        self.account = str(next(_ACCOUNTS))
+        self.boot_delay_s = 0.0
+        self.stop_delay_s = 0.0
+        self.visible_delay_s = 0.0
+        self.page_max = 1_000
+        self.capacity: int | None = None
+        self.quota: int | None = None
+        self.throttling = False
+        self.faults: list[Fault] = []
+        self.calls: Counter[str] = Counter()
+        self.received: list[Received] = []
+        self.wall_at: Callable[[], float] = time.time
+        self.on_running: Callable[[Any], None] = lambda _: None
+        self.on_end: Callable[[Any], None] = lambda _: None
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.RLock()
+        self._tokens: dict[str, tuple[Parameters, str]] = {}
+        self._due: list[tuple[float, str, str]] = []  # when, which instance, its next state
+        self._hidden_until: dict[str, float] = {}
+        self._events: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Handler)
+        self._server.daemon_threads = True  # type: ignore[attr-defined]
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        ec2_backends.pop(self.account, None)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    # --- what a test sees and does, past every fault ---
+
+    @property
+    def backend(self) -> Any:
+        return ec2_backends[self.account][REGION]
+
+    def instances(self) -> dict[str, Any]:
+        """Every instance ever made, by its id, as moto has it."""
+        return {
+            made.id: made for reservation in self.backend.reservations.values() for made in reservation.instances
+        }
+
+    def standing(self) -> list[Any]:
+        return [made for made in self.instances().values() if made._state.name != "terminated"]
+
+    def user_data(self, instance: str) -> bytes:
+        return base64.b64decode(str(self.instances()[instance].user_data or ""))
+
+    def end(self, instance: str, code: str, message: str) -> None:
+        """An instance ends by itself: "Server.SpotInstanceTermination", "Client.InstanceInitiatedShutdown", ..."""
+        with self._lock:
+            made = self.instances()[instance]
+            was = made._state.name
+            made.terminate()  # its volumes and interfaces go with it
+            made.state_reason.code, made.state_reason.message = code, f"{code}: {message}"
+            if was == "running":
+                self._events.append((self.on_end, made))
+
+    def move(self) -> None:
+        """Let what is due happen, and tell of it: outside of the front's own lock."""
+        with self._lock:
+            self._move()
+        while self._events:
+            tell, made = self._events.popleft()
+            tell(made)
+
+    # --- the wire ---
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        headers = {
+            name[5:].lower().replace("_", "-"): text for name, text in environ.items() if name[:5] == "HTTP_"
+        }
+        headers["content-type"] = environ.get("CONTENT_TYPE", "")
+        parameters = dict(parse_qsl(environ["QUERY_STRING"]) + parse_qsl(body.decode(), keep_blank_values=True))
+        call = Received(
+            parameters["Action"], environ["REQUEST_METHOD"], environ["QUERY_STRING"], headers, parameters
+        )
+        with self._lock:  # moto's stores are not made for threads
+            self.calls[call.action] += 1
+            self.received.append(call)
+            self._move()
+            fault = self._next_fault(parameters)
+            try:
+                self._refuse(call, body, fault)
+                content = self._carry_out(environ, parameters)
+            except Refused as refused:
+                return _send(
+                    start_response,
+                    refused.status,
+                    refused.headers,
+                    _ERROR.format(refused.code, refused.message).encode(),
+                )
+        if fault is not None and fault.lost:
+            environ["werkzeug.socket"].shutdown(2)
+            raise ConnectionAbortedError("the reply is lost")
+        if fault is not None and fault.rewrite is not None:
+            content = fault.rewrite(content)
+        return _send(start_response, 200, {}, content)
+
+    def _next_fault(self, parameters: Parameters) -> Fault | None:
+        for fault in self.faults:
+            if fault.concerns(parameters):
+                fault.times -= 1
+                if not fault.times:
+                    self.faults.remove(fault)
+                return fault
+        return None
+
+    def _refuse(self, call: Received, body: bytes, fault: Fault | None) -> None:
+        # What stock libcloud sends by GET is left to moto, which checks nothing.
+        if call.method == "POST" and not is_signed("POST", call.headers, body, SECRETS):
+            raise Refused("SignatureDoesNotMatch", "Check your key and signing method.", 403)
+        if self.throttling:
+            raise Refused("RequestLimitExceeded", "Request limit exceeded.", 503)
+        if fault is not None and fault.code:
+            raise Refused(fault.code, "as the test has it", fault.status, fault.headers)
+        asked = int(call.parameters.get("MaxResults", 5))
+        if not 5 <= asked <= 1_000:
+            raise Refused("InvalidParameterValue", f"MaxResults is {asked}")
+
+    def _carry_out(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
+        match parameters["Action"]:
+            case "RunInstances":
+                return self._run_instances(environ, parameters)
+            case "TerminateInstances":
+                content = self._moto_says(environ, parameters)
+                for name, instance in parameters.items():
+                    if name.startswith("InstanceId."):
+                        self._end_on_request(instance)
+                return content
+            case "DescribeInstances":
+                if "MaxResults" in parameters:  # moto's page is of 100 reservations, unless asked
+                    parameters = {
+                        **parameters,
+                        "MaxResults": str(min(int(parameters["MaxResults"]), self.page_max)),
+                    }
+                return self._without_hidden(self._moto_says(environ, parameters))
+            case _:
+                return self._moto_says(environ, parameters)
+
+    def _moto_says(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
+        """moto's reply, in EC2's namespace. Raises what it refuses in the form that EC2 gives an error."""
+        body = urlencode(parameters).encode()
+        asked = {
+            **environ,
+            "REQUEST_METHOD": "POST",
+            "QUERY_STRING": "",
+            "CONTENT_TYPE": "application/x-www-form-urlencoded; charset=utf-8",
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_X_MOTO_ACCOUNT_ID": self.account,
+            "wsgi.input": io.BytesIO(body),
+        }
+        said: list[str] = []
+        content = b"".join(self._moto(asked, lambda status, *_: said.append(status)))
+        if not said[0].startswith("2"):
+            code, message = (
+                re.search(rb"<%s>(.*?)</%s>" % (name, name), content) for name in (b"Code", b"Message")
+            )
+            assert code is not None, content
+            assert message is not None, content
+            raise Refused(code[1].decode(), message[1].decode(), int(said[0].split()[0]))
+        return content.replace(f'xmlns="{NAMESPACE}"'.encode(), f'xmlns="{NAMESPACE}/"'.encode(), 1)
+
+    # --- instances ---
+
+    def _run_instances(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
+        token = parameters.get("ClientToken", "")
+        if not token.isascii() or len(token) > 64:
+            raise Refused("InvalidParameterValue", "a ClientToken has up to 64 ASCII characters")
+        if token in self._tokens:
+            before, instance = self._tokens[token]
+            if before != parameters:
+                raise Refused("IdempotentParameterMismatch", "the token came with other parameters before")
+            return self._as_it_stands(environ, instance)
+        self._check_launch(parameters)
+        known = self.instances().keys()
+        self._moto_says(environ, parameters)
+        (instance,) = self.instances().keys() - known
+        made = self.instances()[instance]
+        made.launch_time = datetime.fromtimestamp(self.wall_at(), UTC)
+        for interface in made.nics.values():
+            interface.delete_on_termination = True
+            interface.add_tags({tag["key"]: tag["value"] for tag in made.get_tags()})
+        if token:
+            self._tokens[token] = parameters, instance
+        self._hidden_until[instance] = time.monotonic() + self.visible_delay_s
+        made._state.name, made._state.code = "pending", 0
+        self._due.append((time.monotonic() + self.boot_delay_s, instance, "running"))
+        return self._as_it_stands(environ, instance)
+
+    def _check_launch(self, parameters: Parameters) -> None:
+        if len(base64.b64decode(parameters.get("UserData", ""))) > USER_DATA_MAX_BYTES:
+            raise Refused("InvalidParameterValue", "User data is limited to 16384 bytes")
+        tags = {text for name, text in parameters.items() if name.endswith(".Value")}
+        if any(len(text) > 256 for text in tags):
+            raise Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
+        count = len(self.standing())
+        if self.quota is not None and count >= self.quota:
+            raise Refused("VcpuLimitExceeded", f"{count} instances stand")
+        if self.capacity is not None and count >= self.capacity:
+            raise Refused("InsufficientInstanceCapacity", "none is left", 500)
+
+    def _as_it_stands(self, environ: dict[str, Any], instance: str) -> bytes:
+        """The reply to RunInstances with the instance as it is now, whenever it was made."""
+        asked = {"Action": "DescribeInstances", "InstanceId.1": instance, "Version": "2016-11-15"}
+        content = self._moto_says(environ, asked)
+        inner = re.search(rb"<reservationSet><item>(.*)</item></reservationSet>", content, re.DOTALL)
+        assert inner is not None, content
+        return f'<RunInstancesResponse xmlns="{NAMESPACE}/">'.encode() + inner[1] + b"</RunInstancesResponse>"
+
+    def _end_on_request(self, instance: str) -> None:
+        made = self.instances()[instance]
+        if self.stop_delay_s and made._state.name == "terminated":
+            made._state.name, made._state.code = "shutting-down", 32
+            self._due.append((time.monotonic() + self.stop_delay_s, instance, "terminated"))
+        self._events.append((self.on_end, made))
+
+    def _move(self) -> None:
+        now_s = time.monotonic()
+        due = [entry for entry in self._due if entry[0] <= now_s]
+        self._due = [entry for entry in self._due if entry[0] > now_s]
+        instances = self.instances() if due else {}
+        for _, instance, state in due:
+            made = instances[instance]
+            if (made._state.name, state) in (("pending", "running"), ("shutting-down", "terminated")):
+                self._enter(made, state)
+
+    def _enter(self, made: Any, state: str) -> None:
+        made._state.name, made._state.code = state, {"running": 16, "terminated": 48}[state]
+        if state == "running":
+            self._events.append((self.on_running, made))
+
+    def _without_hidden(self, content: bytes) -> bytes:
+        now_s = time.monotonic()
+        hidden = {instance for instance, until_s in self._hidden_until.items() if until_s > now_s}
+        if not hidden:
+            return content
+        ns = f"{{{NAMESPACE}/}}"
+        ET.register_namespace("", f"{NAMESPACE}/")
+        root = ET.fromstring(content)  # noqa: S314 - of moto, in this process
+        reservations = root.find(f"{ns}reservationSet")
+        assert reservations is not None
+        for reservation in list(reservations):
+            if reservation.findtext(f"{ns}instancesSet/{ns}item/{ns}instanceId") in hidden:
+                reservations.remove(reservation)
+        return ET.tostring(root)
+
+
+def _send(start_response: Any, status: int, headers: Mapping[str, str], content: bytes) -> list[bytes]:
+    # As EC2 and moto have it but for the charset, which EC2 gives and moto does not.
+    sent = [("Content-Type", "text/xml"), ("Content-Length", str(len(content))), *headers.items()]
+    start_response(f"{status} {'OK' if status == 200 else 'Refused'}", sent)
+    return [content]

@@ -1,0 +1,144 @@
+"""The real Nova that tests share: started once, when the first test asks for it, ended with the tests' process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.cloud.openstack.driver import Account
+from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.core.nodes import ProviderId
+from nodemanager.service.service import SystemClock
+from tests.paths import ROOT
+
+SERVER = Path(__file__).with_name("server.py")
+WAIT_S = 60.0
+POLL_S = 0.1
+PASSWORD = "not-a-secret"
+# As the node type of the contract asks for it.
+FLAVOR = {
+    "id": "small",
+    "name": "local.small",
+    "vcpus": 1,
+    "ram": 64,
+    "disk": 1,
+}  # as the contract's node type asks for it
+
+
+def nova_python() -> Path:
+    """The Python of an environment with Nova; the test is skipped where there is none."""
+    python = Path(os.environ.get("FNM_NOVA_VENV", ROOT / ".venv-nova")) / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no Nova in {python.parent.parent}: bin/test --openstack installs it")
+    return python
+
+
+class Nova:
+    """A running Nova. ``url`` is also its identity service's."""
+
+    def __init__(self, python: Path, page: int = 1_000) -> None:
+        self._process = subprocess.Popen(
+            [python, SERVER, "0", str(page)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        atexit.register(self.stop)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        for line in self._process.stdout:  # ends with the process
+            if line.startswith("READY "):
+                self.url = f"http://127.0.0.1:{line.split()[1]}"
+                self.project_id: str = self._call("GET", "/control")["project"]
+                self.administer("POST", "/flavors", {"flavor": FLAVOR})
+                self.allow(-1)
+                return
+        pytest.fail(f"Nova did not start: {self._process.stderr.read()[-2000:]}")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def turn(self, **knobs: object) -> None:
+        self._call("POST", "/control", knobs)
+
+    def calls(self) -> list[tuple[str, str, str]]:
+        """Method, path and query of what clients called since this was asked last."""
+        return [(method, path, query) for method, path, query in self._call("GET", "/control")["calls"]]
+
+    def administer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """A call of Nova's own API that a tenant may not make."""
+        return self._call(method, f"/v2.1{path}", body)
+
+    def empty(self) -> None:
+        """Delete every server there is, and undo what was turned."""
+        self.turn(lose=0, throttle=0, times=0)
+        self.until(self._deleted, "the end of all servers")
+
+    def allow(self, instances: int) -> None:
+        """The quota of the project in which tenants call; -1 is none."""
+        quota = {"instances": instances, "cores": -1, "ram": -1}
+        self.administer("PUT", f"/os-quota-sets/{self.project_id}", {"quota_set": quota})
+
+    def hosts(self, change: str) -> None:
+        """Let the scheduler use all hosts ("enable") or none ("disable")."""
+        for service in self.administer("GET", "/os-services?binary=nova-compute")["services"]:
+            self.administer("PUT", f"/os-services/{change}", {"host": service["host"], "binary": "nova-compute"})
+
+    def add_untagged(self) -> ProviderId:
+        """Somebody else's server in the same project."""
+        image = self._call("GET", "/image/v2/images")["images"][0]["id"]
+        network = self._call("GET", "/network/v2.0/networks")["networks"][0]["id"]
+        server = {"name": "x", "flavorRef": FLAVOR["id"], "imageRef": image, "networks": [{"uuid": network}]}
+        return ProviderId(self.administer("POST", "/servers", {"server": server})["server"]["id"])
+
+    def until(self, reached: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not reached():
+            if time.monotonic() > deadline_s:
+                pytest.fail(f"waited {WAIT_S:g} s in vain for {what}")
+            time.sleep(POLL_S)
+
+    def _deleted(self) -> bool:
+        servers = self.administer("GET", "/servers?all_tenants=1")["servers"]
+        for server in servers:
+            with contextlib.suppress(requests.HTTPError):  # gone already, or not yet to be touched
+                self.administer("DELETE", f"/servers/{server['id']}")
+        return not servers
+
+    def _call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        headers = {"X-Control": "1", "OpenStack-API-Version": "compute 2.52"}
+        reply = requests.request(method, self.url + path, json=body, headers=headers, timeout=WAIT_S)
+        reply.raise_for_status()
+        return reply.json() if reply.content else {}
+
+
+def openstack_cloud(
+    nova: Nova, cluster: str, cluster_uuid: str, user_data: UserData, **changes: str | bool
+) -> OpenStackCloud:
+    """A port on it, for node types whatever they are called."""
+    account = Account(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
+    return OpenStackCloud(
+        replace(account, **changes),  # type: ignore[arg-type]
+        defaultdict(lambda: Placement(("private",))),
+        cluster,
+        cluster_uuid,
+        user_data,
+        SystemClock(),
+        sleep=lambda _: None,
+    )
+
+
+@cache
+def shared_nova() -> Nova:
+    return Nova(nova_python())

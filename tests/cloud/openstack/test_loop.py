@@ -1,0 +1,244 @@
+"""The loop on OpenStack: the core decides, the production actors call, a service on loopback answers as Nova."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, assert_never
+
+import pytest
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.cloud.openstack.driver import Account
+from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.core.facts import (
+    BrokerStopped,
+    Fact,
+    LaunchesRecorded,
+    LeaseEnded,
+    NodeCreated,
+    NodeUndrained,
+    QueueProbed,
+)
+from nodemanager.core.nodes import NodeState
+from nodemanager.core.orders import (
+    BootNode,
+    ChangeSlots,
+    CordonNode,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    KillHousekeeping,
+    ListCloud,
+    RecordLaunches,
+    RefuseSlots,
+    RequeueJob,
+    StopBroker,
+    Timely,
+    UndrainNode,
+)
+from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.plan import Action
+from nodemanager.planner.state.snapshot import Scope
+from tests.builders import CLUSTER, CLUSTER_UUID, World, a_type, a_world, tasks
+from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, recorded, said
+
+STEP_S = 10.0
+A_FEW_MINUTES = 40  # steps
+PRICES = {"cloud": "0.40", "spare": "0.50"}
+IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
+NETWORK = "3cb9bc59-5699-4588-a4b1-b87f96708bc6"
+
+
+class SmallNova(Service):
+    """Servers that are made, listed by their tags and deleted. ``lose``: the next creates are never answered."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.servers: dict[str, dict[str, Any]] = {}
+        self.made = 0
+        self.lose = 0
+        self.drop = 0  # the next creates are lost on their way
+        self.fault_of: dict[str, str] = {}  # by flavor: why its servers fail
+        self.hidden = False  # a new server is not in the lists yet
+
+    def answer(self, call: Call) -> Reply:
+        if not call.path.startswith("/v2.1/servers"):
+            return super().answer(call)
+        self.calls.append(call)
+        match call.method, call.path.removeprefix("/v2.1/servers"):
+            case "POST", "":
+                return self._create(call.body["server"])
+            case "GET", "/detail":
+                wanted = set(call.query["tags"].split(","))
+                shown = [] if self.hidden else list(self.servers.values())
+                return said({"servers": [server for server in shown if wanted <= set(server["tags"])]})
+            case "GET", path:
+                return said({"server": self.servers[path[1:]]})
+            case _, path:
+                known = self.servers.pop(path[1:], None)
+                return Reply(204) if known else recorded("openstack/server-unknown")
+
+    def _create(self, asked: dict[str, Any]) -> Reply:
+        if self.drop:
+            self.drop -= 1
+            return LOST
+        self.made += 1
+        server_id = f"00000000-0000-4000-8000-{self.made:012}"
+        server = {
+            **json.loads(recorded("openstack/server").body)["server"],
+            "id": server_id,
+            "metadata": asked["metadata"],
+            "tags": asked["tags"],
+            "created": "2027-01-15T08:00:00Z",
+        }
+        if asked["flavorRef"] in self.fault_of:
+            server |= {"status": "ERROR", "fault": {"message": self.fault_of[asked["flavorRef"]]}}
+        self.servers[server_id] = server
+        if self.lose:
+            self.lose -= 1
+            return LOST
+        return said({"server": {"id": server_id}}, 202)
+
+
+class Loop:
+    """A fleet of two node types, what it is told, and who carries its orders out. No node ever joins."""
+
+    def __init__(self, nova: SmallNova) -> None:
+        self.nova = nova
+        types = [replace(a_type(name, price=price), image=IMAGE) for name, price in PRICES.items()]
+        self.world: World = a_world(*types)
+        self.told: list[Fact] = []
+        # Plain objects: actors that were not started.
+        self.worker = CloudWorker(self._port(), self, self, self, Fate())
+        self.watcher = CloudWatcher(self._port(), self, self, Fate())
+
+    def tell(self, fact: Fact) -> None:
+        self.told.append(fact)
+
+    def must_act(self) -> None:
+        """Nobody else is there."""
+
+    def monotonic_s(self) -> float:
+        return self.world.snapshot.now_s
+
+    def wall_at(self) -> float:
+        return self.world.snapshot.wall_at
+
+    def run(self, steps: int) -> Loop:
+        for _ in range(steps):
+            self.world.wait(STEP_S).see(QueueProbed(self.monotonic_s())).see_ranks()
+            self.watcher.on_receive(ListCloud())
+            self._see()
+            for action in self.world.decide().actions:
+                self._carry_out(action)
+            self._see()
+        return self
+
+    def nodes(self) -> list[tuple[str, NodeState]]:
+        return [(node.launch.type_name, node.state) for node in self.world.snapshot.nodes.values()]
+
+    def _carry_out(self, action: Action | DestroyNode) -> None:
+        match action:
+            case BootNode(launch=launch):
+                self.tell(LaunchesRecorded((launch,)))
+            case RecordLaunches(launches=launches):
+                self.tell(LaunchesRecorded(launches))
+            case CreateNode() | DestroyNode():
+                self.worker.on_receive(Timely(action, self.monotonic_s()))
+            case EndLease(launch=launch):
+                self.tell(LeaseEnded(launch.id))
+            case DrainNode(launch=launch_id):
+                self.world.see_drained(self.world.snapshot.nodes[launch_id].launch.slot)
+            case UndrainNode(launch=launch_id):
+                self.tell(NodeUndrained(launch_id))
+            case StopBroker(launch=launch_id):
+                self.tell(BrokerStopped(launch_id))
+            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
+                raise AssertionError(action)
+            case _:
+                assert_never(action)
+
+    def _see(self) -> None:
+        told, self.told = self.told, []
+        self.world.see(*told)
+
+    def _port(self) -> OpenStackCloud:
+        account = Account(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")
+        placements = {TypeName(name): Placement((NETWORK,)) for name in PRICES}
+        return OpenStackCloud(
+            account, placements, CLUSTER, CLUSTER_UUID, lambda *_: "#!/bin/sh\n", self, sleep=lambda _: None
+        )
+
+
+@pytest.fixture
+def nova() -> Iterator[SmallNova]:
+    with a_service(SmallNova) as service:
+        service.says("POST", "/v3/auth/tokens", recorded("openstack/token"))
+        flavors = [{"id": f"id-of-{name}", "name": f"{name}.size"} for name in PRICES]
+        service.says("GET", "/v2.1/flavors", said({"flavors": flavors}))
+        yield service
+
+
+@pytest.fixture
+def loop(nova: SmallNova) -> Loop:
+    return Loop(nova)
+
+
+def test_a_create_that_was_carried_out_and_never_answered_makes_no_second_server(loop: Loop) -> None:
+    loop.nova.lose = 1
+    loop.world.job(tasks(1))
+    loop.run(A_FEW_MINUTES)
+    assert loop.nova.made == 1
+    assert loop.nodes() == [("cloud", NodeState.BOOTING)]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_nor_while_the_list_does_not_show_it_yet(loop: Loop, steps: int) -> None:
+    loop.nova.lose, loop.nova.hidden = 1, True
+    loop.world.job(tasks(1))
+    loop.run(1 + steps)
+    loop.nova.hidden = False
+    loop.run(A_FEW_MINUTES)
+    assert loop.nova.made == 1
+    assert loop.nodes() == [("cloud", NodeState.BOOTING)]
+
+
+def test_a_create_that_never_arrived_is_made_anew_under_another_name_once_that_is_proven(loop: Loop) -> None:
+    loop.nova.drop = 1
+    loop.world.job(tasks(1))
+    loop.run(A_FEW_MINUTES)
+    first, second = loop.nova.asked("POST", "/v2.1/servers")
+    assert loop.nova.made == 1
+    assert first.body["server"]["tags"] != second.body["server"]["tags"]
+    lists = loop.nova.asked("GET", "/v2.1/servers/detail")
+    between = lists[: loop.nova.calls.index(second)]
+    assert len(between) > loop.world.policy.absences
+
+
+def test_a_slot_whose_create_is_sent_again_by_a_manager_that_lost_its_memory_gets_the_server_there_is(
+    loop: Loop,
+) -> None:
+    loop.nova.lose = 1
+    loop.world.job(tasks(1))
+    loop.run(2)
+    (node,) = loop.world.snapshot.nodes.values()
+    again = Loop(loop.nova)
+    again.worker.on_receive(Timely(CreateNode(node.launch, again.world.policy.node_types[0]), again.monotonic_s()))
+    (told,) = again.told
+    assert isinstance(told, NodeCreated)
+    assert loop.nova.made == 1
+
+
+def test_a_server_for_which_there_is_no_host_is_deleted_and_another_type_bought(loop: Loop) -> None:
+    loop.nova.fault_of["id-of-cloud"] = "No valid host was found."
+    loop.world.job(tasks(1))
+    loop.run(10)
+    assert loop.nodes() == [("spare", NodeState.BOOTING)]
+    assert loop.nova.made == 2
+    assert len(loop.nova.servers) == 1
+    block = loop.world.snapshot.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
+    assert str(block.reason) == "create_capacity detail=No valid host was found."

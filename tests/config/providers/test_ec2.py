@@ -1,0 +1,283 @@
+"""A site on EC2: what it needs, what does not go together, and what is made of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodemanager.cloud.ec2.from_site import placements_of
+from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.run_instances import Placement
+from nodemanager.cloud.providers import cautions, cloud_factory
+from nodemanager.config.site import ConfigError, Join, Mode, Provider, Site, load_site
+from nodemanager.core.slots import TypeName
+from tests.contract.cloud_subjects import SystemClock, a_script
+from tests.paths import CONFIG
+
+EXAMPLE = CONFIG / "ec2.ini"
+UUID = "33333333-3333-4333-8333-333333333333"
+
+LEAST: Mapping[str, Mapping[str, str]] = {
+    "Site": {"cluster": "lab", "state_dir": "state", "cluster_uuid": UUID},
+    "Flux": {"head_address": "10.0.0.1"},
+    "Cloud": {"provider": "ec2", "region": "us-east-1", "image": "ami-0abc"},
+    "Limits": {"nodes_max": "4", "price_per_hour_max": "10"},
+    "Node c7i.large": {"cores": "2", "memory": "4GiB", "price_per_hour": "0.09", "slots": "cpu[1-4]"},
+}
+SMALL = TypeName("c7i.large")
+
+
+def text_of(*changes: tuple[str, str, str | None]) -> str:
+    sections = {name: dict(keys) for name, keys in LEAST.items()}
+    for section, key, text in changes:
+        sections.setdefault(section, {}).pop(key, None)
+        if text is not None:
+            sections[section][key] = text
+    return "".join(
+        f"[{name}]\n" + "".join(f"{key} = {text}\n" for key, text in keys.items())
+        for name, keys in sections.items()
+    )
+
+
+def site_of(folder: Path, *changes: tuple[str, str, str | None]) -> Site:
+    (folder / "site.ini").write_text(text_of(*changes), encoding="utf-8")
+    (folder / "site.ini").chmod(0o600)
+    return load_site(folder / "site.ini", {})
+
+
+def faults_of(folder: Path, *changes: tuple[str, str, str | None]) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        site_of(folder, *changes)
+    return [str(fault).removeprefix(f"{folder / 'site.ini'}:").partition(": ")[2] for fault in refused.value.faults]
+
+
+# --- what is read -----------------------------------------------------------------------------------------
+
+
+def test_the_least_site_leaves_all_else_to_the_account(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    assert (site.cloud.provider, site.cloud.region, site.cloud.endpoint) == (Provider.EC2, "us-east-1", "")
+    assert (site.node_types[0].size, site.node_types[0].image, site.node_types[0].zones) == (
+        "c7i.large", "ami-0abc", (),
+    )  # fmt: skip
+    assert placements_of(site) == {SMALL: Placement()}
+
+
+def test_subnets_say_the_zones_and_their_order(tmp_path: Path) -> None:
+    site = site_of(tmp_path, ("Cloud", "subnets", "us-east-1b:subnet-2, us-east-1a:subnet-1"))
+    assert site.node_types[0].zones == ("us-east-1b", "us-east-1a")
+    assert list(placements_of(site)[SMALL].subnets.items()) == [
+        ("us-east-1b", "subnet-2"),
+        ("us-east-1a", "subnet-1"),
+    ]
+
+
+def test_a_type_may_keep_to_some_of_the_zones_and_has_their_subnets(tmp_path: Path) -> None:
+    site = site_of(
+        tmp_path,
+        ("Cloud", "subnets", "us-east-1a:subnet-1, us-east-1b:subnet-2"),
+        ("Node c7i.large", "zones", "us-east-1b"),
+    )
+    assert site.node_types[0].zones == ("us-east-1b",)
+    assert placements_of(site)[SMALL].subnets == {"us-east-1b": "subnet-2"}
+
+
+def test_a_type_may_have_all_of_its_own(tmp_path: Path) -> None:
+    cloud = {
+        "subnets": "us-east-1a:subnet-1",
+        "security_groups": "sg-1",
+        "key_name": "ops",
+        "instance_profile": "nodes",
+    }
+    own = {
+        "subnets": "us-east-1c:subnet-3",
+        "security_groups": "sg-2, sg-3",
+        "key_name": "gpu-ops",
+        "instance_profile": "gpu-nodes",
+    }
+    site = site_of(
+        tmp_path,
+        *(("Cloud", key, text) for key, text in cloud.items()),
+        *(
+            ("Node g6.xlarge", key, text)
+            for key, text in {**LEAST["Node c7i.large"], "slots": "gpu1", **own}.items()
+        ),
+    )
+    assert placements_of(site) == {
+        SMALL: Placement({"us-east-1a": "subnet-1"}, ("sg-1",), "ops", "nodes"),
+        TypeName("g6.xlarge"): Placement({"us-east-1c": "subnet-3"}, ("sg-2", "sg-3"), "gpu-ops", "gpu-nodes"),
+    }
+    assert [node_type.zones for node_type in site.node_types] == [("us-east-1a",), ("us-east-1c",)]
+
+
+def test_the_example_observes_and_can_be_made_into_a_cloud() -> None:
+    site = load_site(EXAMPLE, {})
+    assert (site.mode, site.cloud.provider) == (Mode.OBSERVE, Provider.EC2)
+    assert [node_type.zones for node_type in site.node_types] == [("us-east-1a", "us-east-1b")] * 3
+    make = cloud_factory(replace(site, cluster_uuid=UUID), a_script, SystemClock())
+    one, other = make(), make()
+    assert isinstance(one, Ec2Cloud)
+    assert isinstance(other, Ec2Cloud)
+    assert one is not other
+    assert one._driver is not other._driver, "a driver belongs to one thread"
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text", "fault"),
+    [
+        ("Cloud", "region", None, '[Cloud] region: must be given: a region such as "eu-central-1"'),
+        (
+            "Cloud", "image", None,
+            '[Node c7i.large] image: must be given here or under [Cloud]: an image such as "ami-0abc"',
+        ),
+        ("Cloud", "image", "ubuntu", '[Cloud] image = "ubuntu": an image such as "ami-0abc" is needed'),
+        ("Node c7i.large", "image", "x", '[Node c7i.large] image = "x": an image such as "ami-0abc" is needed'),
+        (
+            "Node c7i.large", "size", "small",
+            '[Node c7i.large] size = "small": an instance type such as "c7i.large" is needed',
+        ),
+        (
+            "Node c7i.large", "price_per_hour", "0.00",
+            '[Node c7i.large] price_per_hour = "0.00": a price above 0 is needed: EC2 gives no node away',
+        ),
+        (
+            "Cloud", "network", "subnet-1",
+            '[Cloud] network = "subnet-1": EC2 puts a node into a subnet: give subnets = ZONE:SUBNET, ...',
+        ),
+        (
+            "Cloud", "zones", "eu-west-1a",
+            '[Cloud] zones = "eu-west-1a": zone "eu-west-1a" is none of region us-east-1',
+        ),
+        (
+            "Cloud", "subnets", "eu-west-1a:subnet-1",
+            '[Cloud] subnets = "eu-west-1a:subnet-1": zone "eu-west-1a" is none of region us-east-1',
+        ),
+        (
+            "Cloud", "subnets", "subnet-1",
+            '[Cloud] subnets = "subnet-1": a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone is needed',  # noqa: E501
+        ),
+        (
+            "Cloud", "subnets", "us-east-1a:s-1, us-east-1a:s-2",
+            '[Cloud] subnets = "us-east-1a:s-1, us-east-1a:s-2": zone "us-east-1a" has two subnets',
+        ),
+        (
+            "Cloud", "endpoint", "ec2.example.org",
+            '[Cloud] endpoint = "ec2.example.org": "https://HOST" or "http://HOST:PORT" is needed',
+        ),
+        (
+            "Cloud", "endpoint", "https://ada:secret@example.org",
+            '[Cloud] endpoint = "https://ada:secret@example.org": "https://HOST" or "http://HOST:PORT" is needed',
+        ),
+        (
+            "Cloud", "endpoint", "http://host:99999",
+            '[Cloud] endpoint = "http://host:99999": "https://HOST" or "http://HOST:PORT" is needed',
+        ),
+        (
+            "Cloud Credentials", "access_key_id", "AKIA",
+            "[Cloud Credentials] secret_access_key: access_key_id and secret_access_key must be given together",
+        ),
+        (
+            "Cloud Credentials", "access_key", "AKIA",
+            '[Cloud Credentials] access_key: no such key; did you mean "access_key_id"?',
+        ),
+        (
+            "Cloud Credentials", "username", "ada",
+            "[Cloud Credentials] username: no such key; EC2 takes access_key_id, secret_access_key, session_token",
+        ),
+    ],
+)  # fmt: skip
+def test_what_ec2_would_refuse_is_refused_before(
+    tmp_path: Path, section: str, key: str, text: str | None, fault: str
+) -> None:
+    assert faults_of(tmp_path, (section, key, text)) == [fault]
+
+
+def test_a_zone_without_a_subnet_where_others_have_one_is_refused(tmp_path: Path) -> None:
+    subnets = ("Cloud", "subnets", "us-east-1a:subnet-1")
+    wanted = 'zone "us-east-1b" has no subnet; give one as us-east-1b:SUBNET in subnets'
+    (of_cloud,) = faults_of(tmp_path, subnets, ("Cloud", "zones", "us-east-1a, us-east-1b"))
+    (of_type,) = faults_of(tmp_path, subnets, ("Node c7i.large", "zones", "us-east-1b"))
+    assert (of_cloud.endswith(wanted), of_type.endswith(wanted)) == (True, True)
+    assert of_type.startswith("[Node c7i.large] zones")
+
+
+def test_all_faults_are_said_at_once(tmp_path: Path) -> None:
+    faults = faults_of(
+        tmp_path,
+        ("Cloud", "region", None),
+        ("Cloud", "image", "x"),
+        ("Node c7i.large", "size", "small"),
+        ("Limits", "nodes_max", "none"),
+    )
+    assert len(faults) == 4
+
+
+def test_behind_an_endpoint_of_ones_own_zones_may_have_any_name(tmp_path: Path) -> None:
+    site = site_of(tmp_path, ("Cloud", "endpoint", "http://cloud:8773"), ("Cloud", "zones", "rack-1"))
+    assert site.node_types[0].zones == ("rack-1",)
+
+
+def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
+    assert site_of(tmp_path, ("Cloud", "provider", "local"), ("Cloud", "region", None)).cloud.region == ""
+
+
+@pytest.mark.parametrize("name", ["ec2", "gce", "openstack", "azure"])
+def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(
+    tmp_path: Path, name: str
+) -> None:
+    # Its paths were relative: copied, they led to /etc/state, which the unit cannot write, and not to init's.
+    quickstart = (EXAMPLE.parents[1] / "doc" / "quickstart-ec2.md").read_text(encoding="utf-8")
+    unit = (EXAMPLE.parent / "systemd" / "flux-node-manager.service").read_text(encoding="utf-8")
+    text = EXAMPLE.with_name(f"{name}.ini").read_text(encoding="utf-8")
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    site = load_site(tmp_path / "site.ini", {}, with_credentials=False)
+    (output,) = re.findall(r"^flux-node-manager init .* --output (\S+)$", quickstart, re.MULTILINE)
+    (folder,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert f"--output {output}" in text
+    assert site.state_dir == Path("/var/lib") / folder
+    assert site.flux.bootstrap_dir == Path(output)
+    assert site.flux.uri == f"local://{output}/run/local-0"
+    assert site.flux.join is Join.SERVICE
+    for path in (site.flux.bootstrap_dir, site.join.material_dir, site.web.token_file):
+        assert path.is_relative_to(site.state_dir)
+
+
+# --- what is said -----------------------------------------------------------------------------------------
+
+
+def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    (said,) = cautions(site, {})
+    assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
+    assert "profiles, SSO, web identity and container credentials are not supported" in said
+    (said,) = cautions(site, {"AWS_PROFILE": "ada"})
+    assert "AWS_PROFILE (profiles) of the environment is not supported" in said
+    assert cautions(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
+
+
+def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
+    (said,) = cautions(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
+    assert "empty, and so is AWS_SECRET_ACCESS_KEY beside AWS_ACCESS_KEY_ID:" in said
+    (said,) = cautions(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
+    assert "empty, and so is AWS_ACCESS_KEY_ID beside AWS_SECRET_ACCESS_KEY:" in said
+    assert "of-env" not in said
+
+
+def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
+    given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
+    (said,) = cautions(site_of(tmp_path), given)
+    assert said.startswith("secret_access_key: there are characters in it that no key of AWS has")
+    assert "of-env" not in said
+
+
+def test_nothing_is_said_of_keys_that_stand_in_the_site_or_of_other_clouds(tmp_path: Path) -> None:
+    given = [("Cloud Credentials", "access_key_id", "AKIA"), ("Cloud Credentials", "secret_access_key", "secret")]
+    assert cautions(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()
+    assert cautions(site_of(tmp_path, ("Cloud", "provider", "local")), {"AWS_PROFILE": "ada"}) == ()

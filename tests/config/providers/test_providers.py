@@ -1,0 +1,259 @@
+"""What each provider needs of a site: everything that is wrong is said at once, where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nodemanager.cloud.azure import from_site as azure_site
+from nodemanager.cloud.azure.port import AzureCloud
+from nodemanager.cloud.gce import from_site as gce_site
+from nodemanager.cloud.gce.port import GceCloud
+from nodemanager.cloud.openstack import from_site as openstack_site
+from nodemanager.cloud.openstack.port import OpenStackCloud
+from nodemanager.cloud.providers import cloud_factory
+from nodemanager.config.site import Mode, Site, load_site
+from nodemanager.core.slots import TypeName
+from nodemanager.service.service import SystemClock
+from tests.config.test_site import ENVIRONMENT, faults_of
+from tests.paths import CONFIG
+
+HEAD = """[Site]
+cluster = lab
+state_dir = state
+[Flux]
+head_address = 10.0.0.1
+[Limits]
+nodes_max = 4
+price_per_hour_max = 10
+"""
+NODE = """[Node cpu]
+cores = 4
+memory = 8GiB
+price_per_hour = 0.25
+slots = cpu[1-4]
+"""
+GOOD: Mapping[str, str] = {
+    "openstack": """[Cloud]
+provider = openstack
+auth_url = https://cloud.example:5000/v3
+image = flux
+network = private
+[Cloud Credentials]
+username = robot
+password = ${WORD}
+project = lab
+""",
+    "gce": """[Cloud]
+provider = gce
+project = lab
+image = global/images/flux
+network = global/networks/default
+zones = a, b
+""",
+    "azure": """[Cloud]
+provider = azure
+region = westeurope
+resource_group = nodes
+image = a:b:c:d
+network = net/sub
+ssh_public_key = ssh-ed25519 AAAA me
+[Cloud Credentials]
+tenant_id = t
+subscription_id = s
+client_id = c
+client_secret = ${WORD}
+""",
+}
+WORDS = {"WORD": "hush"}
+
+
+def site_of(folder: Path, cloud: str, node: str = NODE) -> Site:
+    (folder / "site.ini").write_text(HEAD + cloud + node, encoding="utf-8")
+    return load_site(folder / "site.ini", WORDS)
+
+
+def problems(folder: Path, cloud: str, node: str = NODE) -> list[tuple[str, str]]:
+    return [(fault.section, fault.key) for fault in faults_of(folder, HEAD + cloud + node, WORDS)]
+
+
+def without(provider: str, *keys: str) -> str:
+    lines = GOOD[provider].splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition(" =")[0] not in keys)
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_the_least_site_is_enough(tmp_path: Path, provider: str) -> None:
+    assert site_of(tmp_path, GOOD[provider]).cloud.provider == provider
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path, provider: str) -> None:
+    missing = {
+        "openstack": {
+            ("Cloud", "auth_url"),
+            ("Node cpu", "image"),
+            ("Node cpu", "network"),
+            ("Cloud Credentials", "username"),
+            ("Cloud Credentials", "password"),
+            ("Cloud Credentials", "project"),
+        },
+        "gce": {("Cloud", "project"), ("Node cpu", "image"), ("Node cpu", "network"), ("Node cpu", "zones")},
+        "azure": {
+            ("Cloud", "region"),
+            ("Cloud", "resource_group"),
+            ("Cloud", "ssh_public_key"),
+            ("Node cpu", "image"),
+            ("Node cpu", "network"),
+            ("Cloud Credentials", "tenant_id"),
+            ("Cloud Credentials", "subscription_id"),
+            ("Cloud Credentials", "client_id"),
+            ("Cloud Credentials", "client_secret"),
+        },
+    }
+    assert set(problems(tmp_path, f"[Cloud]\nprovider = {provider}\n")) == missing[provider]
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_a_node_type_may_say_for_itself_what_the_cloud_does_not(tmp_path: Path, provider: str) -> None:
+    own = {"openstack": "n", "gce": "global/networks/n", "azure": "net/n"}[provider]
+    image = {"openstack": "i", "gce": "global/images/i", "azure": "a:b:c:i"}[provider]
+    zones = "zones = z\n"
+    node = NODE + f"image = {image}\nnetwork = {own}\n{zones}"
+    site = site_of(tmp_path, without(provider, "image", "network", "zones"), node)
+    assert site.node_types[0].image == image
+    assert site.node_types[0].zones == ("z",)
+    assert site.networks[TypeName("cpu")] == own
+
+
+@pytest.mark.parametrize(
+    ("provider", "key", "text"),
+    [
+        ("openstack", "microversion", "2.51"),
+        ("openstack", "zones", "a, b"),
+        ("openstack", "project", "lab"),
+        ("openstack", "resource_group", "nodes"),
+        ("openstack", "network", "private,"),
+        ("openstack", "network", "private,,storage"),
+        ("openstack", "network", "two words"),
+        ("gce", "image", "debian-12"),
+        ("gce", "network", "default"),
+        ("gce", "region", "europe-west3"),
+        ("gce", "security_groups", "default"),
+        ("gce", "config_drive", "yes"),
+        ("azure", "image", "debian-12"),
+        ("azure", "network", "net"),
+        ("azure", "network", "net/a, net/b"),
+        ("azure", "zones", "1, 2"),
+        ("azure", "auth_url", "https://x"),
+    ],
+)
+def test_what_the_provider_cannot_do_is_a_fault_at_its_key(
+    tmp_path: Path, provider: str, key: str, text: str
+) -> None:
+    cloud = without(provider, key).replace("[Cloud]\n", f"[Cloud]\n{key} = {text}\n")
+    if key == "project" and provider == "openstack":
+        cloud = cloud.replace("password =", "project = lab\npassword =")
+    assert problems(tmp_path, cloud) == [("Cloud", key)]
+
+
+@pytest.mark.parametrize("provider", ["openstack", "azure"])
+def test_spot_where_there_is_none_is_a_fault(tmp_path: Path, provider: str) -> None:
+    (fault,) = faults_of(tmp_path, HEAD + GOOD[provider] + NODE + "market = spot\n", WORDS)
+    assert (fault.section, fault.key) == ("Node cpu", "market")
+    assert "not supported" in fault.problem
+
+
+def test_spot_on_gce_is_none(tmp_path: Path) -> None:
+    site_of(tmp_path, GOOD["gce"], NODE + "market = spot\n")
+
+
+@pytest.mark.parametrize("provider", ["gce", "azure"])
+def test_a_price_of_nothing_where_everything_costs_is_a_fault(tmp_path: Path, provider: str) -> None:
+    assert problems(tmp_path, GOOD[provider], NODE.replace("0.25", "0")) == [("Node cpu", "price_per_hour")]
+
+
+def test_ones_own_cloud_may_be_free(tmp_path: Path) -> None:
+    site_of(tmp_path, GOOD["openstack"], NODE.replace("0.25", "0"))
+
+
+@pytest.mark.parametrize(
+    ("provider", "secrets", "faulty"),
+    [
+        ("openstack", "username = robot\nproject = lab\n", ["password"]),
+        ("openstack", "application_credential_id = x\n", ["application_credential_secret"]),
+        ("openstack", "username = r\npasword = ${WORD}\nproject = lab\n", ["password", "pasword"]),
+        ("gce", "service_account = r@x\n", [""]),
+        ("gce", "key = ${WORD}\n", [""]),
+        ("azure", "tenant_id = t\nclient_id = c\nclient_secret = ${WORD}\n", ["subscription_id"]),
+    ],
+)
+def test_credentials_that_are_not_whole_are_a_fault(
+    tmp_path: Path, provider: str, secrets: str, faulty: list[str]
+) -> None:
+    cloud = GOOD[provider].partition("[Cloud Credentials]")[0] + "[Cloud Credentials]\n" + secrets
+    found = problems(tmp_path, cloud)
+    assert sorted(key for _, key in found) == faulty
+    assert {section for section, _ in found} == {"Cloud Credentials"}
+
+
+def test_an_application_credential_needs_nothing_more(tmp_path: Path) -> None:
+    cloud = GOOD["openstack"].partition("username")[0]
+    cloud += "application_credential_id = id\napplication_credential_secret = ${WORD}\n"
+    account = openstack_site.account_of(site_of(tmp_path, cloud))
+    assert (account.application_credential, account.user, account.secret) == (True, "id", "hush")
+
+
+@pytest.mark.parametrize("networks", ["n1,n2", "n1, n2"])
+def test_openstack_is_told_what_the_site_says(tmp_path: Path, networks: str) -> None:
+    cloud = GOOD["openstack"].replace(
+        "image =", "region = north\nmicroversion = 2.90\nconfig_drive = yes\nsecurity_groups = a, b\nimage ="
+    )
+    cloud += "user_domain = users\nproject_domain_id = projects\n"
+    site = site_of(tmp_path, cloud, NODE + f"network = {networks}\nkey_name = mine\nsecurity_groups = c\n")
+    account = openstack_site.account_of(site)
+    assert (account.auth_url, account.region, account.microversion) == (
+        "https://cloud.example:5000/v3",
+        "north",
+        "2.90",
+    )
+    assert (account.user, account.secret, account.project) == ("robot", "hush", "lab")
+    assert (account.user_domain, account.project_domain_id) == ("users", "projects")
+    (placement,) = openstack_site.placements_of(site).values()
+    assert placement.networks == ("n1", "n2")
+    assert (placement.security_groups, placement.key_name, placement.config_drive) == (("c",), "mine", True)
+
+
+def test_gce_and_azure_are_told_what_the_site_says(tmp_path: Path) -> None:
+    (gce,) = gce_site.placements_of(site_of(tmp_path, GOOD["gce"])).values()
+    assert (gce.network, gce.zones) == ("global/networks/default", ("a", "b"))
+    (azure,) = azure_site.placements_of(site_of(tmp_path, GOOD["azure"], NODE + "zones = 2\n")).values()
+    assert (azure.network, azure.zone) == ("net/sub", "2")
+
+
+@pytest.mark.parametrize(
+    ("provider", "adapter"), [("openstack", OpenStackCloud), ("gce", GceCloud), ("azure", AzureCloud)]
+)
+def test_every_port_has_a_driver_of_its_own_and_calls_nobody_yet(
+    tmp_path: Path, provider: str, adapter: type
+) -> None:
+    make = cloud_factory(site_of(tmp_path, GOOD[provider]), lambda *_: "#!/bin/sh\n", SystemClock())
+    first, second = make(), make()
+    assert type(first) is type(second) is adapter
+    assert first.driver is not second.driver  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_no_secret_is_in_what_is_printed(tmp_path: Path, provider: str) -> None:
+    site = site_of(tmp_path, GOOD[provider])
+    assert "hush" not in repr(site)
+    if provider == "openstack":
+        assert "hush" not in repr(openstack_site.account_of(site))
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_the_example_only_observes(provider: str) -> None:
+    site = load_site(CONFIG / f"{provider}.ini", ENVIRONMENT)
+    assert (site.cloud.provider, site.mode) == (provider, Mode.OBSERVE)

@@ -1,0 +1,78 @@
+"""Reasons and moments as people read them."""
+
+from __future__ import annotations
+
+import string
+from decimal import Decimal
+
+import pytest
+
+from nodemanager.core.reason_text import SENTENCES, Edge, clock_time, duration, sentence
+from nodemanager.core.reasons import because
+
+EDGE = Edge(now_s=500.0, wall_at=1_800_000_000.0)
+
+
+def said(code: str, **figures: str | float | Decimal | tuple[str, ...]) -> str:
+    return sentence(code, EDGE.figures(because(code, **figures)))
+
+
+def test_a_reason_is_a_sentence_with_its_figures() -> None:
+    assert (
+        said("paid_time_left", idle_s=95.0, window_left_s=4000.0, stop_lead_s=60.0)
+        == "idle for 1m35s, paid for 1h06m more (goes when 1m00s are left)"
+    )
+    assert said("node_coming", nodes=("cloud2", "cloud3")) == "booting cloud[2-3]"
+
+
+def test_a_job_is_named_as_flux_names_it() -> None:
+    assert said("wanted", jobs=("11744051200000", "58")) == "wanted by f6KVnbAAK, f21"
+    assert said("behind_a_stuck_job", job="58") == "behind job f21, which cannot be given its nodes"
+
+
+def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
+    figures = EDGE.figures(because("call_in_flight", call="create", deadline_s=530.0))
+    assert figures == {"call": "create", "deadline_at": 1_800_000_030.0}
+    assert said("call_in_flight", call="create", deadline_s=530.0).endswith(
+        "until 2027-01-15T08:00:30Z at the latest"
+    )
+
+
+def test_a_line_of_a_story_has_its_wall_clock_time() -> None:
+    assert EDGE.story("joined -> idle at 440.500") == "joined -> idle at 2027-01-15T07:59:00Z"
+    assert EDGE.story("no moment here") == "no moment here"
+
+
+def test_what_blocks_a_type_is_said_with_the_provider_s_words() -> None:
+    assert (
+        said("blocked_create_capacity", until_s=620.0, detail="none left")
+        == "not bought until 2027-01-15T08:02:00Z, as a create failed (capacity): none left"
+    )
+
+
+def test_a_code_without_a_sentence_is_shown_with_its_figures() -> None:
+    assert (
+        said("brand_new", price_left=Decimal("1.5"), waited_s=61.0) == "brand new: price left 1.50, waited s 1m01s"
+    )
+
+
+def test_a_figure_that_is_missing_costs_the_sentence_not_the_answer() -> None:
+    assert said("stale", source="cloud") == "stale: source cloud"
+
+
+@pytest.mark.parametrize("code", SENTENCES)
+def test_every_sentence_is_well_formed(code: str) -> None:
+    names = [name for _, name, _, _ in string.Formatter().parse(SENTENCES[code]) if name is not None]
+    assert "" not in names
+    assert all(name.isidentifier() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("span_s", "text"), [(0.0, "0s"), (59.4, "59s"), (60.0, "1m00s"), (3600.0, "1h00m"), (90061.0, "25h01m")]
+)
+def test_durations(span_s: float, text: str) -> None:
+    assert duration(span_s) == text
+
+
+def test_clock_time() -> None:
+    assert clock_time(0.0) == "1970-01-01T00:00:00Z"

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.core.jobs import HasProperty, Holding, Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.core.slots import Rank
+from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
+from tests.flux.recording import job_events, lines
+
+# RFC 21's states, as job-list gives them.
+STATES = {1: "new", 2: "depend", 4: "priority", 8: "sched", 16: "run", 32: "cleanup"}
+INACTIVE = 64
+
+JOBSPEC: Mapping[str, Any] = {
+    "version": 1,
+    "resources": [{"type": "slot", "count": 2, "label": "task", "with": [{"type": "core", "count": 1}]}],
+    "attributes": {"system": {"duration": 60}},
+}
+SUBMIT = {"userid": 1000, "urgency": 16, "flags": 0, "version": 1}
+
+
+class Journal:
+    """A queue that is fed a job's events, at one second each."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.at = 0.0
+
+    def says(self, job: int, *events: str, jobspec: object = JOBSPEC, **context: object) -> Journal:
+        for event in events:
+            self.at += 1.0
+            said = SUBMIT | context if event == "submit" else context
+            self.queue.apply(job, event, self.at, said, jobspec if event == "submit" else None)
+        return self
+
+    def waits(self, job: int) -> Journal:
+        """The job was submitted, and is in the scheduler's hands."""
+        return self.says(job, "submit", "validate", "depend").says(job, "priority", priority=16)
+
+    def runs(self, job: int) -> Journal:
+        return self.waits(job).says(job, "alloc", "start")
+
+    def job(self, job: int) -> Job:
+        return next(found for found in self.queue.complete(0.0).jobs if found.id == job)
+
+    def why(self, job: int) -> str:
+        return next(found for found in self.queue.complete(0.0).unreadable if found.id == job).why
+
+    def ids(self) -> list[int]:
+        return [job.id for job in self.queue.complete(0.0).jobs]
+
+
+# --- the recording ----------------------------------------------------------------------------------------
+
+
+def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
+    """By the recording: a job on two nodes, then one that gets a part of one of them."""
+    queue, began = Queue(), dict[JobId, Job]()
+    for line in lines():
+        if line["kind"] == "job-event":
+            jobspec, r = line.get("jobspec"), line.get("R")
+            queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], jobspec, r)
+            if line["name"] == "alloc":
+                began |= {job.id: job for job in queue.changes(0.0).jobs if job.id == line["jobid"]}
+    first, second, *_ = began.values()
+    assert first.holds == (Holding(Rank(1), 4, 0), Holding(Rank(5), 8, 2))
+    assert second.holds == (Holding(Rank(5), 2, 1),)
+    for job in began.values():
+        assert (job.ends_at is None) is (job.duration_s == 0)
+
+
+def test_a_job_that_gets_more_time_ends_later() -> None:
+    journal = Journal().runs(1).says(1, "resource-update", expiration=5000.0)
+    (job,) = journal.queue.changes(0.0).jobs
+    assert job.ends_at == 5000.0
+
+
+def test_replayed_the_recorded_journal_agrees_with_every_recorded_job_list() -> None:
+    queue, told, compared = Queue(), dict[JobId, Job](), 0
+    for line in lines():
+        if line["kind"] == "job-event":
+            queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], line.get("jobspec"))
+        elif line.get("topic") == "job-list.list":
+            seen = queue.changes(line["t"])
+            assert not seen.unreadable
+            told |= {job.id: job for job in seen.jobs}
+            told = {job_id: job for job_id, job in told.items() if job_id not in seen.ended}
+            listed = [job for job in line["response"]["jobs"] if job["state"] != INACTIVE]
+            assert {job_id: _as_listed(job) for job_id, job in told.items()} == {
+                job["id"]: {key: job.get(key) for key in _LISTED} for job in listed
+            }
+            assert {job.id: job for job in queue.complete(line["t"]).jobs} == told
+            compared += 1
+    assert compared >= 10
+
+
+_LISTED = ("state", "urgency", "priority", "userid", "t_submit", "duration")
+
+
+def _as_listed(job: Job) -> dict[str, object]:
+    number = next(bit for bit, name in STATES.items() if name == job.state)
+    # The job list shows no priority before one was computed.
+    priority = None if job.state is JobState.DEPEND else job.priority
+    values = (number, job.urgency, priority, job.userid, job.submitted_at, job.duration_s)
+    return dict(zip(_LISTED, values, strict=True))
+
+
+def test_the_recorded_queue_while_no_node_was_there() -> None:
+    queue = Queue()
+    for line in job_events():
+        if line["t"] < 1.0:
+            queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], line.get("jobspec"))
+    seen = queue.complete(5.0)
+    assert (seen.started_s, seen.complete, seen.unreadable, seen.ended) == (5.0, True, (), ())
+    assert [(job.state, job.shape, job.urgency) for job in seen.jobs] == [
+        (JobState.SCHED, Shape(1, 1, nodes=2, exclusive=True), 16),
+        (JobState.SCHED, Shape(1, 2, gpus_per_slot=1), 16),
+        (JobState.SCHED, Shape(1, 1, constraint=HasProperty("small")), 16),
+        (JobState.DEPEND, Shape(1, 1), 16),
+        (JobState.SCHED, Shape(1, 1), 0),
+    ]
+
+
+# --- states -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_s_life() -> None:
+    journal, states = Journal(), []
+    life: list[tuple[str, dict[str, Any]]] = [
+        ("submit", {}),
+        ("validate", {}),
+        ("dependency-add", {"description": "after-finish=f1"}),
+        ("dependency-remove", {"description": "after-finish=f1"}),
+        ("depend", {}),
+        ("priority", {"priority": 20}),
+        ("annotations", {"annotations": {"sched": {"t_estimate": 5.0}}}),
+        ("memo", {"node": "coming"}),
+        ("alloc", {}),
+        ("prolog-start", {"description": "boot"}),
+        ("prolog-finish", {"description": "boot", "status": 0}),
+        ("start", {}),
+        ("finish", {"status": 0}),
+        ("release", {"ranks": "all", "final": True}),
+        ("free", {}),
+    ]
+    for event, context in life:
+        journal.says(7, event, **context)
+        states.append(str(journal.job(7).state))
+    assert states == ["new", *["depend"] * 3, "priority", *["sched"] * 3, *["run"] * 4, *["cleanup"] * 3]
+    assert journal.job(7).priority == 20
+    assert journal.says(7, "clean").ids() == []
+
+
+def test_what_a_job_is_told_with() -> None:
+    job = Journal().says(7, "submit", urgency=31, userid=1001).job(7)
+    assert job == Job(
+        JobId(7), JobState.NEW, Shape(2, 1), 1.0, urgency=31, priority=31, duration_s=60.0, userid=1001
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "context"),
+    [("urgency", {"urgency": 0, "userid": 0}), ("jobspec-update", {}), ("flux-restart", {})],
+)
+def test_a_waiting_job_goes_back_for_its_priority(event: str, context: dict[str, object]) -> None:
+    journal = Journal().waits(7).says(7, event, **context)
+    assert journal.job(7).state is JobState.PRIORITY
+    assert journal.says(7, "priority", priority=3).job(7).state is JobState.SCHED
+    assert journal.job(7).priority == 3
+
+
+@pytest.mark.parametrize("event", ["flux-restart", "depend", "validate", "jobspec-update", "start", "nonsense"])
+def test_a_running_job_runs_on(event: str) -> None:
+    assert Journal().runs(7).says(7, event).job(7).state is JobState.RUN
+
+
+def test_a_job_is_held_and_released_by_its_urgency() -> None:
+    journal = Journal().waits(7).says(7, "urgency", urgency=0).says(7, "priority", priority=0)
+    assert (journal.job(7).urgency, journal.job(7).priority) == (0, 0)
+    journal.says(7, "urgency", urgency=16).says(7, "priority", priority=16)
+    assert (journal.job(7).urgency, journal.job(7).priority, journal.job(7).state) == (16, 16, JobState.SCHED)
+
+
+def test_a_priority_counts_only_while_the_job_waits() -> None:
+    assert Journal().runs(7).says(7, "priority", priority=99).job(7).priority == 16
+
+
+@pytest.mark.parametrize(("severity", "state"), [(0, JobState.CLEANUP), (1, JobState.SCHED), (7, JobState.SCHED)])
+def test_only_a_fatal_exception_ends_a_job(severity: int, state: JobState) -> None:
+    journal = Journal().waits(7).says(7, "exception", type="cancel", severity=severity, userid=0)
+    assert journal.job(7).state is state
+
+
+def test_a_job_refused_at_submission_ends_without_a_clean() -> None:
+    assert Journal().says(7, "submit", "invalidate").ids() == []
+
+
+# --- updates ----------------------------------------------------------------------------------------------
+
+
+def test_updates_change_a_waiting_job() -> None:
+    journal = Journal().waits(7)
+    journal.says(7, "jobspec-update", **{"attributes.system.duration": 3600.0, "attributes.system.queue": "big"})
+    journal.says(7, "jobspec-update", **{"attributes.system.constraints": {"properties": ["gpu"]}})
+    job = journal.job(7)
+    assert (job.duration_s, job.queue, job.shape) == (3600.0, "big", Shape(2, 1, constraint=HasProperty("gpu")))
+
+
+def test_updates_already_in_the_jobspec_may_be_applied_again() -> None:
+    # The journal begins with the jobspec as it is now, and then repeats every event.
+    now = {**JOBSPEC, "attributes": {"system": {"duration": 3600.0}}}
+    journal = (
+        Journal().says(7, "submit", jobspec=now).says(7, "jobspec-update", **{"attributes.system.duration": 90.0})
+    )
+    journal.says(7, "jobspec-update", **{"attributes.system.duration": 3600.0})
+    assert journal.job(7).duration_s == 3600.0
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def test_each_change_is_told_once() -> None:
+    journal = Journal().waits(7)
+    seen = journal.queue.changes(3.0)
+    assert (seen.started_s, seen.complete, [job.id for job in seen.jobs]) == (3.0, False, [7])
+    assert not journal.queue.changes(4.0).jobs
+    journal.says(7, "annotations", annotations={}).says(7, "memo", user="x")
+    assert not journal.queue.changes(5.0).jobs
+    journal.says(7, "alloc")
+    assert [job.state for job in journal.queue.changes(6.0).jobs] == [JobState.RUN]
+    journal.says(7, "finish", "clean")
+    seen = journal.queue.changes(7.0)
+    assert (seen.jobs, seen.ended) == ((), (7,))
+    assert not journal.queue.changes(8.0).ended
+
+
+def test_a_job_that_came_and_went_between_two_looks_is_never_told() -> None:
+    seen = Journal().runs(7).says(7, "finish", "clean").queue.changes(1.0)
+    assert (seen.jobs, seen.ended) == ((), ())
+
+
+def test_what_is_complete_needs_no_change_after_it() -> None:
+    journal = Journal().waits(7).waits(8)
+    assert [job.id for job in journal.queue.complete(1.0).jobs] == [7, 8]
+    assert not journal.queue.changes(2.0).jobs
+
+
+def test_a_job_that_changed_back_is_not_told() -> None:
+    journal = Journal().waits(7)
+    journal.queue.changes(1.0)
+    journal.says(7, "urgency", urgency=3).says(7, "urgency", urgency=16).says(7, "priority", priority=16)
+    assert not journal.queue.changes(2.0).jobs
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobspec", [None, [], {}, {**JOBSPEC, "resources": 5}])
+def test_a_jobspec_that_cannot_be_read_makes_an_unreadable_job(jobspec: object) -> None:
+    journal = Journal().says(7, "submit", jobspec=jobspec).waits(8)
+    seen = journal.queue.changes(1.0)
+    assert [job.id for job in seen.unreadable] == [7]
+    assert [job.id for job in seen.jobs] == [8]
+    assert journal.says(7, "validate", "depend").queue.changes(2.0).unreadable == ()
+    assert journal.says(7, "clean").queue.changes(3.0).ended == (7,)
+
+
+@pytest.mark.parametrize(
+    ("event", "context", "why"),
+    [
+        ("urgency", {}, "event urgency: context.urgency: a whole number is needed, not nothing"),
+        ("urgency", {"urgency": True}, "event urgency: context.urgency: a whole number is needed, not True"),
+        (
+            "priority",
+            {"priority": "high"},
+            "event priority: context.priority: a whole number is needed, not 'high'",
+        ),
+        ("exception", {}, "event exception: context.severity: a whole number is needed, not nothing"),
+        ("jobspec-update", {"a..b": 1}, "event jobspec-update: updates: a path such as"),
+    ],
+)
+def test_an_event_that_cannot_be_read_makes_an_unreadable_job(
+    event: str, context: dict[str, Any], why: str
+) -> None:
+    journal = Journal().waits(7).says(7, event, **context)
+    assert journal.why(7).startswith(why)
+    assert journal.says(7, "alloc").why(7).startswith(why)
+
+
+@pytest.mark.parametrize(("timestamp", "context"), [("now", SUBMIT), (None, SUBMIT), (1.0, None), (1.0, {})])
+def test_a_submission_that_cannot_be_read(timestamp: object, context: object) -> None:
+    queue = Queue()
+    queue.apply(7, "submit", timestamp, context, JOBSPEC)
+    assert [job.id for job in queue.complete(0.0).unreadable] == [7]
+
+
+def test_events_of_a_job_whose_submission_was_not_seen_are_ignored() -> None:
+    assert Journal().says(7, "priority", "alloc", "urgency", "clean").ids() == []
+
+
+EVENTS = st.sampled_from(["submit", "validate", "depend", "priority", "alloc", "start", "finish", "clean"]) | (
+    st.sampled_from(["invalidate", "urgency", "jobspec-update", "exception", "flux-restart", "memo", "nonsense"])
+)
+VALUES = st.integers(-1, 31) | st.none() | st.booleans() | st.text(max_size=3) | st.floats()
+KEYS = st.sampled_from(
+    ["userid", "urgency", "priority", "severity", "type", "attributes.system.duration", "resources", "attributes"]
+)
+CONTEXTS = st.dictionaries(KEYS, VALUES, max_size=4).map(lambda context: SUBMIT | context) | VALUES
+STREAM = st.lists(
+    st.tuples(
+        st.integers(1, 3), EVENTS, VALUES | st.just(5.0), CONTEXTS, st.just(JOBSPEC) | st.none() | st.just({"a": 1})
+    ),
+    max_size=30,
+)
+
+
+@given(STREAM, st.integers(1, 10))
+def test_events_in_any_order_never_raise_and_the_changes_add_up(
+    stream: list[tuple[int, str, object, object, object]], told_every: int
+) -> None:
+    queue = Queue()
+    told: dict[JobId, Job | UnreadableJob] = {}
+
+    def tell() -> None:
+        seen = queue.changes(0.0)
+        told.update({job.id: job for job in seen.jobs} | {job.id: job for job in seen.unreadable})
+        for job_id in seen.ended:
+            told.pop(job_id, None)
+
+    for count, (job_id, name, timestamp, context, jobspec) in enumerate(stream):
+        queue.apply(job_id, name, timestamp, context, jobspec)
+        if count % told_every == 0:
+            tell()
+    tell()
+    complete = queue.complete(0.0)
+    assert told == {job.id: job for job in complete.jobs} | {job.id: job for job in complete.unreadable}
+
+
+def test_what_concerns_ranks() -> None:
+    concerning = {line["name"] for line in job_events() if concerns_ranks(line["name"])}
+    assert concerning == {"alloc", "release", "free"}

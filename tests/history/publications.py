@@ -1,0 +1,56 @@
+"""Publications in a row, as a manager makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from nodemanager.actors.manager import Published
+from nodemanager.core.facts import Fact
+from nodemanager.core.jobs import Job
+from nodemanager.history.follower import Follower, Happened
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Node
+from tests.builders import NOW_S, WALL_AT, a_policy, a_snapshot
+
+
+def a_moment(
+    after_s: float = 0.0,
+    *,
+    nodes: Sequence[Node] = (),
+    jobs: Sequence[Job] = (),
+    facts: Sequence[Fact] = (),
+    policy: Policy | None = None,
+    acts: bool = True,
+    **changes: Any,
+) -> Published:
+    """What is published so many seconds into the story; every source has just answered."""
+    policy = policy if policy is not None else a_policy()
+    snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, **changes)
+    seen_s = NOW_S + after_s - 1
+    snapshot = replace(
+        snapshot,
+        now_s=NOW_S + after_s,
+        wall_at=WALL_AT + after_s,
+        claim=replace(snapshot.claim, seen_s=seen_s),
+        queue=replace(snapshot.queue, seen_s=seen_s),
+        flux=replace(snapshot.flux, seen_s=seen_s),
+        cloud=replace(snapshot.cloud, seen_s=seen_s),
+    )
+    return Published(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
+
+
+def told(*publications: Published) -> list[Happened]:
+    follower = Follower()
+    return [follower.of([it]) for it in publications]
+
+
+def lines(happened: Happened, *kinds: str) -> list[str]:
+    """The entries in short: "decided BootNode demand"."""
+    return [
+        " ".join(filter(None, (entry.kind, entry.what, entry.code)))
+        for entry in happened.entries
+        if not kinds or entry.kind in kinds
+    ]

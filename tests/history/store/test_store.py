@@ -1,0 +1,568 @@
+"""The journal on disk: whatever becomes of the file, the service goes on, and says so."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from nodemanager.core.facts import CloudCallFailed
+from nodemanager.core.jobs import Holding, JobState
+from nodemanager.core.nodes import FailureKind, NodeState
+from nodemanager.core.slots import Rank
+from nodemanager.history.events import Entry
+from nodemanager.history.follower import Chronicle, Happened
+from nodemanager.history.store import reader as reader_module
+from nodemanager.history.store import rows, schema, writer
+from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.store.rows import Rows
+from nodemanager.history.store.writer import Journal
+from tests.builders import WALL_AT, a_job, a_node
+from tests.contract.cloud_subjects import until
+from tests.history.publications import a_moment, told
+
+STOP_S = 10.0
+FAILED = CloudCallFailed("create", None, FailureKind.QUOTA, "enough")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is written as it comes."""
+    monkeypatch.setattr(writer, "FLUSH_S", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+def a_story() -> list[Happened]:
+    """A job waits, a node comes, the job runs on it and ends, the node goes."""
+    waiting = a_job(7, submitted_at=WALL_AT - 60, userid=0, queue="batch")
+    runs = replace(waiting, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),))
+    return told(
+        a_moment(jobs=[waiting]),
+        a_moment(10, nodes=[a_node("cloud1", NodeState.BOOTING)], jobs=[waiting], facts=[FAILED]),
+        a_moment(100, nodes=[a_node("cloud1", NodeState.BUSY)], jobs=[runs]),
+        a_moment(460, nodes=[a_node("cloud1", NodeState.IDLE)]),
+        a_moment(500),
+    )
+
+
+def write(path: Path, *stories: list[Happened], between: Callable[[], None] = lambda: None) -> Journal:
+    """Each story by the same journal, with something in between."""
+    journal = Journal(path)
+    for number, story in enumerate(stories):
+        if number:
+            between()
+        for happened in story:
+            journal.write([happened])
+    journal.close()
+    return journal
+
+
+# --- what it tells ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(path: Path) -> JournalReader:
+    write(path, a_story())
+    return JournalReader(path)
+
+
+def test_a_reason_of_the_past_is_found(reader: JournalReader) -> None:
+    said = reader.standing_at("7", WALL_AT + 5)
+    assert said is not None
+    assert (said["code"], said["at"]) == ("node_ordered", WALL_AT)
+    assert reader.standing_at("7", WALL_AT - 1) is None
+    assert reader.launch_of("cloud1", WALL_AT + 50) == "cloud1-1"
+    assert reader.launch_of("cloud1", WALL_AT - 10_000) is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "after_s", "what", "code"),
+    [
+        ("7", 15, "waits", "node_coming"),
+        ("7", 105, "began", ""),
+        ("7", 480, "ended", ""),
+        ("cloud1-1", 470, "idle", "paid_time_left"),
+        ("cloud1-1", 510, "ended", ""),
+    ],
+)
+def test_a_reason_stands_until_its_job_begins_or_it_ends(
+    reader: JournalReader, subject: str, after_s: float, what: str, code: str
+) -> None:
+    said = reader.standing_at(subject, WALL_AT + after_s)
+    assert said is not None
+    assert (said["what"], said["code"]) == (what, code)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "kind", "what", "code"),
+    [
+        (5, "because", "waits", "node_ordered"),
+        (15, "standstill", "begins", "not_the_actor"),
+        (25, "because", "waits", "node_ordered"),
+    ],
+)
+def test_a_reason_stands_no_more_while_decisions_stand_still(
+    path: Path, after_s: float, kind: str, what: str, code: str
+) -> None:
+    waiting = a_job(7)
+    moments = [a_moment(jobs=[waiting]), a_moment(10, jobs=[waiting], claimed=False), a_moment(20, jobs=[waiting])]
+    write(path, told(*moments))
+    said = JournalReader(path).standing_at("7", WALL_AT + after_s)
+    assert said is not None
+    assert (said["kind"], said["what"], said["code"]) == (kind, what, code)
+
+
+def test_of_what_nothing_is_said_after_a_standstill_no_reason_stands(path: Path) -> None:
+    """As of a job that is no more among the first of the queue, whose reasons are followed."""
+    moments = [a_moment(jobs=[a_job(7)]), a_moment(10, claimed=False), a_moment(20)]
+    happened = told(*moments)
+    forgotten = replace(
+        happened[1], entries=tuple(it for it in happened[1].entries if it.kind == "standstill")
+    )  # that it has ended was not heard of
+    write(path, [happened[0], forgotten, happened[2]])
+    said = JournalReader(path).standing_at("7", WALL_AT + 25)
+    assert said is not None
+    assert (said["kind"], said["what"], said["code"]) == ("standstill", "ends", "")
+
+
+def test_entries_are_read_by_subject_kind_and_time(reader: JournalReader) -> None:
+    assert [it["what"] for it in reader.entries(subject="cloud1-1", kinds=["node"])] == [
+        "booting",
+        "busy",
+        "idle",
+        "ended",
+    ]
+    assert [it["figures"]["detail"] for it in reader.entries(kinds=["failed"])] == ["enough"]
+    assert reader.entries(since_at=WALL_AT + 10_000) == []
+
+
+def test_a_report_adds_up(reader: JournalReader) -> None:
+    report = reader.report(WALL_AT - 3600, WALL_AT + 3600)
+    by_use = {row["use"]: row["cost"] for row in report["by_use"]}
+    assert report["cost"] == pytest.approx(sum(by_use.values()))
+    assert report["waste"] == pytest.approx(report["cost"] - by_use["job"])
+    assert by_use["job"] == pytest.approx(0.40 * 360 / 3600)
+    assert [row["queue"] for row in report["by_queue"]] == ["batch"]
+    assert [row["userid"] for row in report["by_user"]] == [0]
+    assert report["waits"] == {"jobs": 1, "median_s": 160.0, "p95_s": 160.0}
+    assert [(row["outcome"], row["count"]) for row in report["boots"]] == [("joined", 1)]
+    assert [(row["operation"], row["kind"], row["count"]) for row in report["failures"]] == [("create", "quota", 1)]
+
+
+def test_spend_is_told_from_a_moment_on(reader: JournalReader) -> None:
+    assert reader.spent(WALL_AT - 3600) > 0
+    assert reader.spent(WALL_AT + 86_400) == 0
+
+
+def test_a_report_says_from_when_on_each_of_its_sums_is(reader: JournalReader) -> None:
+    """Spend is kept by the hour; what happened, for fewer days than spend."""
+    report = reader.report(WALL_AT + 30, WALL_AT + 60)
+    assert report["cost_since_at"] == (WALL_AT + 30) // 3600 * 3600
+    assert report["entries_since_at"] == WALL_AT + 30
+    long = reader.report(WALL_AT - 90 * 86_400, WALL_AT)
+    assert long["entries_since_at"] == WALL_AT - schema.ENTRIES_KEPT_S
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_of_the_nearest_rank_as_many_values_are_not_above_as_are_asked_for(
+    values: list[float], part: float
+) -> None:
+    ordered = sorted(values)
+    found = reader_module.quantile(ordered, part)
+    assert found in ordered
+    assert sum(value <= found for value in ordered) >= part * len(ordered)
+    below = sum(value < found for value in ordered)
+    assert below < part * len(ordered) or below == 0
+
+
+@pytest.mark.parametrize(("count", "part", "rank"), [(2, 0.5, 1), (4, 0.5, 2), (20, 0.95, 19), (100, 0.95, 95)])
+def test_a_quantile_is_the_nearest_rank(count: int, part: float, rank: int) -> None:
+    assert reader_module.quantile(range(1, count + 1), part) == rank
+
+
+def test_an_empty_span_has_a_report_too(reader: JournalReader) -> None:
+    assert reader.report(WALL_AT + 86_400, WALL_AT + 90_000)["cost"] == 0
+
+
+# --- what befalls the file --------------------------------------------------------------------------------
+
+
+def test_the_file_is_its_owner_s_and_knows_its_version(path: Path) -> None:
+    write(path, a_story())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
+    write(path, a_story())
+    count = len(JournalReader(path).entries())
+    write(path, a_story())
+    assert len(JournalReader(path).entries()) == 2 * count
+
+
+def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path: Path) -> None:
+    with capture_logs() as logs:
+        write(path, a_story(), a_story(), between=path.unlink)
+    assert JournalReader(path).entries()
+    assert [log["event"] for log in logs] == ["journal_gone"]
+
+
+@pytest.mark.parametrize(
+    "spoilt", ["figures = ''", "figures = '\ufffd{'", "at = 'x'", "what = x'ff00'", "subject = x'07'"]
+)
+def test_of_one_that_is_spoilt_where_sqlite_takes_no_notice_the_others_are_told(path: Path, spoilt: str) -> None:
+    write(path, a_story())
+    whole = JournalReader(path).entries()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE entries SET {spoilt} WHERE id = 3")  # noqa: S608 - our own words
+    with capture_logs() as logs:
+        assert JournalReader(path).entries() == whole[:2] + whole[3:]
+    assert [(log["event"], log["entries"]) for log in logs] == [("journal_entries_spoilt", 1)]
+
+
+def test_what_was_last_said_of_a_subject_is_not_told_from_an_older_entry_where_it_is_spoilt(path: Path) -> None:
+    write(path, a_story())
+    told = JournalReader(path).standing_at("7", WALL_AT + 1e6)
+    assert told is not None
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE entries SET figures = '' WHERE subject = ? AND at = ?", ("7", told["at"]))
+    with pytest.raises(JournalUnreadable, match=r"of 7 before .* figures"):
+        JournalReader(path).standing_at("7", WALL_AT + 1e6)
+
+
+def _told_of(story: list[Happened]) -> list[Entry]:
+    return [entry for happened in story for entry in happened.entries]
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"this is no database, and never was one" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
+)
+def test_one_that_is_corrupt_is_moved_aside_with_a_message(path: Path, rubbish: bytes) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(rubbish)
+    with capture_logs() as logs:
+        journal = write(path, a_story())
+    assert "journal_moved_aside" in [log["event"] for log in logs]
+    (aside,) = path.parent.glob("journal.sqlite.unusable-*")
+    assert aside.read_bytes() == rubbish
+    assert (journal.lost, journal.failure) == (0, "")
+    assert len(JournalReader(path).entries()) == len(_told_of(a_story())), "what met with it stands in the new one"
+
+
+def test_one_that_is_begun_anew_says_when_it_begins_and_what_was_set_aside(path: Path) -> None:
+    """Else a report of it would pass for the whole."""
+
+    def scribble() -> None:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.write_bytes(b"rubbish" * 4000)
+
+    story = a_story()
+    write(path, story[:3], story[3:], between=scribble)
+    reader = JournalReader(path)
+    (aside,) = path.parent.glob("*.unusable-*")
+    begun_at = WALL_AT + 460
+    assert (reader.begins_at(), reader.set_aside()) == (begun_at, [aside.name])
+    whole = reader.report(WALL_AT, WALL_AT + 600)
+    assert (whole["begins_at"], whole["set_aside"]) == (begun_at, [aside.name])
+    later = reader.report(begun_at, WALL_AT + 600)
+    assert (later["begins_at"], later["set_aside"]) == (None, []), "all of that span is known"
+
+
+def test_one_that_was_written_before_it_knew_when_it_began_is_told_it_by_what_stands_there(path: Path) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE begun; PRAGMA user_version = 3;")
+    write(path, a_story())
+    begins_at = JournalReader(path).begins_at()
+    assert begins_at == WALL_AT // 3600 * 3600, "spend is kept by the hour"
+
+
+def test_what_is_let_go_does_not_change_when_it_began(path: Path) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM entries")
+    write(path, a_story()[-1:])
+    assert JournalReader(path).begins_at() == WALL_AT
+
+
+def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
+    def scribble() -> None:
+        for file in path.parent.glob("journal.sqlite*"):
+            file.write_bytes(os.urandom(20_000))
+
+    with capture_logs() as logs:
+        journal = write(path, a_story(), a_story(), a_story(), between=scribble)
+    assert journal.failure == ""
+    assert {"journal_moved_aside", "journal_gone"} & {log["event"] for log in logs}
+    assert JournalReader(path).entries()
+
+
+def test_one_that_is_spoilt_where_nothing_is_written_next_is_moved_aside_at_the_start(path: Path) -> None:
+    write(path, *[a_story()] * 40)
+    with path.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\xff" * 4096)
+    with capture_logs() as logs:
+        journal = write(path, a_story())
+    assert "journal_moved_aside" in [log["event"] for log in logs]
+    assert (journal.lost, journal.failure) == (0, "")
+    assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+
+
+def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+        connection.commit()
+    with capture_logs() as logs:
+        write(path, a_story())
+    assert any("version" in log.get("why", "") for log in logs if log["event"] == "journal_moved_aside")
+    assert JournalReader(path).entries()
+
+
+class Fillable(Journal):
+    """Its disk may be full."""
+
+    full = True
+
+    def _opened(self) -> sqlite3.Connection:
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super()._opened()
+
+
+def written_once_there_is_room(
+    path: Path, story: list[Happened]
+) -> tuple[Fillable, list[MutableMapping[str, Any]]]:
+    """The journal, and what it logged: the disk is full while the story is told."""
+    journal = Fillable(path)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+        journal.full = False
+        journal.write([])
+    return journal, list(logs)
+
+
+def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(path: Path) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    journal, logs = written_once_there_is_room(path, story)
+    assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
+    assert (journal.lost, journal.failure) == (0, "")
+    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
+    assert kept.entries() == wanted.entries()
+    assert kept.report(0, 1) == wanted.report(0, 1)
+    journal.write([])
+    assert kept.entries() == wanted.entries(), "nothing is held any more"
+    journal.close()
+
+
+def test_what_is_too_much_to_hold_is_left_out_the_oldest_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = a_story()
+    monkeypatch.setattr(writer, "HELD_MAX", Rows.of(story[-1:]).count)
+    journal, logs = written_once_there_is_room(path, story)
+    assert logs[-1]["lost"] == journal.lost == len(story) - 1
+    assert [it["what"] for it in JournalReader(path).entries()] == [it.what for it in story[-1].entries]
+    journal.close()
+
+
+def test_what_no_file_takes_is_left_out_and_does_not_come_again(path: Path) -> None:
+    """A row that breaks one file would break each that is begun anew."""
+    story = a_story()
+    told = next(happened for happened in story if happened.entries)
+    bad = replace(told, entries=(replace(told.entries[0], what=object()),))  # type: ignore[arg-type]
+    journal = Journal(path)
+    journal.write([bad])
+    assert (journal.lost, len([*path.parent.glob("*.unusable-*")])) == (1, 1)
+    journal.write(story)
+    assert journal.failure == ""
+    assert len(JournalReader(path).entries()) == len(_told_of(story))
+    journal.close()
+
+
+def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(writer, "FLUSH_S", 0.0)
+    journal = Fillable(path)
+    journal.start()
+    for happened in a_story():
+        journal.take_in(happened)
+    until(lambda: bool(journal.failure), "it met with the full disk")
+    journal.full = False
+    until(lambda: not journal.failure, "it was written")
+    journal.stop(10.0)
+    assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Sets how many bytes a file may have at the most: what a disk that is nearly full comes to, for SQLite."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_with_room_for_what_is_written_and_none_for_letting_go_of_the_old_has_it_written_once(
+    path: Path, file_size_limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = a_story()
+    write(path.with_name("whole.sqlite"), story)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        schema.migrate(connection)
+        old = [(WALL_AT - 40 * 86_400, "because", str(i), "waits", "", " " * 300, "") for i in range(10_000)]
+        connection.executemany(rows.ENTRIES, old)
+        connection.commit()
+    journal = Journal(path)
+    monkeypatch.setattr(writer, "PRUNE_AGAIN_S", 0.0)
+    file_size_limit(500_000)
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    assert [log["event"] for log in logs] == ["journal_not_pruned"], "once, and nothing was held"
+    assert (journal.lost, journal.failure) == (0, "")
+    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
+    assert kept.entries(since_at=WALL_AT) == wanted.entries()
+    assert kept.report(WALL_AT, WALL_AT + 1e4) == wanted.report(WALL_AT, WALL_AT + 1e4)
+    file_size_limit(100_000_000)
+    journal.write(story[-1:])
+    assert len(kept.entries(limit=20_000)) == len(wanted.entries()) + len(story[-1].entries), "and the old is gone"
+    journal.close()
+
+
+def test_what_is_still_held_at_the_end_is_said_to_be_lost(path: Path) -> None:
+    journal = Fillable(path)
+    with capture_logs() as logs:
+        journal.start()
+        for happened in a_story():
+            journal.take_in(happened)
+        journal.stop(10.0)
+    assert [log["event"] for log in logs] == ["journal_not_written", "journal_lost"]
+    assert logs[-1]["publications"] == sum(happened.to_write for happened in a_story())
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with capture_logs() as logs:
+        journal = write(tmp_path / "file" / "journal.sqlite", a_story())
+    assert [log["event"] for log in logs] == ["journal_not_written"]
+    assert "File exists" in journal.failure or "Not a directory" in journal.failure
+
+
+def test_what_is_old_is_let_go(path: Path) -> None:
+    write(path, a_story())
+    (last,) = a_story()[-1:]
+    far = replace(last.published, snapshot=replace(last.published.snapshot, wall_at=WALL_AT + 1e8))
+    later = [replace(last, published=far)]
+    write(path, later)
+    assert all(it["at"] > WALL_AT + 400 for it in JournalReader(path).entries())
+
+
+@pytest.mark.parametrize("content", [None, b"rubbish" * 1000])
+def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    with pytest.raises(JournalUnreadable, match=r"journal\.sqlite"):
+        JournalReader(path).report(0, 1)
+
+
+# --- two services -----------------------------------------------------------------------------------------
+
+
+def _written(story: list[Happened], journal: Journal) -> list[str]:
+    """Write a story; what was logged."""
+    with capture_logs() as logs:
+        for happened in story:
+            journal.write([happened])
+    return [log["event"] for log in logs]
+
+
+def test_an_observer_with_the_state_dir_of_one_that_acts_never_writes_its_journal(path: Path) -> None:
+    acting, observer = Journal(path), Journal(path, succeeds=False)
+    story = a_story()
+    acting.write(story)
+    before = JournalReader(path).entries()
+    assert _written(story, observer) == ["journal_not_written"], "once"
+    assert "state_dir of its own" in observer.failure
+    acting.close()  # it is restarted
+    assert _written(story, observer) == []
+    assert JournalReader(path).entries() == before
+    observer.close()
+
+
+def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
+    first, second = Journal(path), Journal(path)
+    story, waiting = a_story(), told(*(a_moment(after_s, claimed=False) for after_s in (0, 10)))
+    first.write(story)
+    before = JournalReader(path).entries()
+    _written(waiting, second)
+    first.close()
+    second.write([])
+    assert JournalReader(path).entries() == before, "of that time the first has told"
+    _written(story, second)
+    assert len(JournalReader(path).entries()) == 2 * len(before)
+    second.close()
+
+
+def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(path: Path) -> None:
+    hangs, acts = Journal(path), Journal(path)
+    hangs.write([])
+    hangs.write(a_story()[:1])
+    before = JournalReader(path).entries()
+    assert _written(a_story(), acts) == ["journal_not_written"]
+    hangs.close()
+    acts.write([])
+    assert len(JournalReader(path).entries()) == len(before) + len(_told_of(a_story()))
+    acts.close()
+
+
+# --- the threads ------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_reaches_the_file_by_the_time_the_service_has_stopped(path: Path) -> None:
+    journal = Journal(path)
+    chronicle = Chronicle([journal.take_in])
+    journal.start()
+    chronicle.start()
+    for happened in a_story():
+        chronicle.publish(happened.published)
+    chronicle.stop(STOP_S)
+    journal.stop(STOP_S)
+    assert JournalReader(path).entries(kinds=["decided"])[0]["what"] == "BootNode"
+    assert (chronicle.left_out, journal.lost) == (0, 0)
+
+
+def test_a_chronicle_that_cannot_keep_up_leaves_publications_out_and_never_waits() -> None:
+    chronicle = Chronicle([])
+    moment = a_moment()
+    for _ in range(600):
+        chronicle.publish(moment)
+    assert chronicle.left_out == 100

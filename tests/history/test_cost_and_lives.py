@@ -1,0 +1,147 @@
+"""What nodes cost and for whom, and how their lives go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from nodemanager.core.facts import CloudCallFailed
+from nodemanager.core.jobs import Holding, Job, JobState
+from nodemanager.core.nodes import CloudState, FailureKind, NodeState
+from nodemanager.core.slots import Billing, Rank, Tariff
+from nodemanager.history.cost_ledger import NOBODY
+from nodemanager.history.follower import Happened
+from nodemanager.history.node_lives import Life
+from nodemanager.planner.state.snapshot import Node
+from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type
+from tests.history.publications import a_moment, told
+
+
+def spent(*story: Happened) -> dict[tuple[int, str, str], float]:
+    """By user, queue and use."""
+    sums: dict[tuple[int, str, str], float] = {}
+    for happened in story:
+        for account, amount in happened.spent.items():
+            key = account.userid, account.queue, account.use
+            sums[key] = sums.get(key, 0.0) + amount.cost
+    return {key: cost for key, cost in sums.items() if cost}
+
+
+def a_running_job(number: int, rank: int, cores: int, userid: int, queue: str = "") -> Job:
+    holds = (Holding(Rank(rank), cores, 0),)
+    return a_job(number, state=JobState.RUN, holds=holds, userid=userid, queue=queue)
+
+
+def test_a_node_s_hour_is_charged_to_its_jobs_by_their_cores_and_the_rest_is_idle() -> None:
+    jobs = [a_running_job(1, 1, 2, 1000, "batch"), a_running_job(2, 1, 1, 1001)]
+    node = a_node("cloud1", NodeState.BUSY)
+    story = told(*(a_moment(minute * 60, nodes=[node], jobs=jobs) for minute in range(61)))
+    assert spent(*story) == {
+        (1000, "batch", "job"): pytest.approx(0.20),
+        (1001, "", "job"): pytest.approx(0.10),
+        (NOBODY, "", "idle"): pytest.approx(0.10),
+    }
+
+
+def test_time_in_which_nobody_works_is_said_by_what_the_node_did() -> None:
+    nodes = [a_node("cloud1", NodeState.BOOTING), a_node("cloud2", NodeState.DRAINING)]
+    story = told(a_moment(nodes=nodes), a_moment(360, nodes=nodes))
+    assert spent(*story) == {(NOBODY, "", "boot"): pytest.approx(0.04), (NOBODY, "", "stop"): pytest.approx(0.04)}
+
+
+def test_what_was_paid_and_not_used_is_said_when_the_node_goes() -> None:
+    policy = a_policy(a_type("cloud", window_s=3600))
+    node = a_node("cloud1", NodeState.IDLE, policy, billed_from_s=NOW_S, requested_s=NOW_S)
+    story = told(
+        a_moment(nodes=[node], policy=policy),
+        a_moment(600, nodes=[node], policy=policy),
+        a_moment(610, policy=policy),
+    )
+    assert spent(*story)[NOBODY, "", "unused"] == pytest.approx(0.40 * (3600 - 610) / 3600, abs=0.002)
+
+
+def test_the_least_that_is_paid_for_a_node_counts_however_soon_it_goes() -> None:
+    """By the second, a minute at the least: EC2."""
+    by_the_second = a_type("cloud", window_s=1.0, minimum_s=60.0)
+    policy = a_policy(by_the_second)
+    node = a_node("cloud1", NodeState.BOOTING, policy, billed_from_s=NOW_S, requested_s=NOW_S)
+    ends = [a_moment(after_s, nodes=[node], policy=policy) for after_s in (0, 10)]
+    paid = spent(*told(*ends, a_moment(20, policy=policy)))
+    assert sum(paid.values()) == pytest.approx(float(by_the_second.price_per_hour) * 60 / 3600)
+    late = spent(*told(ends[0], a_moment(3600, nodes=[node], policy=policy), a_moment(3610, policy=policy)))
+    assert late[NOBODY, "", "unused"] <= float(by_the_second.price_per_hour) * 60 / 3600
+
+
+def test_a_node_of_a_type_that_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
+    bought, other = a_policy(a_type("cloud")), a_policy(a_type("other"))
+    launch = replace(a_launch("cloud1", bought), tariff=Tariff(Decimal("0.40"), Billing(3600.0)))
+    node = a_node("cloud1", NodeState.BUSY, bought, launch=launch, billed_from_s=NOW_S)
+    job = a_running_job(1, launch.rank, node.rank.cores, 1000) if node.rank is not None else a_job(1)
+    story = told(
+        a_moment(nodes=[node], jobs=[job], policy=other), a_moment(360, nodes=[node], jobs=[job], policy=other)
+    )
+    assert spent(*story) == {(1000, "", "job"): pytest.approx(0.04)}
+    _, life = lives(*story)[-1]
+    assert life.cost == pytest.approx(0.40), "the hour is paid whole"
+
+
+def test_what_is_not_yet_made_costs_nothing() -> None:
+    node = a_node("cloud1", NodeState.REQUESTED)
+    assert spent(*told(a_moment(nodes=[node]), a_moment(60, nodes=[node]))) == {}
+
+
+def test_a_long_pause_of_the_manager_is_not_charged_whole() -> None:
+    node = a_node("cloud1", NodeState.IDLE, billed_from_s=NOW_S)
+    story = told(a_moment(nodes=[node]), a_moment(86_400, nodes=[node]))
+    assert spent(*story) == {(NOBODY, "", "idle"): pytest.approx(0.40 * 600 / 3600)}
+
+
+# --- lives ------------------------------------------------------------------------------------------------
+
+
+def lives(*story: Happened) -> list[tuple[Life | None, Life]]:
+    return [change for happened in story for change in happened.lives]
+
+
+def test_a_life_has_its_moments() -> None:
+    launch = a_launch("cloud1", age_s=100)
+    pending = a_cloud_node(launch, state=CloudState.PENDING)
+    stages = [
+        a_node("cloud1", NodeState.REQUESTED, launch=launch),
+        a_node("cloud1", NodeState.BOOTING, launch=launch, cloud=pending),
+        a_node("cloud1", NodeState.BOOTING, launch=launch),
+        a_node("cloud1", NodeState.IDLE, launch=launch, since_s=NOW_S + 30),
+        a_node("cloud1", NodeState.BUSY, launch=launch, since_s=NOW_S + 40),
+    ]
+    story = told(*(a_moment(10 * turn, nodes=[node]) for turn, node in enumerate(stages)), a_moment(60))
+    _, life = lives(*story)[-1]
+    assert (life.requested_at, life.up_at, life.joined_at, life.first_job_at, life.ended_at) == (
+        WALL_AT - 100,
+        WALL_AT + 20,
+        WALL_AT + 30,
+        WALL_AT + 40,
+        WALL_AT + 60,
+    )
+    assert (life.outcome, life.found) == ("joined", False)
+
+
+@pytest.mark.parametrize(
+    ("node", "failures", "outcome"),
+    [
+        (a_node("cloud1", NodeState.REQUESTED), (), "never_appeared"),
+        (a_node("cloud1", NodeState.REQUESTED), (FailureKind.QUOTA,), "create_quota"),
+        (a_node("cloud1", NodeState.BOOTING), (), "dead_on_arrival"),
+    ],
+)
+def test_a_boot_that_failed_has_its_cause(node: Node, failures: tuple[FailureKind, ...], outcome: str) -> None:
+    facts = [CloudCallFailed("create", node.id, kind, "") for kind in failures]
+    _, life = lives(*told(a_moment(nodes=[node]), a_moment(1, facts=facts)))[-1]
+    assert life.outcome == outcome
+
+
+def test_one_that_was_found_standing_is_known_as_such() -> None:
+    node = replace(a_node("cloud1", NodeState.IDLE), adopted=True)
+    (_, life) = lives(*told(a_moment(nodes=[node])))[-1]
+    assert life.found

@@ -1,0 +1,166 @@
+"""The jobs that have ended, as the journal keeps them, and as a workload."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.core.facts import QueueSeen
+from nodemanager.core.jobs import (
+    All,
+    AnyOf,
+    Constraint,
+    HasProperty,
+    Holding,
+    Job,
+    JobState,
+    Not,
+    OnHosts,
+    OnRanks,
+    Shape,
+)
+from nodemanager.core.slots import Rank, SlotName
+from nodemanager.history.ended_jobs import EndedJob
+from nodemanager.history.follower import Follower, Happened
+from nodemanager.history.store import schema
+from nodemanager.history.store.shapes import read_shape, written_shape
+from nodemanager.history.store.writer import Journal
+from nodemanager.whatif.workload.flux_jobs import NEVER_RAN
+from nodemanager.whatif.workload.open import open_workload
+from nodemanager.whatif.workload.workload import Oddities, Processors, WorkloadError
+from tests.builders import NOW_S, WALL_AT, a_job
+from tests.history.publications import a_moment, told
+from tests.whatif.sites import a_site
+
+GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(frozenset({SlotName("c1")}))))))
+
+
+def begun(job: Job, after_s: float) -> Job:
+    return replace(job, state=JobState.RUN, holds=(Holding(Rank(1), 1, 0),), began_at=WALL_AT + after_s)
+
+
+def ended(*story: Happened) -> list[EndedJob]:
+    return [job for happened in story for job in happened.ended]
+
+
+def test_a_job_is_kept_once_it_has_ended_with_when_it_ran() -> None:
+    waits = a_job(7, submitted_at=WALL_AT - 60, userid=1000, queue="batch", duration_s=600.0)
+    story = told(a_moment(jobs=[waits]), a_moment(20, jobs=[begun(waits, 15)]), a_moment(400))
+    assert ended(*story) == [
+        EndedJob(waits.id, WALL_AT - 60, WALL_AT + 15, WALL_AT + 400, 600.0, 1000, "batch", waits.shape)
+    ]
+
+
+def test_one_that_never_began_has_no_beginning() -> None:
+    (job,) = ended(*told(a_moment(jobs=[a_job(7)]), a_moment(400)))
+    assert job.began_at is None
+
+
+def test_one_that_came_and_went_between_two_publications_is_told_by_the_facts() -> None:
+    job = a_job(7)
+    facts = [QueueSeen(NOW_S, jobs=(begun(job, 3),)), QueueSeen(NOW_S, ended=(job.id,))]
+    (kept,) = ended(*told(a_moment(), a_moment(5, facts=facts)))
+    assert (kept.id, kept.began_at, kept.ended_at) == (job.id, WALL_AT + 3, WALL_AT + 5)
+
+
+def test_one_that_began_and_ended_between_two_publications_has_its_beginning() -> None:
+    job = a_job(7)
+    facts = [QueueSeen(NOW_S, jobs=(begun(job, 3),)), QueueSeen(NOW_S, ended=(job.id,))]
+    (kept,) = ended(*told(a_moment(jobs=[job]), a_moment(5, facts=facts)))
+    assert kept.began_at == WALL_AT + 3
+
+
+def test_each_is_told_once_though_several_publications_are_taken_together() -> None:
+    job = a_job(7)
+    end = QueueSeen(NOW_S, ended=(job.id,))
+    follower = Follower()
+    story = [follower.of([a_moment(jobs=[begun(job, 0)])])]
+    story += [follower.of([a_moment(5, facts=[end]), a_moment(6)]), follower.of([a_moment(7)])]
+    assert [it.ended_at for it in ended(*story)] == [WALL_AT + 5]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A journal with a gang that ran, and one that was cancelled before."""
+    path = tmp_path / "journal.sqlite"
+    gang = a_job(7, submitted_at=WALL_AT - 60, userid=1000, duration_s=600.0, shape=GANG)
+    cancelled = a_job(8, submitted_at=WALL_AT - 50)
+    journal = Journal(path)
+    journal.write(told(a_moment(jobs=[gang, cancelled]), a_moment(20, jobs=[begun(gang, 15)]), a_moment(400)))
+    journal.close()
+    return path
+
+
+def test_what_was_kept_is_a_workload(path: Path, tmp_path: Path) -> None:
+    oddities = Oddities()
+    workload = open_workload(f"journal:{path}", a_site(tmp_path), Processors.CORES)
+    (job,) = workload.read(oddities)
+    assert (workload.start_at, workload.jobs_about) == (WALL_AT - 60, 2)
+    assert (job.name, job.submit_s, job.run_s, job.limit_s, job.userid) == ("7", 0.0, 385.0, 600.0, 1000)
+    assert job.shape == GANG
+    assert oddities.examples == {NEVER_RAN: ["job 8"]}
+    assert [it.name for it in open_workload(str(path), a_site(tmp_path), Processors.CORES).read(oddities)] == ["7"]
+
+
+def test_the_site_s_own_journal_needs_no_path(path: Path, tmp_path: Path) -> None:
+    site = replace(a_site(tmp_path), state_dir=path.parent)
+    assert open_workload("journal", site, Processors.CORES).jobs_about == 2
+
+
+def test_a_journal_without_jobs_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(schema.STEPS[0])
+    with pytest.raises(WorkloadError, match=r"old\.sqlite: no such table: jobs"):
+        open_workload(str(path), a_site(tmp_path), Processors.CORES)
+    with pytest.raises(WorkloadError, match=r"none\.sqlite"):
+        open_workload(str(tmp_path / "none.sqlite"), a_site(tmp_path), Processors.CORES)
+
+
+def test_one_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        for step in schema.STEPS[:2]:
+            connection.executescript(step)
+        connection.execute("PRAGMA user_version = 2")
+        connection.execute("INSERT INTO waits VALUES ('1', 5.0, 6.0, 0, '', NULL)")
+        connection.commit()
+        schema.migrate(connection)
+        assert connection.execute("SELECT COUNT(*) FROM jobs").fetchone() == (0,)
+        assert connection.execute("SELECT wait_s FROM waits").fetchone() == (6.0,)
+
+
+words = st.text(st.characters(codec="utf-8"), max_size=8)
+leaves = (
+    words.map(HasProperty)
+    | st.frozensets(words.map(SlotName), max_size=3).map(OnHosts)
+    | st.frozensets(st.integers(0, 9).map(Rank), max_size=3).map(OnRanks)
+)
+
+
+def _nested(parts: st.SearchStrategy[Constraint]) -> st.SearchStrategy[Constraint]:
+    several = st.lists(parts, max_size=3).map(tuple)
+    return several.map(All) | several.map(AnyOf) | parts.map(Not)
+
+
+@given(
+    st.builds(
+        Shape,
+        slots=st.integers(1, 99),
+        cores_per_slot=st.integers(1, 9),
+        gpus_per_slot=st.integers(0, 4),
+        nodes=st.none() | st.integers(1, 9),
+        exclusive=st.booleans(),
+        constraint=st.recursive(leaves, _nested, max_leaves=6),
+        memory_bytes_per_slot=st.integers(0, 2**40),
+        one_zone=st.booleans(),
+    )
+)
+def test_a_shape_comes_back_as_it_was_written(shape: Shape) -> None:
+    assert read_shape(written_shape(shape)) == shape

@@ -1,0 +1,249 @@
+"""The join service's door, on real sockets: who is cut, who is answered all the same, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from nodemanager.join.admission import Rules
+from nodemanager.join.connection_limits import FILES_SPARE, Bounds, allowed_connections
+from nodemanager.join.key_material import Paths, tls_context
+from nodemanager.join.server import Counter, JoinServer, Limits, ServiceNotReady
+from tests.join.admission import KEY, LAUNCH, NONCE, Desk, entry
+from tests.join.test_user_data import a_site
+
+WITHIN_S = 20.0
+LOOSE = Limits(requests_per_s=1e9, requests_burst=1e9)
+LONG_S = 3600.0
+CHEAP = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Door:
+    server: JoinServer
+    port: int
+
+    async def knock(self) -> Connection:
+        """TCP, and nothing more."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def enter(self) -> Connection:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=context)
+
+
+@asynccontextmanager
+async def a_door(
+    context: ssl.SSLContext, bounds: Bounds, limits: Limits = LOOSE, desk: Desk | None = None
+) -> AsyncIterator[Door]:
+    app = Counter((desk or Desk()).desk, LOOSE).app()
+    server = JoinServer(app, "127.0.0.1:0", context, limits, bounds)
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not server.started:  # noqa: ASYNC110 - uvicorn says it by a flag
+            await asyncio.sleep(0)
+        yield Door(server, server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ssl.SSLContext:
+    return tls_context(Paths(a_site(tmp_path).join.material_dir))
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, WITHIN_S))
+
+
+async def is_cut(connection: Connection) -> bool:
+    """Waits until it is; with or without an answer before."""
+    reader, writer = connection
+    try:
+        while await reader.read(1000):
+            pass
+    except (ConnectionError, ssl.SSLError):
+        pass
+    finally:
+        writer.transport.abort()
+    return True
+
+
+async def answer(connection: Connection, request: bytes = CHEAP) -> bytes:
+    connection[1].write(request)
+    head = await connection[0].readuntil(b"\r\n\r\n")
+    await connection[0].readexactly(len(b'{"error":"malformed"}'))
+    return head.partition(b"\r\n")[0]
+
+
+def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_leave(
+    context: ssl.SSLContext,
+) -> None:
+    async def story() -> None:
+        async with a_door(context, Bounds(of_one_source_max=3)) as door:
+            silent = [await door.knock() for _ in range(2)]
+            secured = await door.enter()
+            assert await is_cut(await door.knock())
+            assert await answer(secured) == b"HTTP/1.1 404 Not Found"
+            silent[0][1].transport.abort()
+            while True:  # until it has been seen
+                try:
+                    again = await door.enter()
+                    break
+                except (ConnectionError, ssl.SSLError):
+                    await asyncio.sleep(0.01)
+            assert await answer(again) == b"HTTP/1.1 404 Not Found"
+            for _, writer in (*silent, secured, again):
+                writer.transport.abort()
+
+    run(story())
+
+
+def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with a_door(context, Bounds(connections_max=2)) as door:
+            held = [await door.knock() for _ in range(2)]
+            assert await is_cut(await door.knock())
+            for _, writer in held:
+                writer.transport.abort()
+
+    run(story())
+
+
+def test_connections_of_a_source_that_come_too_fast_are_cut(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        slow = Limits(requests_per_s=1e-6, requests_burst=1.0)  # and twice as many connections
+        async with a_door(context, Bounds(), slow) as door:
+            held = [await door.enter() for _ in range(2)]
+            assert await is_cut(await door.knock())
+            for _, writer in held:
+                writer.transport.abort()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sends"),
+    [
+        (Bounds(headers_s=LONG_S, life_s=LONG_S, handshake_s=0.2), None),
+        (Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2), b""),
+        (Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2), b"G"),
+        (
+            Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2),
+            CHEAP + b"G",
+        ),  # which ends uvicorn's own patience
+        (Bounds(handshake_s=LONG_S, headers_s=LONG_S, life_s=0.5), None),
+        (Bounds(handshake_s=LONG_S, headers_s=LONG_S, life_s=0.5), CHEAP + b"G"),
+    ],
+    ids=["no handshake", "no request", "part of one", "part of the second", "life, silent", "life, at work"],
+)
+def test_a_connection_is_not_held_as_long_as_its_client_likes(
+    context: ssl.SSLContext, bounds: Bounds, sends: bytes | None
+) -> None:
+    async def story() -> None:
+        async with a_door(context, bounds) as door:
+            connection = await (door.knock() if sends is None else door.enter())
+            connection[1].write(sends or b"")
+            assert await is_cut(connection)
+            connection[1].transport.abort()
+
+    run(story())
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with a_door(context, Bounds()) as door:
+            client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+            coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = client.wrap_bio(coming, going)
+            reader, writer = await door.knock()
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    writer.write(going.read())
+                    coming.write(await reader.read(10_000))
+            tls.write(CHEAP)
+            writer.write(going.read())  # the last of the handshake, and the request, at one go
+            said = b""
+            while b"malformed" not in said:
+                coming.write(await reader.read(10_000))
+                try:
+                    said += tls.read(10_000)
+                except ssl.SSLWantReadError:
+                    continue
+            assert said.startswith(b"HTTP/1.1 404")
+            writer.transport.abort()
+
+    run(story())
+
+
+def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        rules = Rules("head", "10.0.0.1", check_source=True)
+        desk = Desk(rules, roster=(entry(addresses=("10.9.9.9",)),))
+        async with a_door(context, Bounds(), desk=desk) as door:
+            body = json.dumps({"launch": LAUNCH, "ticket": KEY.ticket(LAUNCH), "nonce": NONCE})
+            reader, writer = await door.enter()
+            head = "POST /v1/redeem HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 10.9.9.9\r\nContent-Length: "
+            writer.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
+            assert b" 403 " in await reader.readline()
+            assert b"wrong_source" in await reader.readuntil(b"}")
+            writer.transport.abort()
+
+    run(story())
+
+
+def test_a_place_that_is_taken_is_said_with_its_key(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with a_door(context, Bounds()) as door:
+            other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", context, LOOSE, Bounds())
+            with pytest.raises(ServiceNotReady, match=r"\[Join\] listen = 127.0.0.1:[0-9]+: "):
+                await other.serve()
+
+    run(story())
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "may_raise", "allowed"),
+    [
+        (1024, 4096, True, 2000),
+        (1024, 1024, True, 1024 - FILES_SPARE),
+        (1024, 4096, False, 1024 - FILES_SPARE),
+        (1024, resource.RLIM_INFINITY, True, 2000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, False, 2000),
+        (10, 10, True, 1),
+    ],
+)
+def test_there_are_no_more_connections_than_the_process_may_have_files(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, may_raise: bool, allowed: int
+) -> None:
+    limits = [(soft, hard)]
+
+    def raised(_: int, wanted: tuple[int, int]) -> None:
+        if not may_raise:
+            raise PermissionError
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", raised)
+    assert allowed_connections(2000) == allowed

@@ -1,0 +1,353 @@
+"""Packing by counts, held to what cannot be beaten: all ways on few pieces, and linear programs on many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodemanager.planner.placement.packing import fill, pack
+from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, Packed, cost, fit
+
+UNBOUNDED = 10**9
+NO_LIMITS = Limits(UNBOUNDED, 10**15)
+
+
+def an_item(pieces: int, cores: int, *, gpus: int = 0, memory_bytes: int = 0, **more: int) -> Item:
+    return Item(pieces, cores, gpus, memory_bytes, more.get("per_node_max", UNBOUNDED), bool(more.get("whole")))
+
+
+def a_lot(cores: int, price: int, *, gpus: int = 0, memory_bytes: int = 64, count: int = 100) -> Lot:
+    return Lot(cores, gpus, memory_bytes, count, price, price)
+
+
+def packed(items: Sequence[Item], lots: Sequence[Lot], limits: Limits = NO_LIMITS) -> Packed:
+    return pack(items, lots, fits_of(items, lots), limits)
+
+
+def fits_of(items: Sequence[Item], lots: Sequence[Lot]) -> list[list[int]]:
+    return [[fit(item, lot) for lot in lots] for item in items]
+
+
+def nodes(made: Packed) -> dict[int, int]:
+    """How many nodes of each lot."""
+    counts: dict[int, int] = {}
+    for load in made.loads:
+        counts[load.lot] = counts.get(load.lot, 0) + load.nodes
+    return counts
+
+
+# --- stories ----------------------------------------------------------------------------------------------
+
+
+def test_the_cheapest_that_fits_is_taken() -> None:
+    lots = [a_lot(4, 40), a_lot(8, 300, gpus=2)]
+    assert nodes(packed([an_item(1, 1)], lots)) == {0: 1}
+    assert nodes(packed([an_item(1, 1, gpus=1)], lots)) == {1: 1}
+
+
+def test_one_large_node_is_taken_where_it_costs_less_than_several_small() -> None:
+    lots = [a_lot(4, 40), a_lot(16, 130)]
+    assert nodes(packed([an_item(8, 2)], lots)) == {1: 1}
+    assert nodes(packed([an_item(5, 2)], lots)) == {0: 3}
+
+
+def test_work_that_needs_a_dear_node_takes_other_work_along() -> None:
+    """The GPU node has to be bought in any case, and its other cores are free."""
+    lots = [a_lot(4, 40), a_lot(8, 300, gpus=2)]
+    assert nodes(packed([an_item(1, 2, gpus=1), an_item(6, 1)], lots)) == {1: 1}
+
+
+def test_much_memory_and_many_cores_are_put_together() -> None:
+    made = packed([an_item(500, 2, memory_bytes=1), an_item(500, 2, memory_bytes=7)], [a_lot(32, 100)])
+    assert nodes(made) == {0: 63}  # 1,000 pieces of 4 bytes on average
+
+
+def test_gangs_lie_on_as_many_nodes_as_they_have_pieces() -> None:
+    made = packed([an_item(16, 1, per_node_max=1)], [a_lot(4, 40)])
+    assert nodes(made) == {0: 16}
+    assert all(count == 1 for load in made.loads for _, count in load.pieces)
+
+
+def test_whole_nodes_are_shared_with_nobody() -> None:
+    assert nodes(packed([an_item(2, 1, per_node_max=2, whole=1), an_item(2, 1)], [a_lot(4, 40)])) == {0: 3}
+
+
+def test_where_nodes_run_short_larger_ones_are_taken() -> None:
+    lots = [a_lot(4, 40), a_lot(16, 400)]
+    assert nodes(packed([an_item(16, 1)], lots)) == {0: 4}
+    assert nodes(packed([an_item(16, 1)], lots, Limits(1, 10**15))) == {1: 1}
+    assert nodes(packed([an_item(1600, 1)], lots, Limits(100, 10**15))) == {1: 100}
+
+
+def test_the_price_cap_is_kept_and_what_found_no_place_is_told() -> None:
+    made = packed([an_item(1000, 1)], [a_lot(4, 40, count=1000)], Limits(UNBOUNDED, 399))
+    assert nodes(made) == {0: 9}
+    assert made.left == (1000 - 36,)
+
+
+def test_what_is_paid_for_is_filled_whatever_the_limits() -> None:
+    items, lots = [an_item(10, 1)], [a_lot(4, 0, count=2)]
+    made = fill(items, lots, fits_of(items, lots))
+    assert nodes(made) == {0: 2}
+    assert made.left == (2,)
+
+
+# --- whatever the work ------------------------------------------------------------------------------------
+
+MANY = st.integers(1, 400)
+FEW = st.integers(1, 3)
+
+
+def items_of(pieces: st.SearchStrategy[int]) -> st.SearchStrategy[list[Item]]:
+    shared = st.builds(
+        an_item,
+        pieces,
+        st.integers(1, 9),
+        gpus=st.sampled_from([0, 0, 0, 1, 2]),
+        memory_bytes=st.integers(0, 40),
+        per_node_max=st.sampled_from([1, 2, UNBOUNDED, UNBOUNDED, UNBOUNDED]),
+    )
+    whole = st.builds(an_item, pieces, st.integers(1, 9), whole=st.just(1))
+    return st.lists(st.one_of(shared, shared, shared, whole), min_size=1, max_size=3)
+
+
+def lots_of(count: st.SearchStrategy[int]) -> st.SearchStrategy[list[Lot]]:
+    lot = st.builds(
+        a_lot,
+        st.integers(1, 24),
+        st.integers(1, 60),
+        gpus=st.sampled_from([0, 0, 2, 4]),
+        memory_bytes=st.integers(8, 80),
+        count=count,
+    )
+    return st.lists(lot, min_size=1, max_size=4)
+
+
+LIMITS = st.builds(Limits, st.sampled_from([0, 2, 5, UNBOUNDED]), st.sampled_from([0, 30, 100, 10**15]))
+
+
+def check(items: Sequence[Item], lots: Sequence[Lot], limits: Limits, made: Packed) -> None:
+    left = [item.pieces for item in items]
+    taken = [0] * len(lots)
+    for load in made.loads:
+        lot = lots[load.lot]
+        taken[load.lot] += load.nodes
+        on_it = [(items[number], count) for number, count in load.pieces]
+        assert all(0 < count <= item.per_node_max for item, count in on_it)
+        if any(item.whole for item, _ in on_it):
+            assert sum(count for _, count in on_it) == 1
+        assert sum(item.cores * count for item, count in on_it) <= lot.cores
+        assert sum(item.gpus * count for item, count in on_it) <= lot.gpus
+        assert sum(item.memory_bytes * count for item, count in on_it) <= lot.memory_bytes
+        for number, count in load.pieces:
+            left[number] -= load.nodes * count
+    assert tuple(left) == made.left
+    assert min(left) >= 0
+    assert all(count <= lot.count for count, lot in zip(taken, lots, strict=True))
+    assert sum(taken) <= limits.nodes
+    assert sum(count * lot.price for count, lot in zip(taken, lots, strict=True)) <= limits.price
+
+
+@settings(deadline=None)
+@given(items_of(MANY), lots_of(st.sampled_from([0, 3, 1000])), LIMITS)
+def test_what_lies_on_a_node_fits_it_and_no_limit_is_passed(
+    items: list[Item], lots: list[Lot], limits: Limits
+) -> None:
+    check(items, lots, limits, packed(items, lots, limits))
+
+
+@settings(deadline=None)
+@given(items_of(FEW), lots_of(st.sampled_from([0, 1, 100])), LIMITS)
+def test_the_same_for_few_pieces(items: list[Item], lots: list[Lot], limits: Limits) -> None:
+    check(items, lots, limits, packed(items, lots, limits))
+
+
+@settings(deadline=None)
+@given(items_of(MANY), lots_of(st.just(10**6)))
+def test_all_that_fits_somewhere_is_laid_where_there_are_no_limits(items: list[Item], lots: list[Lot]) -> None:
+    made = packed(items, lots)
+    for item, left in zip(items, made.left, strict=True):
+        assert left == (0 if any(fit(item, lot) for lot in lots) else item.pieces)
+
+
+# --- against every way there is ---------------------------------------------------------------------------
+
+
+def cheapest_of_all(items: Sequence[Item], lots: Sequence[Lot], limits: Limits) -> int | None:
+    """The least cost, found by trying every number of nodes of each lot, and every way to fill them."""
+    pieces = [number for number, item in enumerate(items) for _ in range(item.pieces)]
+    ranges = [range(min(lot.count, len(pieces)) + 1) for lot in lots]
+    best: int | None = None
+    for counts in itertools.product(*ranges):
+        price = sum(count * lot.price for count, lot in zip(counts, lots, strict=True))
+        allowed = sum(counts) <= min(limits.nodes, len(pieces)) and price <= limits.price
+        if not allowed or (best is not None and price >= best):
+            continue
+        opened = [number for number, count in enumerate(counts) for _ in range(count)]
+        if can_hold(items, pieces, [(lots[number], ()) for number in opened]):
+            best = price
+    return best
+
+
+def can_hold(items: Sequence[Item], pieces: Sequence[int], bins: list[tuple[Lot, tuple[int, ...]]]) -> bool:
+    if not pieces:
+        return True
+    first, *rest = pieces
+    for place in range(len(bins)):
+        lot, there = bins[place]
+        together = (*there, first)
+        new = bins.index(bins[place]) == place and holds_together(items, lot, together)
+        if new and can_hold(items, rest, [*bins[:place], (lot, together), *bins[place + 1 :]]):
+            return True
+    return False
+
+
+def holds_together(items: Sequence[Item], lot: Lot, together: tuple[int, ...]) -> bool:
+    if any(items[number].whole for number in together):
+        return len(together) == 1 and fit(items[together[0]], lot) > 0
+    return (
+        sum(items[number].cores for number in together) <= lot.cores
+        and sum(items[number].gpus for number in together) <= lot.gpus
+        and sum(items[number].memory_bytes for number in together) <= lot.memory_bytes
+        and all(together.count(number) <= items[number].per_node_max for number in together)
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            an_item,
+            st.integers(1, 2),
+            st.integers(1, 9),
+            gpus=st.sampled_from([0, 0, 1]),
+            memory_bytes=st.integers(0, 30),
+            per_node_max=st.sampled_from([1, UNBOUNDED, UNBOUNDED]),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.lists(
+        st.builds(
+            a_lot,
+            st.integers(2, 20),
+            st.integers(1, 40),
+            gpus=st.sampled_from([0, 1, 2]),
+            memory_bytes=st.integers(20, 60),
+            count=st.sampled_from([1, 2, 9]),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.builds(Limits, st.sampled_from([1, 3, UNBOUNDED]), st.sampled_from([40, 10**15])),
+)
+def test_few_pieces_cost_no_more_than_they_must(items: list[Item], lots: list[Lot], limits: Limits) -> None:
+    least = cheapest_of_all(items, lots, limits)
+    made = packed(items, lots, limits)
+    if least is None:
+        assert any(made.left)
+    else:
+        assert not any(made.left)
+        assert cost(made.loads, lots) == least
+
+
+# --- against linear programs ------------------------------------------------------------------------------
+
+
+def least_by_highs(items: Sequence[Item], lots: Sequence[Lot]) -> float:
+    """What no packing can undercut: pieces and nodes may be parted as one likes, and nothing is lost."""
+    highspy = pytest.importorskip("highspy")
+    highs = highspy.Highs()
+    highs.silent()
+    count = [highs.addVariable(lb=0, ub=lot.count, obj=lot.cost) for lot in lots]
+    laid = {
+        (number, lot): highs.addVariable(lb=0)
+        for number, item in enumerate(items)
+        for lot in range(len(lots))
+        if fit(item, lots[lot])
+    }
+    for number, item in enumerate(items):
+        highs.addConstr(sum(laid[it] for it in laid if it[0] == number) == item.pieces)
+    for place, lot in enumerate(lots):
+        here = [(items[number], laid[number, to]) for number, to in laid if to == place]
+        for need, has in (("cores", lot.cores), ("gpus", lot.gpus), ("memory_bytes", lot.memory_bytes)):
+            wanted = [(getattr(item, need), share) for item, share in here if getattr(item, need)]
+            if wanted:
+                highs.addConstr(sum(size * share for size, share in wanted) <= has * count[place])
+    highs.minimize()
+    return float(highs.getObjectiveValue())
+
+
+@st.composite
+def mixed(draw: st.DrawFn) -> tuple[list[Item], list[Lot]]:
+    """Middling work: some hundreds of pieces of several shapes, on nodes of several sizes.
+
+    A piece is a tenth of a node at the most: of larger ones none may fill a node, whoever packs them.
+    """
+    sizes = draw(st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 16)), min_size=4, max_size=12))
+    items = [an_item(draw(st.integers(50, 400)), cores, memory_bytes=memory) for cores, memory in sizes]
+    lots = [
+        a_lot(cores, cores * 10 + draw(st.integers(0, 5 * cores // 4)), memory_bytes=4 * cores, count=10**6)
+        for cores in draw(st.lists(st.sampled_from([40, 48, 64, 96]), min_size=1, max_size=4, unique=True))
+    ]
+    return items, lots
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixed())
+def test_many_pieces_cost_little_more_than_the_bound_of_the_linear_program(
+    work: tuple[list[Item], list[Lot]],
+) -> None:
+    """The bound knows parts of pieces: where a node has room for twelve and a half, it has so many there."""
+    items, lots = work
+    made = packed(items, lots)
+    assert not any(made.left)
+    assert cost(made.loads, lots) <= 1.1 * least_by_highs(items, lots) + max(lot.cost for lot in lots)
+
+
+def some_mix(draws: Random) -> tuple[list[Item], list[Lot]]:
+    sizes = [(draws.choice([1, 1, 2, 3, 4]), draws.randint(1, 16)) for _ in range(draws.randint(4, 12))]
+    items = [an_item(draws.randint(50, 400), cores, memory_bytes=memory) for cores, memory in sizes]
+    lots = [
+        a_lot(cores, cores * 10 + draws.randint(0, 5 * cores // 4), memory_bytes=4 * cores, count=10**6)
+        for cores in draws.sample([40, 48, 64, 96], draws.randint(1, 4))
+    ]
+    return items, lots
+
+
+def test_mixed_work_costs_within_a_twentieth_of_the_bound_taken_together() -> None:
+    """A hundred mixes: what the bound cannot do either, a part of a node and of a piece, evens out."""
+    draws = Random(1)
+    mixes = [some_mix(draws) for _ in range(100)]
+    bound = sum(least_by_highs(items, lots) for items, lots in mixes)
+    assert sum(cost(packed(items, lots).loads, lots) for items, lots in mixes) <= 1.025 * bound
+
+
+# --- and the same again -----------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(items_of(st.integers(5, 60)), lots_of(st.just(1000)))
+def test_what_was_bought_holds_what_it_was_bought_for(items: list[Item], lots: list[Lot]) -> None:
+    """The nodes come, and nothing else has changed: the same work fits them, so nothing more is bought."""
+    made = packed(items, lots)
+    if sum(item.pieces for item in items) <= 10 or any(made.left):
+        return
+    count = nodes(made)
+    come = [
+        Lot(lot.cores, lot.gpus, lot.memory_bytes, count.get(number, 0), lot.cost, 0, bought=False)
+        for number, lot in enumerate(lots)
+    ]
+    again = fill(items, come, fits_of(items, come))
+    laid = sum(sum(load.nodes * pieces for _, pieces in load.pieces) for load in again.loads)
+    assert sum(item.pieces for item in items) - laid <= 10  # few enough for every way to be tried
+
+
+def test_a_load_says_what_lies_on_each_of_its_nodes() -> None:
+    (load,) = packed([an_item(100, 1)], [a_lot(4, 40)]).loads
+    assert load == Load(lot=0, nodes=25, pieces=((0, 4),))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemanager.planner.state.constraints import holds
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
+
+NAMES = st.sampled_from(["a", "b", "c", "cloud1", "cloud2"])
+HOSTS = st.sampled_from(["cloud1", "cloud2"])
+RANKS = st.integers(1, 3)
+LEAVES: st.SearchStrategy[Constraint] = st.one_of(
+    NAMES.map(HasProperty), st.frozensets(HOSTS).map(OnHosts), st.frozensets(RANKS).map(OnRanks)
+)
+
+
+def _joined(parts: st.SearchStrategy[Constraint]) -> st.SearchStrategy[Constraint]:
+    several = st.lists(parts, max_size=3).map(tuple)
+    return st.one_of(several.map(All), several.map(AnyOf), parts.map(Not))
+
+
+CONSTRAINTS = st.recursive(LEAVES, _joined, max_leaves=8)
+PLACES = st.fixed_dictionaries({"properties": st.frozensets(NAMES), "host": HOSTS, "rank": RANKS})
+Place = dict[str, object]
+
+
+def _holds(constraint: Constraint, place: Place) -> bool:
+    properties, host, rank = place["properties"], place["host"], place["rank"]
+    assert isinstance(properties, frozenset)
+    assert isinstance(host, str)
+    assert isinstance(rank, int)
+    return holds(constraint, properties=properties, host=host, rank=rank)
+
+
+def test_a_constraint_is_met_by_property_by_host_and_by_rank() -> None:
+    place: Place = {"properties": frozenset({"gpu"}), "host": "gpu-01", "rank": 7}
+    assert _holds(HasProperty("gpu"), place)
+    assert not _holds(HasProperty("large"), place)
+    assert _holds(OnHosts(frozenset({"gpu-01", "gpu-02"})), place)
+    assert not _holds(OnHosts(frozenset({"gpu-02"})), place)
+    assert _holds(OnRanks(frozenset({7})), place)
+    assert not _holds(OnRanks(frozenset({8})), place)
+
+
+def test_a_host_name_is_a_property_of_its_host() -> None:
+    assert holds(HasProperty("gpu-01"), properties=frozenset(), host="gpu-01", rank=7)
+    assert not holds(Not(HasProperty("gpu-01")), properties=frozenset(), host="gpu-01", rank=7)
+
+
+@given(PLACES)
+def test_the_empty_ones(place: Place) -> None:
+    assert _holds(ANYWHERE, place)
+    assert _holds(AnyOf(()), place)
+    assert not _holds(OnHosts(frozenset()), place)
+    assert not _holds(OnRanks(frozenset()), place)
+
+
+@given(CONSTRAINTS, PLACES)
+def test_not_is_the_opposite(constraint: Constraint, place: Place) -> None:
+    assert _holds(Not(constraint), place) is not _holds(constraint, place)
+
+
+@given(st.lists(CONSTRAINTS, min_size=1, max_size=3), PLACES)
+def test_all_and_any_are_each_other_s_opposite(parts: list[Constraint], place: Place) -> None:
+    none_holds = Not(AnyOf(tuple(parts)))
+    each_fails = All(tuple(Not(part) for part in parts))
+    assert _holds(none_holds, place) is _holds(each_fails, place)
+
+
+@given(st.lists(CONSTRAINTS, max_size=3), CONSTRAINTS, PLACES)
+def test_one_part_more_never_widens_all_nor_narrows_any(
+    parts: list[Constraint], more: Constraint, place: Place
+) -> None:
+    if _holds(All((*parts, more)), place):
+        assert _holds(All(tuple(parts)), place)
+    if parts and _holds(AnyOf(tuple(parts)), place):
+        assert _holds(AnyOf((*parts, more)), place)

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen
+from nodemanager.core.jobs import HasProperty, JobId, Not
+from nodemanager.core.nodes import NodeState
+from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
+from nodemanager.planner.plan import Plan, settled, settles_at_s
+from nodemanager.planner.state.snapshot import Source
+from tests.builders import (
+    CLOUD,
+    NOW_S,
+    WALL_AT,
+    World,
+    a_cloud_node,
+    a_job,
+    a_launch,
+    a_policy,
+    a_snapshot,
+    a_world,
+    boots,
+    orders,
+    tasks,
+    whole_nodes,
+)
+from tests.planner.strategies import POLICIES, snapshots
+
+MOMENTS = st.one_of(st.none(), st.floats(NOW_S - 30, NOW_S))
+
+NO_GPU = Not(HasProperty("gpu"))
+
+
+# --- asking -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_while_all_is_fresh() -> None:
+    assert a_world().idle_node().plan().asks == ()
+
+
+def test_ranks_are_looked_at_every_probe_and_at_once_when_they_stir() -> None:
+    world = a_world(probe_s=10)
+    assert LookAtRanks() not in world.wait(8).plan().asks
+    assert LookAtRanks() in world.wait(1).plan().asks
+    assert LookAtRanks() in a_world().but(stirred_s=NOW_S).plan().asks
+
+
+@pytest.mark.parametrize(
+    ("state", "every_s"),
+    [
+        (None, 60),
+        (NodeState.IDLE, 60),
+        (NodeState.BUSY, 60),
+        (NodeState.REQUESTED, 10),
+        (NodeState.BOOTING, 10),
+        (NodeState.LOST, 10),
+        (NodeState.STOPPING, 10),
+    ],
+)
+def test_the_cloud_is_listed_more_often_while_something_is_on_its_way(
+    state: NodeState | None, every_s: float
+) -> None:
+    world = a_world(probe_s=10, relist_s=60)
+    if state is not None:
+        world.node("cloud1", state)
+    seen_s = NOW_S - 1
+    assert ListCloud() not in world.wait(seen_s + every_s - 0.5 - NOW_S).plan().asks
+    assert ListCloud() in world.wait(0.5).plan().asks
+
+
+def test_leftovers_are_swept_up_rarely_and_only_by_who_acts_on_fresh_news() -> None:
+    every_s = a_policy().sweep_s
+    world = a_world().but(swept_s=NOW_S)
+    assert SweepCloud() not in world.wait(every_s - 0.5).all_is_fresh().plan().asks
+    assert SweepCloud() in world.wait(0.5).all_is_fresh().decide().asks
+    assert SweepCloud() not in world.plan().asks, "it was asked for just now"
+    assert SweepCloud() in a_world().but(swept_s=None).plan().asks
+    assert SweepCloud() not in a_world().but(swept_s=None, claimed=False).plan().asks
+
+
+def test_a_source_is_not_asked_twice_nor_before_it_may_be() -> None:
+    old = Source(seen_s=NOW_S - 100)
+    assert a_world().but(flux=replace(old, answer_due_s=NOW_S + 5), cloud=old).plan().asks == (ListCloud(),)
+    assert a_world().but(flux=old, cloud=replace(old, retry_s=NOW_S + 5)).plan().asks == (LookAtRanks(),)
+
+
+# --- settling ---------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_are_submitted_together_are_bought_for_together() -> None:
+    world = a_world(settle_s=1)
+    for number in (1, 2, 3):
+        world.see_queue(a_job(number, whole_nodes(1))).wait(0.6)
+        assert boots(world.decide()) == []
+        assert world.why_job(number).code == "settling"
+    assert boots(world.wait(0.4).decide()) == ["cloud1", "cloud2", "cloud3"]
+
+
+def test_a_stream_of_jobs_puts_the_purchase_off_for_so_long_and_no_longer() -> None:
+    world = a_world(settle_s=1, settle_max_s=10)
+    bought: list[tuple[float, str]] = []
+    for number in range(1, 31):
+        world.see_queue(a_job(number, tasks(1))).wait(0.5)
+        bought += [(world.snapshot.now_s - NOW_S, slot) for slot in boots(world.decide())]
+    assert bought[0][0] == 10
+
+
+@given(newest=MOMENTS, unsettled=MOMENTS, changed=st.floats(NOW_S - 30, NOW_S), stirred=MOMENTS)
+def test_settling_waits_for_quiet_and_never_longer_than_it_may(
+    newest: float | None, unsettled: float | None, changed: float, stirred: float | None
+) -> None:
+    policy = a_policy(settle_s=1, settle_max_s=10, quiet_s=0.1)
+    snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, stirred_s=stirred)
+    if unsettled is not None and NOW_S - unsettled >= 10:
+        assert settled(snapshot, policy)
+        return
+    quiet = changed + 0.1 <= NOW_S and (newest is None or newest + 1 <= NOW_S)
+    assert settled(snapshot, policy) is (quiet and stirred is None)
+    assert (settles_at_s(snapshot, policy) <= NOW_S) is quiet
+
+
+def test_what_needs_no_purchase_does_not_wait_for_the_settling() -> None:
+    world = a_world().idle_node("cloud1", hour_ends_in_s=5).draining_node("cloud2")
+    world.see_queue(a_job(1, whole_nodes(2)))
+    assert orders(world.plan()) == ["undrain cloud2-1"]
+    assert world.why("cloud1") == "wanted"
+
+
+# --- booting ----------------------------------------------------------------------------------------------
+
+
+def test_a_boot_says_what_it_is_for_and_carries_all_that_its_call_needs() -> None:
+    world = a_world().job(*[tasks(1)] * 4)
+    (boot,) = world.plan().actions
+    assert isinstance(boot, BootNode)
+    assert boot.serves == (1, 2, 3, 4)
+    assert boot.reason.code == "demand"
+    assert boot.reason.figures == {"node_type": "cloud", "jobs": 4}
+    assert (boot.launch.slot, boot.launch.rank, boot.launch.type_name) == ("cloud1", 1, "cloud")
+    assert boot.launch.requested_at == WALL_AT
+    assert boot.launch.id.startswith("cloud1-")
+    assert boot.launch.client_token.endswith(boot.launch.id)
+
+
+def test_a_boot_names_ten_jobs_and_counts_them_all() -> None:
+    world = a_world(replace(CLOUD, cores=64)).job(*[tasks(1)] * 25)
+    (boot,) = world.plan().actions
+    assert isinstance(boot, BootNode)
+    assert len(boot.serves) == 10
+    assert boot.reason.figures["jobs"] == 25
+
+
+def test_what_ends_a_bill_comes_before_what_begins_one() -> None:
+    world = a_world().stopping_node("cloud1").draining_node("cloud2").idle_node("cloud3", hour_ends_in_s=5)
+    world.node("cloud4", NodeState.GONE).job(tasks(1, gpus=1))
+    assert orders(world.plan()) == [
+        "stop-broker cloud2-1",
+        "end-lease cloud4-1",
+        "stop-broker cloud1-1",
+        "drain cloud3-1",
+        "boot gpu1",
+    ]
+
+
+# --- behind a job that a cap keeps out --------------------------------------------------------------------
+
+
+def test_nothing_is_kept_or_bought_for_the_jobs_behind_one_that_a_cap_keeps_out() -> None:
+    """A scheduler that goes by the order of its queue would never start them, and the node would never leave."""
+    world = a_world(nodes_max=1).job(tasks(1, gpus=1)).job(tasks(1)).idle_node("cloud1")
+    made = world.plan()
+    assert orders(made) == ["drain cloud1-1"]
+    assert made.nodes[world.id("cloud1")].code == "makes_room"
+    assert made.jobs[JobId(1)].code == "nodes_max"
+    assert made.jobs[JobId(2)].code == "behind_a_stuck_job"
+
+
+def test_no_more_nodes_make_room_than_the_job_needs() -> None:
+    world = a_world(nodes_max=4).job(tasks(1, gpus=1))
+    for slot in ("cloud1", "cloud2", "cloud3", "cloud4"):
+        world.idle_node(slot)
+    assert orders(world.decide()) == ["drain cloud1-1"]
+    assert orders(world.wait(1).decide()) == []
+
+
+def test_a_node_that_the_job_kept_out_would_run_on_does_not_make_room_for_it() -> None:
+    """It lacks one, and a node of another kind is in the way: of the three that are idle only that one goes."""
+    world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU))
+    for slot in ("cloud1", "cloud2", "gpu1"):
+        world.idle_node(slot)
+    made = world.plan()
+    assert orders(made) == ["drain gpu1-1"]
+    assert made.nodes[world.id("gpu1")].code == "makes_room"
+
+
+def test_nobody_makes_room_where_it_would_not_be_enough() -> None:
+    """What is in the way is at work, so the others are kept: the job needs them once that ends."""
+    world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU)).busy_node("gpu1")
+    for slot in ("cloud1", "cloud2"):
+        world.idle_node(slot)
+    made = world.plan()
+    assert orders(made) == []
+    assert made.jobs[JobId(1)].code == "nodes_max"
+
+
+def test_the_dearest_make_room_and_none_beside_those_that_leave_already() -> None:
+    world = a_world(nodes_max=4, price_per_hour_max=Decimal("3.80")).job(tasks(1, gpus=1))
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.idle_node(slot)
+    assert orders(world.decide()) == ["drain cloud1-1"]  # 3.00 beside 0.80
+    assert orders(world.wait(1).decide()) == []
+
+
+# --- whatever the fleet -----------------------------------------------------------------------------------
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    policy = draw(POLICIES)
+    return World(policy, draw(snapshots(policy)))
+
+
+def to_the_byte(made: Plan) -> str:
+    """All that a plan says, in the order in which it says it."""
+    parts = [made.asks, made.actions, made.warnings, made.stands_still, made.settled, made.price_per_hour]
+    return repr([*parts, *(list(said.items()) for said in (made.jobs, made.nodes, made.types))])
+
+
+@given(worlds())
+def test_the_same_snapshot_gives_the_same_plan(world: World) -> None:
+    assert to_the_byte(world.plan()) == to_the_byte(world.plan())
+
+
+@settings(deadline=None, max_examples=300)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_the_order_in_which_things_became_known_does_not_matter(world: World, draw: Random) -> None:
+    """What counts is (priority, id): the order of submission, as Flux has it."""
+    before = world.plan()
+
+    def shuffled(held: Mapping[Any, Any]) -> dict[Any, Any]:
+        entries = list(held.items())
+        draw.shuffle(entries)
+        return dict(entries)
+
+    known = world.snapshot
+    world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks", "strays", "blocks")})
+    assert to_the_byte(world.plan()) == to_the_byte(before)
+
+
+@given(worlds())
+def test_what_was_decided_is_not_decided_again(world: World) -> None:
+    """With nothing new, the next plan orders nothing for what is under way, and stays within the caps."""
+    first = world.decide()
+    again = world.decide()
+    once = {order for order in orders(first) if not order.startswith(("record", "destroy"))}
+    assert not once & set(orders(again))
+
+
+@given(worlds())
+def test_planning_does_not_change_the_snapshot(world: World) -> None:
+    before = replace(world.snapshot, nodes=dict(world.snapshot.nodes), jobs=dict(world.snapshot.jobs))
+    world.plan()
+    assert world.snapshot == before
+
+
+def test_a_stray_waits_out_its_grace_without_a_word_to_the_cloud() -> None:
+    world = (
+        a_world()
+        .idle_node("cloud1")
+        .see_cloud(a_cloud_node(a_launch("cloud1")), a_cloud_node(a_launch("cloud1", number=7)))
+    )
+    assert orders(world.plan()) == []
+    assert ListCloud() in world.wait(10).plan().asks
+
+
+def test_memory_that_no_scheduler_heeds_is_said_with_the_nodes() -> None:
+    world = a_world().job(tasks(1), unheeded=("memory",)).idle_node("cloud1")
+    assert world.why_job(1).figures["unheeded"] == ("memory",)
+
+
+def test_after_the_instance_was_away_its_queues_are_asked_for_before_anything_is_bought() -> None:
+    """Somebody may have stopped one meanwhile, and what jobs do says nothing of that."""
+    world = a_world().job(whole_nodes(1)).wait(2)
+    assert boots(world.plan()) == ["cloud1"]
+    world.see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler")).wait(1).see_claim().see_ranks().wait(1)
+    world.see_queue(a_job(1)).wait(1)
+    assert (boots(world.plan()), world.why_job(1).code) == ([], "settling")
+    stopped, probed = QueueSeen(NOW_S + 5, queues_stopped=frozenset({""})), QueueProbed(NOW_S + 5)
+    assert boots(replace(world).see(stopped).wait(1).plan()) == []
+    assert boots(world.see(probed).wait(1).plan()) == ["cloud1"]
+
+
+def test_an_answer_that_hides_which_queues_are_stopped_is_none() -> None:
+    world = a_world().job(whole_nodes(1)).wait(2).see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler"))
+    world.wait(1).see_claim().see_ranks().see(QueueSeen(NOW_S + 3)).wait(2)
+    assert boots(world.plan()) == []

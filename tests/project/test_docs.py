@@ -1,0 +1,148 @@
+"""The pages say what the code says: those made from it are up to date, and no code, room or link is left out."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doc import generate
+from nodemanager.config import site
+from nodemanager.config.text import credentials
+from nodemanager.config.text.settings import keys_of
+from tests.paths import ROOT
+
+DOC = ROOT / "doc"
+PACKAGE = ROOT / "nodemanager"
+REGENERATE = "run: python -m doc.generate"
+
+
+# --- the pages made from the code -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", generate.pages())
+def test_a_page_made_from_the_code_is_up_to_date(page: str) -> None:
+    assert (DOC / page).read_text(encoding="utf-8") == generate.pages()[page], REGENERATE
+
+
+def test_every_section_of_a_site_has_its_table() -> None:
+    made = {name for name in generate.SECTIONS if name != "Node NAME"}
+    assert made == set(site._SECTIONS) - {credentials.SECTION}
+
+
+@pytest.mark.parametrize("section", generate.SECTIONS)
+def test_every_key_has_its_meaning_and_no_meaning_is_left_over(section: str) -> None:
+    assert list(generate.MEANINGS[section]) == list(keys_of(generate.SECTIONS[section]))
+
+
+# --- reasons ----------------------------------------------------------------------------------------------
+
+
+def test_every_reason_in_the_code_is_explained_and_none_that_is_not() -> None:
+    explained = re.findall(r"^\| `([a-z_*]+)` \|", (DOC / "reasons.md").read_text(encoding="utf-8"), re.MULTILINE)
+    given = {code for path in PACKAGE.rglob("*.py") for code in codes_in(path.read_text(encoding="utf-8"))}
+    assert len(explained) == len(set(explained)), "a code is explained twice"
+    assert given - set(explained) == set(), "say in doc/reasons.md what these mean"
+    assert set(explained) - given == set(), "no code gives these any more"
+
+
+def codes_in(source: str) -> Iterator[str]:
+    """Every code that the source makes a reason of. What a code is put together from stands as ``*``."""
+    tree = ast.parse(source)
+    tables = {
+        target.id: value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(target := node.target, ast.Name)
+        and isinstance(value := node.value, ast.Dict)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "because":
+            yield from _codes(node.args[0], tables)
+
+
+def _codes(given: ast.expr, tables: dict[str, ast.Dict]) -> Iterator[str]:
+    match given:
+        case ast.Constant(str(code)):
+            yield code
+        case ast.IfExp(body=one, orelse=other):
+            yield from _codes(one, tables)
+            yield from _codes(other, tables)
+        case ast.JoinedStr(parts):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
+        case ast.Subscript(ast.Name(name)) if name in tables:
+            for value in tables[name].values:
+                yield from _codes(value, tables)
+        case _:
+            raise AssertionError(f"line {given.lineno}: give the code as text, or from a table of this module")
+
+
+def test_codes_are_found_however_they_are_written() -> None:
+    source = """
+TABLE: Mapping[int, str] = {1: "from_a_table", 2: "another"}
+because("plain", figure=1)
+because("one" if x else "other")
+because(TABLE[x])
+because(f"made_of_{x}")
+"""
+    assert list(codes_in(source)) == ["plain", "one", "other", "from_a_table", "another", "made_of_*"]
+    with pytest.raises(AssertionError, match="line 1"):
+        list(codes_in("because(somewhere_else)"))
+
+
+# --- troubleshooting --------------------------------------------------------------------------------------
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_that_the_code_prints() -> None:
+    page = (DOC / "troubleshooting.md").read_text(encoding="utf-8")
+    printed = "\n".join(text for path in PACKAGE.rglob("*.py") for text in literals_in(path.read_text("utf-8")))
+    shown = re.findall(r"^```text\n(.*)\n```$", page, re.MULTILINE)
+    parts = {part.strip(" .") for line in shown for part in line.split("...")} - {"", "(", ")", "),", ":", ","}
+    assert len(shown) > 20
+    assert {part for part in parts if part not in printed} == set(), "no code prints these"
+
+
+def literals_in(source: str) -> Iterator[str]:
+    """The texts of a module; where an f-string puts a value in, a gap."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.JoinedStr(parts):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in parts)
+            case ast.Constant(str(text)):
+                yield text
+
+
+def test_every_alert_is_answered() -> None:
+    rules = (ROOT / "config" / "prometheus" / "flux-node-manager.rules.yaml").read_text(encoding="utf-8")
+    page = (DOC / "troubleshooting.md").read_text(encoding="utf-8")
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert alerts == re.findall(r"^\| `(NodeManager\w+)` \|", page, re.MULTILINE)
+
+
+# --- the table of contents --------------------------------------------------------------------------------
+
+
+def test_every_page_has_its_place() -> None:
+    listed = set(re.findall(r"^([\w/*-]+)$", (DOC / "index.md").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(page.relative_to(DOC).with_suffix("")) for page in DOC.rglob("*.md") if "_build" not in page.parts}
+    missing = {page for page in pages if page not in listed and f"{page.rpartition('/')[0]}/*" not in listed}
+    assert missing == {"index"}, "say in doc/index.md where these pages stand"
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+def test_every_room_stands_in_the_design() -> None:
+    design = (DOC / "design.md").read_text(encoding="utf-8")
+    rooms = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    missing = [str(path) for path in sorted(rooms) if not re.search(rf"[^\w]{re.escape(path.name)}[^\w]", design)]
+    assert not missing, "say in doc/design.md what stands there"
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(DOC.rglob("*.md"))], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

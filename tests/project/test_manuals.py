@@ -1,0 +1,99 @@
+"""The man pages as groff reads them, and the completion as bash runs it. That they are up to date: test_docs.py."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from doc import generate, manuals
+from nodemanager.cli import main
+from nodemanager.config.text.settings import keys_of
+from tests.paths import ROOT
+
+COMPLETION = ROOT / "config" / "bash-completion" / "flux-node-manager"
+PAGES = sorted((ROOT / "doc" / "man").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff; on Debian: apt-get install groff-base")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_groff_has_nothing_to_warn_of(page: Path) -> None:
+    ran = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-z", str(page)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="no man; on Debian: apt-get install man-db")
+def test_man_shows_every_key_of_a_site() -> None:
+    ran = subprocess.run(
+        ["man", "-l", str(ROOT / "doc" / "man" / "site.ini.5")],
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    first_words = {line.split()[0] for line in ran.stdout.splitlines() if line.strip()}
+    keys = {key for settings in generate.SECTIONS.values() for key in keys_of(settings)}
+    assert keys - first_words == set()
+
+
+def test_verbs_are_found_as_choices_and_as_parsers_of_their_own() -> None:
+    parser = argparse.ArgumentParser()
+    verbs = parser.add_subparsers()
+    verbs.add_parser("hold", description="Keep a node.").add_argument("--reason", metavar="TEXT")
+    [hold] = manuals.verbs_of(parser, {})
+    assert (hold.name, hold.meaning) == ("hold", "Keep a node.")
+    assert "--reason" in manuals.bash_completion(parser, {})
+    assert [verb.name for verb in manuals.verbs_of(main._parser(), dict.fromkeys(main.VERBS, ""))] == [*main.VERBS]
+
+
+def test_text_never_becomes_a_request_or_an_escape() -> None:
+    assert manuals._text(".so /etc/passwd") == "\\&.so /etc/passwd"
+    assert manuals._text("'x \\fB-y") == "\\(aqx \\efB\\-y"
+
+
+# --- completion -------------------------------------------------------------------------------------------
+
+
+def completions(*words: str, folder: Path) -> set[str]:
+    """What bash offers for the last of the words."""
+    script = f"""
+source {COMPLETION}
+complete -p flux-node-manager >/dev/null || exit 1
+compopt() {{ :; }}  # bash has it only while it completes
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_flux_node_manager
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    ran = subprocess.run(
+        ["bash", "-c", script, "bash", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stderr == ""
+    return set(ran.stdout.split())
+
+
+def test_the_verb_is_completed(tmp_path: Path) -> None:
+    assert completions("flux-node-manager", "", folder=tmp_path) == set(main.VERBS)
+    assert completions("flux-node-manager", "che", folder=tmp_path) == {"check"}
+    assert completions("flux-node-manager", "--config", "site.ini", "che", folder=tmp_path) == {"check"}
+
+
+def test_there_is_one_verb(tmp_path: Path) -> None:
+    assert completions("flux-node-manager", "check", "", folder=tmp_path) == set()
+
+
+def test_an_option_is_completed_before_and_after_the_verb(tmp_path: Path) -> None:
+    assert completions("flux-node-manager", "--conf", folder=tmp_path) == {"--config"}
+    assert completions("flux-node-manager", "init", "--outp", folder=tmp_path) == {"--output"}
+
+
+def test_a_value_is_not_taken_for_a_verb(tmp_path: Path) -> None:
+    (tmp_path / "check.ini").touch()
+    (tmp_path / "folder").mkdir()
+    assert completions("flux-node-manager", "--config", "ch", folder=tmp_path) == set()  # bash completes the file
+    assert completions("flux-node-manager", "init", "--output", "f", folder=tmp_path) == {"folder"}

@@ -1,0 +1,160 @@
+"""What is taken in together, told in short, or kept from one snapshot to the next makes no difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodemanager.core.facts import (
+    BrokerStopped,
+    Fact,
+    HousekeepingKilled,
+    LaunchesRecorded,
+    LeaseEnded,
+    NodeCordoned,
+    NodeCreated,
+    NodeDestroyed,
+    NodeDrained,
+    RanksSeen,
+)
+from nodemanager.core.jobs import OnRanks, Shape
+from nodemanager.core.nodes import FluxRank, LaunchId
+from nodemanager.core.slots import Rank
+from nodemanager.planner.observe.observe import observe, observe_all
+from nodemanager.planner.plan import plan
+from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.queue_index import Line
+from nodemanager.planner.state.rank_index import Ground
+from nodemanager.planner.state.snapshot import Roll, Snapshot
+from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world
+from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks, snapshots
+from tests.planner.test_plan import to_the_byte
+
+SLOTS = ("cloud1", "cloud2", "cloud3", "gpu1")
+# Of what happens to a node. Some tell of nodes that are no more, or of calls that nobody waits for.
+KINDS = (
+    NodeCreated,
+    NodeDrained,
+    NodeCordoned,
+    BrokerStopped,
+    HousekeepingKilled,
+    NodeDestroyed,
+    LeaseEnded,
+    LaunchesRecorded,
+)
+
+
+def _fact(kind: type[Any], slot: str, condition: str, policy: Policy) -> Fact:
+    launch = a_launch(slot, policy)
+    seen = a_rank_that_is(condition, policy, slot, launch.id)
+    made: dict[type[Any], Fact] = {
+        NodeCreated: NodeCreated(launch.id, a_cloud_node(launch)),
+        NodeDrained: NodeDrained(launch.id, NOW_S + 1, seen),
+        NodeCordoned: NodeCordoned(launch.id, NOW_S + 1, seen),
+        BrokerStopped: BrokerStopped(launch.id),
+        HousekeepingKilled: HousekeepingKilled(launch.id),
+        NodeDestroyed: NodeDestroyed(launch.id, a_cloud_node(launch).provider_id),
+        LeaseEnded: LeaseEnded(launch.id),
+        LaunchesRecorded: LaunchesRecorded((launch,)),
+    }
+    return made[kind]
+
+
+@st.composite
+def told(draw: st.DrawFn) -> tuple[Snapshot, Policy, list[Fact]]:
+    """A fleet, and what is then told of its nodes: often several times the same kind in a row."""
+    policy = draw(POLICIES)
+    facts: list[Fact] = []
+    for kind in draw(st.lists(st.sampled_from(KINDS), max_size=5)):
+        slots = draw(st.lists(st.sampled_from(SLOTS), min_size=1, max_size=4))
+        facts += [_fact(kind, slot, draw(st.sampled_from(CONDITIONS)), policy) for slot in slots]
+    return draw(snapshots(policy)), policy, facts
+
+
+@settings(deadline=None, max_examples=200)
+@given(told())
+def test_facts_taken_in_together_make_what_one_after_the_other_makes(
+    case: tuple[Snapshot, Policy, list[Fact]],
+) -> None:
+    snapshot, policy, facts = case
+    one_by_one = snapshot
+    for fact in facts:
+        one_by_one = observe(one_by_one, fact, policy)
+    together = observe_all(snapshot, facts, policy)
+    assert together == one_by_one
+    assert list(together.nodes) == list(one_by_one.nodes)
+    assert to_the_byte(plan(together, policy)) == to_the_byte(plan(one_by_one, policy))
+
+
+@settings(deadline=None, max_examples=200)
+@given(told())
+def test_the_roll_that_is_kept_is_the_one_that_would_be_read(case: tuple[Snapshot, Policy, list[Fact]]) -> None:
+    snapshot, policy, facts = case
+    after = observe_all(replace(snapshot, roll=roll_of(snapshot)), facts, policy)
+    kept, read = roll_of(after), roll_of(replace(after, roll=Roll()))
+    assert (kept.restless, kept.calling, kept.of_rank, kept.of_slot) == (
+        read.restless,
+        read.calling,
+        read.of_rank,
+        read.of_slot,
+    )
+    counts = [
+        {name: count for name, count in counted.items() if count}
+        for counted in (kept.states, read.states, kept.types, read.types)
+    ]
+    assert (counts[0], counts[2]) == (counts[1], counts[3])
+
+
+@st.composite
+def looks(draw: st.DrawFn) -> tuple[Snapshot, Policy, list[FluxRank]]:
+    """A fleet that was looked at, and ranks that the next look shows."""
+    policy = draw(POLICIES)
+    snapshot = draw(snapshots(policy))
+    slots = draw(st.lists(st.sampled_from(SLOTS), unique=True))
+    return snapshot, policy, [draw(ranks(policy, slot, LaunchId(f"{slot}-1"))) for slot in slots]
+
+
+@settings(deadline=None, max_examples=200)
+@given(looks(), st.booleans())
+def test_a_look_told_by_its_changes_is_the_whole_look(
+    case: tuple[Snapshot, Policy, list[FluxRank]], of_another: bool
+) -> None:
+    """Also where it is told as changes of something else than was seen last."""
+    snapshot, policy, shown = case
+    since = dict(snapshot.ranks)
+    if of_another:
+        away = replace(a_rank("cloud1", policy, online=False), drain_reason="broken fan")
+        since[away.rank] = away
+    whole = {**since, **{rank.rank: rank for rank in shown}}
+    seen = observe(snapshot, RanksSeen(NOW_S, tuple(whole.values())), policy)
+    told_short = RanksSeen(NOW_S, tuple(shown), since=since if of_another else snapshot.ranks)
+    assert observe(snapshot, told_short, policy) == seen
+
+
+@settings(deadline=None, max_examples=200)
+@given(looks(), st.sampled_from([0.0, 1.0, 400.0]))
+def test_what_is_kept_for_the_planner_decides_nothing(
+    case: tuple[Snapshot, Policy, list[FluxRank]], later_s: float
+) -> None:
+    """Planned before and after a look, so that there is something to be kept; and with nothing kept at all."""
+    snapshot, policy, shown = case
+    plan(snapshot, policy)
+    seen = {**snapshot.ranks, **{rank.rank: rank for rank in shown}}
+    after = observe(snapshot, RanksSeen(NOW_S + later_s, tuple(seen.values())), policy)
+    anew = replace(after, line=Line(), ground=Ground(), roll=Roll())
+    assert to_the_byte(plan(after, policy)) == to_the_byte(plan(anew, policy))
+    smaller = replace(policy, nodes_max=1)
+    assert to_the_byte(plan(after, smaller)) == to_the_byte(plan(anew, smaller)), "under another policy, too"
+
+
+def test_a_slot_at_another_rank_makes_a_job_possible_that_never_was() -> None:
+    """What could never be had is worked out once for a shape; and again when slots stand elsewhere."""
+    world = a_world().job(Shape(1, 1, constraint=OnRanks(frozenset([90]))))
+    assert world.why_job(1).code == "no_type_fits"
+    moved = [replace(it, rank=Rank(90)) if it.host == "cloud1" else it for it in world.snapshot.ranks.values()]
+    world.see(RanksSeen(world.snapshot.now_s + 1, tuple(moved)))
+    assert world.why_job(1).code != "no_type_fits"
