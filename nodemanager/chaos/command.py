@@ -18,8 +18,8 @@ from typing import Any
 import structlog
 
 from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.run.script import Script, script_of
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.script import Script, script_of
 from nodemanager.chaos.shrink import Numbers, shortest
 from nodemanager.service.child_processes import end_with
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from nodemanager.chaos.invariants import Violation
+from nodemanager.chaos.run.invariants import Violation
+from nodemanager.chaos.run.site import NODE_TYPES
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.site import NODE_TYPES
 from nodemanager.core.facts import JoinFact, NodeReported
 from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster
 from nodemanager.core.ports import JoinError, JoinPort

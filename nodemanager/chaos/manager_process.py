@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Published
 from nodemanager.actors.messages import Mailbox, ManagerMessage
-from nodemanager.chaos.history_file import Kept
-from nodemanager.chaos.invariants import WatchedCloud, WatchedFlux, Witness
-from nodemanager.chaos.plan_checks import Oversight
-from nodemanager.chaos.site import CLUSTER, CLUSTER_UUID
+from nodemanager.chaos.run.history_file import Kept
+from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
+from nodemanager.chaos.run.plan_checks import Oversight
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
 from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksStirred
 from nodemanager.core.orders import (
     BootNode,
@@ -24,45 +25,43 @@ from nodemanager.core.orders import (
 from nodemanager.planner.observe.hardware import as_promised
 from nodemanager.planner.plan import Action
 from nodemanager.service.service import Outside, wire
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
 
 class Process:
     """See the module. It runs from when it is made until it is killed."""
 
-    def __init__(self, scenario: Scenario, token: str) -> None:
-        self._scenario = scenario
+    def __init__(self, run: Run, token: str, killed_at_a_call: Callable[[Process], None]) -> None:
+        self._run = run
         self.token = token
         self.calls_left: int | None = None  # until it is killed at a call; None: it is not
         self.down_s = 0.0
-        world = scenario.world
-        self.witness = Witness(world, scenario.policy.absences, self._step)
-        self.oversight = Oversight(scenario.rules, self.witness, scenario.demand, scenario.sees_all, scenario.peace)
-        self.kept = Kept(scenario.history) if scenario.history is not None else None
+        world = run.world
+        self.witness = Witness(world, run.policy.absences, self._step)
+        self.oversight = Oversight(run.rules, self.witness, run.demand, run.sees_all, run.peace)
+        self.kept = Kept(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
-        self._watch = scenario.flux.watch()
+        self._watch = SimulatedFluxWatch(run.flux)
         self._pump = Pump(
             world,
             token,
-            idle_tick_s=scenario.script.idle_tick_s,
-            on_killed=lambda: scenario.lose(self, self.down_s),
+            idle_tick_s=run.script.idle_tick_s,
+            on_killed=lambda: killed_at_a_call(self),
         )
         clock = world.clock()
-        join = scenario.join_port()
+        join = run.join_port()
         outside = Outside(
             clock=clock,
-            flux=lambda: WatchedFlux(scenario.flux, world, token, scenario.rules, self.witness),
-            cloud=lambda: WatchedCloud(scenario.provider.port(CLUSTER, CLUSTER_UUID), scenario.rules, self.witness),
+            flux=lambda: WatchedFlux(run.flux, token, run.rules, self.witness),
+            cloud=lambda: WatchedCloud(run.provider.port(CLUSTER, CLUSTER_UUID), run.rules, self.witness),
             watch=self._watch,
             close=lambda: None,
             join=(lambda: join) if join is not None else None,
         )
         self.manager: Mailbox[ManagerMessage] = wire(
             outside,
-            as_promised(scenario.policy, scenario.flux.promises),
+            as_promised(run.policy, run.flux.promises),
             acts=True,
             publish=self._published,
             fate=Fate(),
@@ -75,7 +74,7 @@ class Process:
         self.calls_left = None  # a call that is on the wire may still be carried out: it cannot be killed twice
         self._watch.stop()
         self._pump.kill(lambda: self._draws.random() < 0.5)
-        self._scenario.flux.drop_claim(self.token)
+        self._run.flux.drop_claim(self.token)
         self.close()
 
     def close(self) -> None:
@@ -100,7 +99,7 @@ class Process:
         self.manager.tell(news)
 
     def _published(self, published: Published) -> None:
-        run = self._scenario
+        run = self._run
         run.decisions += 1
         if self.kept is not None:
             self.kept.take_in(published)

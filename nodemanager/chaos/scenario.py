@@ -14,11 +14,11 @@ from nodemanager.actors.manager import Published
 from nodemanager.actors.messages import UsePolicy
 from nodemanager.chaos.faults.registry import strike
 from nodemanager.chaos.faults.types import End
-from nodemanager.chaos.history_file import History
-from nodemanager.chaos.invariants import Rules, Violation
 from nodemanager.chaos.manager_process import Process
-from nodemanager.chaos.script import FAULTS_S, JOB, Act, Script, pick
-from nodemanager.chaos.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
+from nodemanager.chaos.run.history_file import History
+from nodemanager.chaos.run.invariants import Rules, Violation
+from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, pick
+from nodemanager.chaos.run.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, ProviderId
@@ -28,8 +28,8 @@ from nodemanager.planner.cost import budget
 from nodemanager.planner.observe.hardware import as_promised
 from nodemanager.simulation.boot_faults import Boots
 from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
-from nodemanager.simulation.flux.port import FluxFaults
 from nodemanager.simulation.time.world import World
 
 PLENTY = Decimal(1000)
@@ -61,8 +61,7 @@ class Outcome:
 class Scenario:
     """One script. ``run`` raises :class:`Violation` where a rule is broken or an end is not reached.
 
-    ``trace``, where there is one, gets a line for
-    whatever happens.
+    ``trace``, if given, gets a line for each event, up to ``TRACE_MAX``.
     """
 
     script: Script
@@ -189,7 +188,7 @@ class Scenario:
     def start_process(self) -> None:
         self._started += 1
         self.note(f"manager-{self._started} is started")
-        self.processes.append(Process(self, f"manager-{self._started}"))
+        self.processes.append(Process(self, f"manager-{self._started}", lambda it: self.lose(it, it.down_s)))
 
     def kill(self, amount: float, down_s: float) -> None:
         """SIGKILL a process of the service, and start another a little later."""

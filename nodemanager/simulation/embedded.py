@@ -17,6 +17,7 @@ from nodemanager.core.slots import Rank, Slot
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World, WorldClock
 from nodemanager.simulation.workload import Submission, builtin
@@ -56,14 +57,14 @@ class Embedded:
     workload_done: bool = False
 
     def flux_port(self) -> FluxPort:
-        return self.flux.port("embedded")
+        return SimulatedFluxPort(self.flux, "embedded")
 
     def cloud_port(self) -> CloudPort:
         return self.provider.port(self.cluster, self.cluster_uuid)
 
     @property
     def watch(self) -> SimulatedFluxWatch:
-        return self.flux.watch()
+        return SimulatedFluxWatch(self.flux)
 
     def start(self) -> None:
         self._schedule_next()

@@ -68,8 +68,9 @@ from nodemanager.planner.plan import plan
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.service.outputs import Front
 from nodemanager.service.service import Outside, SystemClock, policy_of, spare_what_stays, wire
-from nodemanager.simulation.flux import watch as flux_watch
+from nodemanager.simulation.flux.instance import Follower
 from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Inbox, Pump
 from nodemanager.simulation.time.world import World
 from tests.benchmarks.load_front import MEASURED_S, LiveFront, Meter, VirtualFront, listening_share, share_of
@@ -142,13 +143,15 @@ CASES = (
 class Remote:
     """The other process, and what its journal said."""
 
+    world: World  # this process's, for the watch
+
     def __init__(self, load: Load) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, load), daemon=True)
         self._process.start()
         self._pipe.recv()
-        self._follower: flux_watch.Follower | None = None
+        self._follower: Follower | None = None
         self._ahead: deque[tuple[float, list[str], int]] = deque()
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -177,7 +180,7 @@ class Remote:
 
     # --- what the watch asks ---
 
-    def follow(self, follower: flux_watch.Follower) -> Callable[[], None]:
+    def follow(self, follower: Follower) -> Callable[[], None]:
         self._follower = follower
         self._backlog: list[str] = self.ask("world.follow")
         return lambda: None
@@ -336,12 +339,13 @@ class _Run:
             self.front = LiveFront(site) if live else VirtualFront(folder, self.meter)
         self.world = World(2)
         self.world.advance_to(self.remote.ask("world.now_s"))
+        self.remote.world = self.world
         self.published: Published | None = None
         clock = WorkingClock(self.world, self.meter)
         self.looks: list[RemotePort] = []
         pump = MeteredPump(self.world, "bench", TRAVEL_S, tick_s=PERIOD_S)
         pump.meter = self.meter
-        watch = flux_watch.SimulatedFluxWatch(cast("Any", self.remote), self.world)
+        watch = SimulatedFluxWatch(cast("Any", self.remote))
         outside = Outside(
             clock=clock,
             flux=self._flux_port,

@@ -22,10 +22,10 @@ from nodemanager.core.slots import NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
+from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.sched_simple import Pool
-from nodemanager.simulation.flux.watch import Follower
 from nodemanager.simulation.time.world import World
 
 
@@ -73,7 +73,7 @@ class LoadedWorld:
             on_boot=self._flux.node_booted,
             on_end=self._flux.node_ended,
         )
-        self._port = self._flux.port(TOKEN, load.cluster_uuid)
+        self._port = SimulatedFluxPort(self._flux, TOKEN, load.cluster_uuid)
         self._cloud = self._provider.port(load.cluster, load.cluster_uuid)
         self._draws = self._world.draws_for("load")
         self._lines: list[str] = []

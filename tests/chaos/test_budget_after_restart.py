@@ -12,9 +12,9 @@ from decimal import Decimal
 import pytest
 
 from nodemanager.chaos.command import quiet
-from nodemanager.chaos.invariants import Rules
+from nodemanager.chaos.run.invariants import Rules
+from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, script_of
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.script import FAULTS_S, JOB, Act, Script, script_of
 from nodemanager.core.facts import RetirementAsked
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Billing, NodeType

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.chaos.command import run_seed
-from nodemanager.chaos.script import Script
+from nodemanager.chaos.run.script import Script
 from nodemanager.chaos.shrink import shortest
 from nodemanager.cli import main
 from nodemanager.planner import plan

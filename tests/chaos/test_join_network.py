@@ -11,9 +11,9 @@ import pytest
 
 from nodemanager.chaos import join_network
 from nodemanager.chaos.command import quiet
-from nodemanager.chaos.invariants import Violation
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.script import script_of
+from nodemanager.chaos.run.invariants import Violation
+from nodemanager.chaos.run.script import script_of
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.flux_node_join import Joining
 from nodemanager.join.ticket_store import Ledger

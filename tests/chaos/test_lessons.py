@@ -14,8 +14,8 @@ import structlog
 
 from nodemanager.chaos.command import quiet
 from nodemanager.chaos.join_network import KEY, JoinScenario
+from nodemanager.chaos.run.script import JOB, Act, Script, script_of
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.script import JOB, Act, Script, script_of
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.admission import Refusal
 from nodemanager.web.api.documents import status

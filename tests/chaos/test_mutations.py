@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from nodemanager.actors import manager
-from nodemanager.chaos import site
 from nodemanager.chaos.command import quiet, run_seed
+from nodemanager.chaos.run import site
+from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
@@ -41,7 +42,7 @@ def believing_the_first_look(patch: Patch) -> None:
     def as_it_was(node: Node, fact: NodeDrained, *_: Any) -> Node:
         was = node.rank
         if was is not None:
-            reason = rank_facts.drain_text(node.id)
+            reason = drain_text(node.id)
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
         return replace(node, call=None, drained_s=fact.started_s, rank=was)
 

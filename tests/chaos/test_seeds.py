@@ -10,8 +10,8 @@ import pytest
 
 from nodemanager.chaos.command import quiet, run_seed, scenario_of, staged
 from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, Script, script_of
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, Script, script_of
 
 SEEDS = 500
 AT_ONCE = 10  # of them, a test

@@ -10,6 +10,7 @@ import pytest
 from nodemanager.core.jobs import JobId, OnRanks, Shape
 from nodemanager.core.slots import Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.time.world import World
 from tests.contract.flux_subjects import CLUSTER_UUID, LARGE, RANKS, SMALL, FluxSubject, OneManager
 
@@ -28,7 +29,9 @@ class SimulatedSubject:
     def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
         self._managers += 1
         token = f"manager-{self._managers}"
-        return OneManager(self.flux.port(token, cluster_uuid), lambda: self._drop(token), lambda: self._drop(token))
+        return OneManager(
+            SimulatedFluxPort(self.flux, token, cluster_uuid), lambda: self._drop(token), lambda: self._drop(token)
+        )
 
     def _drop(self, token: str) -> None:
         self.flux.drop_claim(token)

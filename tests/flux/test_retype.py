@@ -184,9 +184,9 @@ def test_the_file_of_another_instance_is_left_alone(instance: Instance) -> None:
 def test_a_core_that_a_job_holds_elsewhere_is_not_declared_away(instance: Instance) -> None:
     instance.file.write(TEXT.replace('cores = "0-7"', 'cores = "0"').replace('gpus = "0"', ""))
     instance.flux.broker_up(SlotName("gpu1"))
-    instance.flux._world.advance_by(1)
+    instance.flux.world.advance_by(1)
     instance.flux.submit(whole_nodes(1), run_s=600)
-    instance.flux._world.advance_by(1)
+    instance.flux.world.advance_by(1)
     wish = SlotsWish("wish-2", {TypeName("cloud"): 2})
     small = (TYPES[0], a_type("gpu", slots=1, cores=1))
     with pytest.raises(SlotsUnchanged, match="gpu1"):

@@ -34,7 +34,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "history": ("", "store"),
     "web": ("state", "api", ""),
     "simulation": ("time", "flux", "cloud", ""),
-    "chaos": ("faults", ""),
+    "chaos": ("run", "faults", ""),
     "whatif": ("workload", "cloud", "replay", "study", "report", ""),
 }
 FOLDER_MAX = 12  # modules in one folder

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act, pick
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.nodes import FailureKind, Identity, LaunchId
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
 FOREIGN_UUID = "f0e1900f-0000-4000-8000-000000000000"
 
 
-def _refuse_all(run: Scenario, kind: FailureKind) -> End:
+def _refuse_all(run: Run, kind: FailureKind) -> End:
     run.provider.faults.refuse_all = kind
 
     def end() -> None:
@@ -24,17 +21,17 @@ def _refuse_all(run: Scenario, kind: FailureKind) -> End:
     return end
 
 
-def _outage(run: Scenario, act: Act) -> End:
+def _outage(run: Run, act: Act) -> End:
     """Every call answers 500."""
     return _refuse_all(run, FailureKind.TRANSIENT if act.amount < 0.7 else FailureKind.AMBIGUOUS)
 
 
-def _credentials(run: Scenario, act: Act) -> End:
+def _credentials(run: Run, act: Act) -> End:
     del act
     return _refuse_all(run, FailureKind.CREDENTIALS)
 
 
-def _quota(run: Scenario, act: Act) -> End:
+def _quota(run: Run, act: Act) -> End:
     run.provider.faults.quota = int(act.amount * run.policy.nodes_max)
 
     def end() -> None:
@@ -43,7 +40,7 @@ def _quota(run: Scenario, act: Act) -> End:
     return end
 
 
-def _stockout(run: Scenario, act: Act) -> End:
+def _stockout(run: Run, act: Act) -> End:
     node_type = pick(run.policy.node_types, act.amount)
     name = node_type.name if node_type is not None else ""
     run.provider.faults.capacity_of[name] = 0
@@ -54,7 +51,7 @@ def _stockout(run: Scenario, act: Act) -> End:
     return end
 
 
-def _slow_end(run: Scenario, act: Act) -> End:
+def _slow_end(run: Run, act: Act) -> End:
     """What is destroyed now stays half-terminated for long."""
     faults, usual = run.provider.faults, run.provider.faults.stop_delay_s
     faults.stop_delay_s = (60.0 * act.amount, 120.0)
@@ -65,12 +62,12 @@ def _slow_end(run: Scenario, act: Act) -> End:
     return end
 
 
-def _stranger(run: Scenario, act: Act) -> None:
+def _stranger(run: Run, act: Act) -> None:
     del act
     run.provider.add_stranger()
 
 
-def _impostor(run: Scenario, act: Act) -> None:
+def _impostor(run: Run, act: Act) -> None:
     """Somebody's node with our cluster's name, and another's UUID."""
     slot = pick(sorted(run.flux.rank_of), act.amount)
     if slot is not None:
@@ -79,7 +76,7 @@ def _impostor(run: Scenario, act: Act) -> None:
         run.provider.add_stranger(Identity(run.policy.cluster, FOREIGN_UUID, launch, slot, type_name))
 
 
-def _forgotten(run: Scenario, act: Act) -> None:
+def _forgotten(run: Run, act: Act) -> None:
     """A node of ours, for a slot that is free, of a launch that nobody remembers."""
     taken = {node.identity.slot for node in run.rules.ours_standing() if node.identity is not None}
     slot = pick([it for it in sorted(run.flux.rank_of) if it not in taken | run.flux.records.keys()], act.amount)

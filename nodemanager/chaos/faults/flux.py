@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act, pick
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
-
-def _restart(run: Scenario, act: Act) -> None:
+def _restart(run: Run, act: Act) -> None:
     run.restart_rank_0(act.lasts_s)
 
 
-def _unreachable(run: Scenario, act: Act) -> End:
+def _unreachable(run: Run, act: Act) -> End:
     del act
     run.flux.unreachable = True
 
@@ -27,16 +24,16 @@ def _unreachable(run: Scenario, act: Act) -> End:
     return end
 
 
-def _journal_lost(run: Scenario, act: Act) -> None:
+def _journal_lost(run: Run, act: Act) -> None:
     del act
     run.flux.lose_journal()
 
 
-def _scheduler_reloaded(run: Scenario, act: Act) -> None:
+def _scheduler_reloaded(run: Run, act: Act) -> None:
     run.flux.reload_scheduler(act.lasts_s)
 
 
-def _wish(run: Scenario, act: Act) -> None:
+def _wish(run: Run, act: Act) -> None:
     """Somebody wants two types to share their slots otherwise."""
     names = [node_type.name for node_type in run.policy.node_types]
     one, other = names[act.number % 3], names[(act.number + 1) % 3]
@@ -47,7 +44,7 @@ def _wish(run: Scenario, act: Act) -> None:
     run.flux.wish_slots(SlotsWish(f"wish-{act.number}", {one: share, other: both - share}))
 
 
-def _resized(run: Scenario, act: Act) -> None:
+def _resized(run: Run, act: Act) -> None:
     """Somebody gives a type two slots more, for which rank 0 restarts."""
     size = len(run.flux.rank_of)
     node_type = pick(run.policy.node_types, act.amount)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act
 
 
-def _full(run: Scenario, act: Act) -> End | None:
+def _full(run: Run, act: Act) -> End | None:
     """The disk is full."""
     del act
     history = run.history
@@ -26,7 +23,7 @@ def _full(run: Scenario, act: Act) -> End | None:
     return end
 
 
-def _corrupt(run: Scenario, act: Act) -> None:
+def _corrupt(run: Run, act: Act) -> None:
     """Its file is spoilt: under the process that writes it, or while that is away."""
     if act.number % 2 == 0:
         run.kill(act.amount, act.lasts_s)
@@ -34,7 +31,7 @@ def _corrupt(run: Scenario, act: Act) -> None:
         run.history.corrupt(act.amount)
 
 
-def _deleted(run: Scenario, act: Act) -> None:
+def _deleted(run: Run, act: Act) -> None:
     if act.number % 2 == 0:
         run.kill(act.amount, act.lasts_s)
     if run.history is not None:

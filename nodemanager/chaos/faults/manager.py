@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act
 
 AWAY_S = 250.0  # longer than nodes that joined by ticket wait for a manager
 
 
-def _killed(run: Scenario, act: Act) -> None:
+def _killed(run: Run, act: Act) -> None:
     run.kill(act.amount, act.lasts_s)
 
 
-def _killed_at_a_call(run: Scenario, act: Act) -> None:
+def _killed_at_a_call(run: Run, act: Act) -> None:
     run.kill_at_a_call(act.amount, act.lasts_s)
 
 
-def _another(run: Scenario, act: Act) -> End:
+def _another(run: Run, act: Act) -> End:
     """Somebody starts a second one beside it, and ends one of them later."""
     run.start_process()
     return lambda: run.end_one(act.amount)
 
 
-def _frozen(run: Scenario, act: Act) -> None:
+def _frozen(run: Run, act: Act) -> None:
     run.freeze(act.amount, act.lasts_s)
 
 
-def _away(run: Scenario, act: Act) -> None:
+def _away(run: Run, act: Act) -> None:
     """It stays away until idle nodes that joined by ticket have ended themselves."""
     run.kill(act.amount, AWAY_S)
 
 
-def _clock_jumps(run: Scenario, act: Act) -> None:
+def _clock_jumps(run: Run, act: Act) -> None:
     """The manager's wall clock jumps by up to an hour, forth or back."""
     run.world.skew_s = 7200.0 * (act.amount - 0.5)
 

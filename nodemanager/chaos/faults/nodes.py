@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act, pick
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import SlotName
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
 FOR_EVER_S = 1e6
 
 
-def _connected(run: Scenario) -> list[SlotName]:
+def _connected(run: Run) -> list[SlotName]:
     return [slot for slot, rank in sorted(run.flux.rank_of.items()) if run.flux.online(rank)]
 
 
-def _vanishes(run: Scenario, act: Act) -> None:
+def _vanishes(run: Run, act: Act) -> None:
     node = pick(run.ours_standing(), act.amount)
     if node is not None:
         run.provider.kill(node)
 
 
-def _broker_dies(run: Scenario, act: Act) -> None:
+def _broker_dies(run: Run, act: Act) -> None:
     slot = pick(_connected(run), act.amount)
     if slot is not None:
         run.flux.broker_down(slot, lost=act.number % 2 == 0)
 
 
-def _cut(run: Scenario, act: Act) -> End | None:
+def _cut(run: Run, act: Act) -> End | None:
     """The network to it: its broker joins again once that is back, if its machine still stands."""
     slot = pick(_connected(run), act.amount)
     machine = run.flux.machine_of(slot) if slot is not None else None
@@ -48,7 +45,7 @@ def _cut(run: Scenario, act: Act) -> End | None:
     return end
 
 
-def _hangs(run: Scenario, act: Act) -> End | None:
+def _hangs(run: Run, act: Act) -> End | None:
     slot = pick(_connected(run), act.amount)
     if slot is None:
         return None
@@ -56,7 +53,7 @@ def _hangs(run: Scenario, act: Act) -> End | None:
     return lambda: run.flux.hang(slot, hung=False)
 
 
-def _torpid(run: Scenario, act: Act) -> End | None:
+def _torpid(run: Run, act: Act) -> End | None:
     slot = pick(_connected(run), act.amount)
     if slot is None:
         return None
@@ -64,13 +61,13 @@ def _torpid(run: Scenario, act: Act) -> End | None:
     return lambda: run.flux.set_torpid(slot, torpid=False)
 
 
-def _housekeeping(run: Scenario, act: Act) -> End:
+def _housekeeping(run: Run, act: Act) -> End:
     """What runs after the jobs that come now takes long."""
     run.flux.set_housekeeping(act.lasts_s)
     return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
-def _housekeeping_hangs(run: Scenario, act: Act) -> End:
+def _housekeeping_hangs(run: Run, act: Act) -> End:
     """What runs after the jobs that come now does not end by itself; nor, often, by SIGTERM, nor by SIGKILL.
 
     Somebody ends that in peace, once it is said.
@@ -81,7 +78,7 @@ def _housekeeping_hangs(run: Scenario, act: Act) -> End:
     return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
-def _reclaimed(run: Scenario, act: Act) -> End | None:
+def _reclaimed(run: Run, act: Act) -> End | None:
     """The provider takes a node back, and says so a little before."""
     node = pick(sorted(run.running().intersection(run.ours_standing())), act.amount)
     if node is None:

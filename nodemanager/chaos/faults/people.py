@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import Act, pick
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced, NodeReleased, RetirementAsked
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark
 
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
-
-def _pending(run: Scenario) -> list[JobId]:
+def _pending(run: Run) -> list[JobId]:
     return [job for job in run.flux.active_jobs() if run.flux.job_state(job) is JobState.SCHED]
 
 
-def _cancels(run: Scenario, act: Act) -> None:
+def _cancels(run: Run, act: Act) -> None:
     job = pick(run.flux.active_jobs(), act.amount)
     if job is not None and run.flux_is_up():
         run.flux.cancel(job)
 
 
-def _holds_a_job(run: Scenario, act: Act) -> None:
+def _holds_a_job(run: Run, act: Act) -> None:
     """It stays held: it is no demand, and is there at the end."""
     job = pick(_pending(run), act.amount)
     if job is not None and run.flux_is_up():
@@ -34,7 +31,7 @@ def _holds_a_job(run: Scenario, act: Act) -> None:
         run.demand.held[job] = run.world.now_s
 
 
-def _operator_drains(run: Scenario, act: Act) -> End | None:
+def _operator_drains(run: Run, act: Act) -> End | None:
     rank = pick(sorted(run.flux.rank_of.values()), act.amount)
     if rank is None or run.flux.drain_reason(rank) is not None:
         return None
@@ -47,16 +44,16 @@ def _operator_drains(run: Scenario, act: Act) -> End | None:
     return end
 
 
-def _mark(run: Scenario) -> Mark:
+def _mark(run: Run) -> Mark:
     return Mark("operator", run.world.wall_at())
 
 
-def _leased(run: Scenario, act: Act) -> LaunchId | None:
+def _leased(run: Run, act: Act) -> LaunchId | None:
     launch = pick(sorted(run.flux.records.values(), key=lambda launch: launch.rank), act.amount)
     return launch.id if launch is not None else None
 
 
-def _operator_holds(run: Scenario, act: Act) -> End | None:
+def _operator_holds(run: Run, act: Act) -> End | None:
     launch = _leased(run, act)
     if launch is None:
         return None
@@ -64,19 +61,19 @@ def _operator_holds(run: Scenario, act: Act) -> End | None:
     return lambda: run.tell(NodeReleased(launch))
 
 
-def _operator_retires(run: Scenario, act: Act) -> None:
+def _operator_retires(run: Run, act: Act) -> None:
     launch = _leased(run, act)
     if launch is not None:
         run.tell(RetirementAsked(launch, _mark(run)))
 
 
-def _operator_pauses(run: Scenario, act: Act) -> End:
+def _operator_pauses(run: Run, act: Act) -> End:
     del act
     run.tell(DecisionsPaused(_mark(run)))
     return lambda: run.tell(DecisionsResumed())
 
 
-def _stops_the_queue(run: Scenario, act: Act) -> End:
+def _stops_the_queue(run: Run, act: Act) -> End:
     del act
     run.flux.stop_queue()
     return run.flux.start_queue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from nodemanager.chaos.faults.cloud import CLOUD_TROUBLES
 from nodemanager.chaos.faults.flux import FLUX_TROUBLES
@@ -12,11 +11,9 @@ from nodemanager.chaos.faults.manager import MANAGER_TROUBLES
 from nodemanager.chaos.faults.nodes import NODE_TROUBLES
 from nodemanager.chaos.faults.people import PEOPLES_TROUBLES
 from nodemanager.chaos.faults.types import End, Trouble
-from nodemanager.chaos.script import JOIN_KNOBS, KNOBS, Act
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, Act
 from nodemanager.core.nodes import CloudState
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
 
 TROUBLES: Mapping[str, Trouble] = {
     **CLOUD_TROUBLES,
@@ -28,7 +25,7 @@ TROUBLES: Mapping[str, Trouble] = {
 }
 
 
-def strike(run: Scenario, act: Act) -> End | None:
+def strike(run: Run, act: Act) -> End | None:
     """Let it happen; what is returned ends it."""
     if act.kind in KNOBS or act.kind in JOIN_KNOBS:
         _turn(run, act)
@@ -60,7 +57,7 @@ FLUX_KNOBS: Mapping[str, str] = {
 }
 
 
-def _turn(run: Scenario, act: Act) -> None:
+def _turn(run: Run, act: Act) -> None:
     if act.kind in JOIN_KNOBS:
         run.turn_join_knob(act.kind.partition(".")[2], JOIN_KNOBS[act.kind] * act.amount)
         return

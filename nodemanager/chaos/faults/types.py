@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from nodemanager.chaos.script import Act
-
-if TYPE_CHECKING:
-    from nodemanager.chaos.scenario import Scenario
+from nodemanager.chaos.run.run import Run
+from nodemanager.chaos.run.script import Act
 
 End = Callable[[], None]
-Trouble = Callable[["Scenario", Act], End | None]
+Trouble = Callable[[Run, Act], End | None]

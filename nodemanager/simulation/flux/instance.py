@@ -8,6 +8,7 @@ Stock flux-core 0.88 with sched-simple and placeholder ranks, held to a recordin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nodemanager.core.jobs import JobId, JobState, Shape
@@ -16,17 +17,25 @@ from nodemanager.core.ports import FluxError, SlotsUnchanged
 from nodemanager.core.records import Spend, Steering
 from nodemanager.core.slots import NodeType, Promise, Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.flux.brokers import Ranks, ResourceEvent
+from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.housekeeping import Housekeeping
 from nodemanager.simulation.flux.job_manager import JobEvent, JobManager
 from nodemanager.simulation.flux.jobid import format_f58
 from nodemanager.simulation.flux.jobspec import Jobspec, jobspec_of
-from nodemanager.simulation.flux.port import FluxFaults, SimulatedFluxPort
 from nodemanager.simulation.flux.resource_set import Grant, Room
 from nodemanager.simulation.flux.sched_simple import Pool
-from nodemanager.simulation.flux.watch import Follower, SimulatedFluxWatch
 from nodemanager.simulation.time.world import World
 
 BROKER_STOP_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who reads the journals, until ``lost`` is called once."""
+
+    on_job: Callable[[JobEvent], None]
+    on_resource: Callable[[ResourceEvent], None]
+    lost: Callable[[str], None]
 
 
 class SimulatedFlux:
@@ -54,7 +63,7 @@ class SimulatedFlux:
         self._types = {node_type.name: node_type for node_type in node_types}
         self.promises: dict[TypeName, Promise] = {}  # as its configuration keeps them
         self._type_of = {slot.name: slot.type_name for slot in slots}
-        self._world = world
+        self.world = world
         self._draws = world.draws_for("flux")
         self._followers: list[Follower] = []
         self._down = False
@@ -101,13 +110,13 @@ class SimulatedFlux:
             jobspec = jobspec_of(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
         elif duration_s or after or queue or requeue:
             raise ValueError("duration, dependencies, queue and requeue stand in the jobspec itself, not beside it")
-        with self._world.lock:
+        with self.world.lock:
             self._check_up()
             return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
 
     def requeue(self, job_id: JobId) -> JobId:
         """Submit a job once more, to start if it does not end well. Raises FluxError for one that has."""
-        with self._world.lock:
+        with self.world.lock:
             self._check_up()
             try:
                 return self._jobs.requeue(job_id)
@@ -115,55 +124,55 @@ class SimulatedFlux:
                 raise FluxError(str(refused)) from refused
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.set_urgency(job_id, urgency)
 
     def cancel(self, job_id: JobId) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.cancel(job_id)
 
     def job_state(self, job_id: JobId) -> JobState | None:
         """None once it is inactive."""
-        with self._world.lock:
+        with self.world.lock:
             return self._jobs.state(job_id)
 
     def active_jobs(self) -> tuple[JobId, ...]:
-        with self._world.lock:
+        with self.world.lock:
             return self._jobs.active()
 
     @property
     def jobs_ended(self) -> int:
-        with self._world.lock:
+        with self.world.lock:
             return self._jobs.ended
 
     # --- operators ---
 
     def stop_queue(self, queue: str = "") -> None:
         """Nothing more of this queue starts. "" is the anonymous one."""
-        with self._world.lock:
+        with self.world.lock:
             self._stopped_s = self.open_s
             self._jobs.stop_queue(queue)
 
     def start_queue(self, queue: str = "") -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.start_queue(queue)
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         """As an administrator does; a rank that is drained keeps its reason."""
-        with self._world.lock:
+        with self.world.lock:
             self._ranks.drain(self._known(rank), reason)
 
     def undrain(self, rank: Rank) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._ranks.undrain(self._known(rank))
 
     def set_torpid(self, slot: SlotName, *, torpid: bool) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._ranks.set_torpid(self._rank_of[slot], torpid=torpid)
 
     def hang(self, slot: SlotName, *, hung: bool = True) -> None:
         """The slot's broker stays connected and answers nothing, until it is put out, or goes on."""
-        with self._world.lock:
+        with self.world.lock:
             self._ranks.set_hung(self._rank_of[slot], hung=hung)
 
     def set_housekeeping(
@@ -173,19 +182,19 @@ class SimulatedFlux:
 
         ``ignores``: the signals that a housekeeping begun from now on does not end by.
         """
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.housekeeping_s = housekeeping_s
             self._jobs.housekeepers.partial_release = partial_release
             self._jobs.housekeepers.ignores = frozenset(ignores)
 
     def set_clock_skew(self, skew_s: float) -> None:
         """How far the leader's wall clock is ahead of the world's."""
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.clock_skew_s = self._ranks.clock_skew_s = skew_s
 
     def wish_slots(self, wish: SlotsWish) -> None:
         """As ``flux-node-manager slots`` does."""
-        with self._world.lock:
+        with self.world.lock:
             self.wish = wish
 
     def answer(self, wish_id: str, why: str) -> None:
@@ -227,7 +236,7 @@ class SimulatedFlux:
 
     def broker_up(self, slot: SlotName, machine: str = "") -> None:
         """A machine's broker joins as the slot's rank. Whoever is there already is put out, its jobs die."""
-        with self._world.lock:
+        with self.world.lock:
             rank = self._rank_of[slot]
             self._machines[rank] = machine
             if self._down:
@@ -238,7 +247,7 @@ class SimulatedFlux:
 
     def broker_down(self, slot: SlotName, *, lost: bool = True, machine: str = "") -> None:
         """The slot's broker ends: suddenly, or in good order. With a machine named, only if it is that one's."""
-        with self._world.lock:
+        with self.world.lock:
             rank = self._rank_of[slot]
             if machine and self._machines.get(rank) != machine:
                 return
@@ -248,7 +257,7 @@ class SimulatedFlux:
 
     def machine_of(self, slot: SlotName) -> str | None:
         """Whose broker stands for a slot, or waits for rank 0 to be back."""
-        with self._world.lock:
+        with self.world.lock:
             return self._machines.get(self._rank_of[slot])
 
     def node_booted(self, node: CloudNode) -> None:
@@ -266,14 +275,14 @@ class SimulatedFlux:
 
         One that is not there is no error.
         """
-        with self._world.lock:
+        with self.world.lock:
             self._known(rank)
             machine = self._machines.get(rank)
             if self._ranks.hung(rank):
                 self._machines.pop(rank, None)  # it ends when it finds that: it will not stand there again
                 self._leave(rank, lost=True)
             elif self._ranks.connected(rank):
-                self._world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))
+                self.world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))
 
     def _stopped(self, rank: Rank, machine: str | None) -> None:
         if self._machines.get(rank) == machine and self._ranks.connected(rank):
@@ -293,22 +302,22 @@ class SimulatedFlux:
 
     @unreachable.setter
     def unreachable(self, unreachable: bool) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._unreachable = unreachable
             if unreachable:
                 self._lose_followers("the connection to the instance is lost")
 
     def lose_journal(self) -> None:
         """The journals of who follows them end, and may be followed anew at once."""
-        with self._world.lock:
+        with self.world.lock:
             self._lose_followers("the journal has a gap")
 
     def reload_scheduler(self, down_s: float) -> None:
         """Nothing is given out for a while; what runs goes on."""
-        with self._world.lock:
+        with self.world.lock:
             self._unloaded = True
             self._pool.close(closed=True)
-            self._world.after(down_s, self._scheduler_loaded)
+            self.world.after(down_s, self._scheduler_loaded)
 
     def _scheduler_loaded(self) -> None:
         self._unloaded = False
@@ -321,7 +330,7 @@ class SimulatedFlux:
         Followers leave with it and their jobs die; pending jobs, drains and launch records are kept, the claim
         is not. Each machine's broker joins again by itself, about ``rejoin_s`` after rank 0 is back.
         """
-        with self._world.lock:
+        with self.world.lock:
             if self._down:
                 return
             left = [rank for rank in self._rank_of.values() if self._ranks.connected(rank)]
@@ -332,11 +341,11 @@ class SimulatedFlux:
             self.claimed_by = None
             self.shown_on_jobs = {}
             self._lose_followers("rank 0 has stopped")
-            self._world.after(down_s, lambda: self._come_back(rejoin_s))
+            self.world.after(down_s, lambda: self._come_back(rejoin_s))
 
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
         """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
-        with self._world.lock:
+        with self.world.lock:
             if self._down:
                 return
             self.restart(down_s, rejoin_s)
@@ -363,19 +372,9 @@ class SimulatedFlux:
             if not self._down and self._machines.get(rank) == machine and not self._ranks.connected(rank):
                 self._ranks.join(rank)
 
-        self._world.after(delay_s, join)
+        self.world.after(delay_s, join)
 
     # --- the node manager ---
-
-    def port(self, token: str, cluster_uuid: str = "") -> SimulatedFluxPort:
-        """A port for the manager known by ``token``: one token, one manager, however many ports.
-
-        With a cluster's UUID given, the instance is that cluster's from the first claim on.
-        """
-        return SimulatedFluxPort(self, self._world, token, cluster_uuid)
-
-    def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> SimulatedFluxWatch:
-        return SimulatedFluxWatch(self, self._world, probe_s=probe_s, relist_s=relist_s)
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
         active = set(self._jobs.active())
@@ -384,7 +383,7 @@ class SimulatedFlux:
 
     def drop_claim(self, token: str) -> None:
         """The manager's process died: the name it held is free."""
-        with self._world.lock:
+        with self.world.lock:
             if self.claimed_by == token:
                 self.claimed_by = None
 
@@ -407,13 +406,13 @@ class SimulatedFlux:
 
     def follow(self, follower: Follower) -> Callable[[], None]:
         """Send every event from now on, until the connection is lost or the returned function is called."""
-        with self._world.lock:
+        with self.world.lock:
             self.check_reachable()
             self._followers.append(follower)
             return lambda: self._unfollow(follower)
 
     def _unfollow(self, follower: Follower) -> None:
-        with self._world.lock:
+        with self.world.lock:
             if follower in self._followers:
                 self._followers.remove(follower)
 
@@ -442,58 +441,58 @@ class SimulatedFlux:
     @property
     def open_s(self) -> float:
         """When no queue was stopped, last: the truth, for checks."""
-        return self._world.now_s if not self._jobs.stopped_queues else self._stopped_s
+        return self.world.now_s if not self._jobs.stopped_queues else self._stopped_s
 
     # --- replies ---
 
     def resource_status(self) -> Mapping[str, object]:
-        with self._world.lock:
+        with self.world.lock:
             return self._ranks.resource_status()
 
     def sched_resource_status(self) -> Mapping[str, object]:
-        with self._world.lock:
+        with self.world.lock:
             if self.half_changed is not None or self._unloaded:
                 raise FluxError("the instance has no scheduler")
             return self._ranks.sched_resource_status()
 
     def overlay_health(self) -> Mapping[str, Any]:
-        with self._world.lock:
+        with self.world.lock:
             return self._ranks.overlay_health()
 
     def job_manager_stats(self) -> Mapping[str, object]:
-        with self._world.lock:
+        with self.world.lock:
             return {"housekeeping": self._jobs.housekeepers.stats()}
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.housekeepers.kill(self._known(rank), signal)
 
     def end_housekeeping(self) -> None:
         """Somebody looks at all of it that runs, and it ends."""
-        with self._world.lock:
+        with self.world.lock:
             self._jobs.housekeepers.end_all()
 
     def housekeeping_since(self, rank: Rank) -> tuple[float, ...]:
         """When each housekeeping that runs on a rank began: the truth, for checks."""
-        with self._world.lock:
+        with self.world.lock:
             return self._jobs.housekeepers.since(rank)
 
     def last_job_ended_at(self) -> Mapping[Rank, float]:
-        with self._world.lock:
+        with self.world.lock:
             return dict(self._jobs.last_ended_at)
 
     def drain_reason(self, rank: Rank) -> str | None:
-        with self._world.lock:
+        with self.world.lock:
             return self._ranks.drain_reason(self._known(rank))
 
     def online(self, rank: Rank) -> bool:
         """Whether a broker stands there, in truth."""
-        with self._world.lock:
+        with self.world.lock:
             return self._ranks.connected(self._known(rank))
 
     def holders(self) -> tuple[tuple[JobId, Grant], ...]:
         """Who holds what of which rank, housekeeping too: the truth, for checks."""
-        with self._world.lock:
+        with self.world.lock:
             return tuple(self._jobs.holders())
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from nodemanager.core.drains import is_ours
 from nodemanager.core.jobs import JobId
@@ -14,32 +13,23 @@ from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux.parse.resources import read_ranks
-from nodemanager.simulation.time.world import World
-
-if TYPE_CHECKING:
-    from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.instance import SimulatedFlux
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class FluxFaults:
-    """What may go wrong with a call, as probabilities. Read anew at every call."""
-
-    p_fail: float = 0.0  # not carried out, and raises FluxError
-    p_lost_reply: float = 0.0  # carried out, and raises FluxError all the same
-    p_half_changed: float = 0.0  # a change of the slots is cut short: there is no scheduler until it is repaired
-
-
 class SimulatedFluxPort:
-    """:class:`nodemanager.core.ports.FluxPort`, for one manager."""
+    """:class:`nodemanager.core.ports.FluxPort`, for the manager known by ``token``: one token, one manager.
 
-    def __init__(self, flux: SimulatedFlux, world: World, token: str, cluster_uuid: str = "") -> None:
+    With a cluster's UUID given, the instance is that cluster's from the first claim on.
+    """
+
+    def __init__(self, flux: SimulatedFlux, token: str, cluster_uuid: str = "") -> None:
         self._flux = flux
-        self._world = world
+        self._world = flux.world
         self._token = token
         self._cluster_uuid = cluster_uuid
-        self._draws: Random = world.draws_for(f"flux port {token}")
+        self._draws: Random = flux.world.draws_for(f"flux port {token}")
 
     # --- who acts ---
 

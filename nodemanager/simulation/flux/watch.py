@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
 from nodemanager.core.ports import FluxError, QueueListener
 from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
 from nodemanager.simulation.flux.brokers import ResourceEvent
+from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
-from nodemanager.simulation.time.world import Scheduled, World
-
-if TYPE_CHECKING:
-    from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import Scheduled
 
 BATCH_S = 0.01
 
 RECONNECT_S = 1.0
 ASK_AGAIN_S = 1.0  # which queues are stopped, while that is hidden
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """Who reads the journals, until ``lost`` is called once."""
-
-    on_job: Callable[[JobEvent], None]
-    on_resource: Callable[[ResourceEvent], None]
-    lost: Callable[[str], None]
 
 
 class SimulatedFluxWatch:
@@ -37,9 +25,9 @@ class SimulatedFluxWatch:
     It holds the world's lock while it calls: a listener must not wait for another thread.
     """
 
-    def __init__(self, flux: SimulatedFlux, world: World, *, probe_s: float = 10.0, relist_s: float = 60.0) -> None:
+    def __init__(self, flux: SimulatedFlux, *, probe_s: float = 10.0, relist_s: float = 60.0) -> None:
         self._flux = flux
-        self._world = world
+        self._world = flux.world
         self._probe_s = probe_s
         self._relist_s = relist_s
         self._queue = Queue()

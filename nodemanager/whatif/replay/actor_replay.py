@@ -22,9 +22,10 @@ from nodemanager.core.slots import Rank, Slot
 from nodemanager.service.service import Outside, policy_of, wire
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
-from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
-from nodemanager.simulation.flux.watch import Follower
+from nodemanager.simulation.flux.port import SimulatedFluxPort
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Pump
 from nodemanager.simulation.time.world import World
 from nodemanager.whatif.cloud.cloud import SPREAD, Machine
@@ -78,10 +79,10 @@ class ActorReplay:
         began_s = time.perf_counter()
         pump = Pump(self.world)
         clock = self.world.clock()
-        watch = self.flux.watch(probe_s=self.site.timing.probe_s, relist_s=self.site.timing.relist_s)
+        watch = SimulatedFluxWatch(self.flux, probe_s=self.site.timing.probe_s, relist_s=self.site.timing.relist_s)
         outside = Outside(
             clock=clock,
-            flux=lambda: self.flux.port("simulate"),
+            flux=lambda: SimulatedFluxPort(self.flux, "simulate"),
             cloud=lambda: self.provider.port(self.site.cluster, self.site.cluster_uuid),
             watch=watch,
             close=lambda: None,

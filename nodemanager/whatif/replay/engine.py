@@ -218,7 +218,7 @@ class Stage:
             self.news.ranks.add(grant.rank)
         self.news.jobs[job.id] = job
         self.ledger.started(job)
-        self._journal.started(self.now_s, job)
+        self._journal.started(self.now_s, job.name, (grant.rank for grant in job.grants))
         self.at(self.now_s + job.run_s, self._end_of_job, (job, job.restarts))
 
     def _end_of_job(self, which: tuple[QueuedJob, int]) -> None:
@@ -227,7 +227,7 @@ class Stage:
             self.events += 1
             self._free(job)
             self.ledger.ended(job, self.now_s)
-            self._journal.ended(self.now_s, job)
+            self._journal.ended(self.now_s, job.name)
             self.news.jobs.pop(job.id, None)
             self.news.ended.append(job.id)
 
@@ -269,7 +269,7 @@ class Stage:
         self.price_per_hour += node_type.price_per_hour
         self.drained.pop(rank, None)
         self.ledger.created(machine)
-        self._journal.created(self.now_s, machine)
+        self._journal.created(self.now_s, machine.provider_id, machine.slot, machine.node_type)
         takes_s, machine.fails_to_boot = self._chance.boot(node_type)
         self.at(self.now_s + takes_s, self._boot, machine)
         self._stirred = True
@@ -364,7 +364,7 @@ class Stage:
             self.gone.popleft()
         self.news.cloud = True
         self.ledger.gone(machine, self.now_s)
-        self._journal.gone(self.now_s, machine)
+        self._journal.gone(self.now_s, machine.provider_id, machine.died_because)
         self._stirred = True
 
     def _refresh(self, rank: int) -> None:
@@ -381,7 +381,7 @@ class Stage:
         for machine in tuple(self.machines.values()):
             until_s = max(self._last_stir_s, machine.created_s)
             self.ledger.gone(machine, until_s)
-            self._journal.gone(until_s, machine)
+            self._journal.gone(until_s, machine.provider_id, machine.died_because)
         whys = manager.why_waiting(self.scheduler.line) if self.scheduler.line else {}
         for job in self.scheduler.line:
             why = whys.get(job.id, "waits")

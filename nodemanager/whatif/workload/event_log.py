@@ -7,16 +7,15 @@ the nodes cost can be added up from it without the code that ran.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from nodemanager.core.jobs import Shape
+from nodemanager.core.slots import NodeType
 from nodemanager.history.store.shapes import read_shape, written_shape
-from nodemanager.whatif.cloud.cloud import Machine
-from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.workload.swf import VALUE_MAX
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
 
@@ -47,23 +46,21 @@ class Journal:
     def refused(self, at_s: float, job: str, why: str) -> None:
         self._write({"at": at_s, "what": "unserved", "job": job, "why": why})
 
-    def started(self, at_s: float, job: QueuedJob) -> None:
+    def started(self, at_s: float, job: str, ranks: Iterable[int]) -> None:
         if self.sink is not None:
-            ranks = [grant.rank for grant in job.grants]
-            self._write({"at": at_s, "what": "start", "job": job.name, "ranks": ranks})
+            self._write({"at": at_s, "what": "start", "job": job, "ranks": list(ranks)})
 
-    def ended(self, at_s: float, job: QueuedJob) -> None:
-        self._write({"at": at_s, "what": "end", "job": job.name})
+    def ended(self, at_s: float, job: str) -> None:
+        self._write({"at": at_s, "what": "end", "job": job})
 
-    def created(self, at_s: float, machine: Machine) -> None:
+    def created(self, at_s: float, node: str, slot: str, node_type: NodeType) -> None:
         if self.sink is not None:
-            node_type = machine.node_type
             self._write(
                 {
                     "at": at_s,
                     "what": "created",
-                    "node": machine.provider_id,
-                    "slot": machine.slot,
+                    "node": node,
+                    "slot": slot,
                     "type": node_type.name,
                     "price_per_hour": str(node_type.price_per_hour),
                     "window_s": node_type.billing.window_s,
@@ -71,8 +68,8 @@ class Journal:
                 }
             )
 
-    def gone(self, at_s: float, machine: Machine) -> None:
-        self._write({"at": at_s, "what": "gone", "node": machine.provider_id, "why": machine.died_because})
+    def gone(self, at_s: float, node: str, why: str) -> None:
+        self._write({"at": at_s, "what": "gone", "node": node, "why": why})
 
     def decided(self, at_s: float, order: str, subject: str, why: str) -> None:
         self._write({"at": at_s, "what": "decided", "order": order, "subject": subject, "because": why})

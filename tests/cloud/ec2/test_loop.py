@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from nodemanager.simulation.flux.port import SimulatedFluxPort
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
+
 pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
 
 from nodemanager.actors.manager import Published
@@ -113,9 +116,9 @@ class Loop:
         self.front.on_end = lambda made: self.flux.node_ended(self._as_node(made))
         outside = Outside(
             clock=clock,
-            flux=lambda: self.flux.port("loop"),
+            flux=lambda: SimulatedFluxPort(self.flux, "loop"),
             cloud=cloud_factory(self.site, a_script, clock),
-            watch=self.flux.watch(),
+            watch=SimulatedFluxWatch(self.flux),
             close=self.stopped.set,
         )
         self.service = Service(self.site, outside, self._publish)

@@ -10,10 +10,10 @@ from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.simulation.flux.brokers import ResourceEvent
 from nodemanager.simulation.flux.housekeeping import Housekeeping
+from nodemanager.simulation.flux.instance import Follower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.jobid import format_f58, parse_f58
 from nodemanager.simulation.flux.jobspec import jobspec_of
-from nodemanager.simulation.flux.watch import Follower
 from nodemanager.simulation.time.world import World
 from tests.simulation.fleets import small_instance, up
 

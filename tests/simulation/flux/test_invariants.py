@@ -17,8 +17,10 @@ from nodemanager.core.notation import parse_idset
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.simulation.flux.brokers import ResourceEvent
+from nodemanager.simulation.flux.instance import Follower
 from nodemanager.simulation.flux.job_manager import JobEvent
-from nodemanager.simulation.flux.watch import Follower
+from nodemanager.simulation.flux.port import SimulatedFluxPort
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World
 from tests.simulation.fleets import CLOUD, GPU, small_instance
 
@@ -70,7 +72,7 @@ class FluxLife(RuleBasedStateMachine):
         self.queue: dict[JobId, object] = {}
         self.heard_of_it = False
         self._follow()
-        self.flux.watch().start(self._hear, self._lose_queue)
+        SimulatedFluxWatch(self.flux).start(self._hear, self._lose_queue)
 
     def _follow(self) -> None:
         self.flux.follow(Follower(self._on_job, self._on_resource, lambda _: None))
@@ -198,7 +200,7 @@ class FluxLife(RuleBasedStateMachine):
         held: dict[int, int] = defaultdict(int)
         for _, grant in self.flux.holders():
             held[grant.rank] += grant.cores.bit_count()
-        for seen in self.flux.port("anybody").ranks():
+        for seen in SimulatedFluxPort(self.flux, "anybody").ranks():
             assert seen.cores == CORES[seen.rank]
             assert seen.cores_free in (0, seen.cores - held[seen.rank])
             assert seen.allocated == (held[seen.rank] > 0)

@@ -17,9 +17,9 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.simulation.flux.brokers import ResourceEvent
+from nodemanager.simulation.flux.instance import Follower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.jobid import format_f58
-from nodemanager.simulation.flux.watch import Follower
 from nodemanager.simulation.time.world import World
 from tests.paths import DATA
 from tests.simulation.fleets import small_instance, up

@@ -11,6 +11,8 @@ from nodemanager.core.jobs import Job, JobId, JobState, Shape
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor
 from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.simulation.flux.port import SimulatedFluxPort
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World
 from tests.simulation.fleets import small_instance, up
 
@@ -28,7 +30,7 @@ class Listener:
         self.heard: list[tuple[float, Heard]] = []
         self.lost: list[str] = []
         self.jobs: dict[JobId, Job] = {}
-        self.watch = self.flux.watch()
+        self.watch = SimulatedFluxWatch(self.flux)
 
     def start(self) -> None:
         self.watch.start(self._hear, self.lost.append)
@@ -182,7 +184,7 @@ CALLS: list[Callable[[FluxPort], object]] = [
 
 def test_every_call_fails_while_the_instance_is_out_of_reach() -> None:
     flux = small_instance(World(seed=1))
-    port = flux.port("first")
+    port = SimulatedFluxPort(flux, "first")
     port.claim()
     flux.unreachable = True
     for call in CALLS:
@@ -193,7 +195,7 @@ def test_every_call_fails_while_the_instance_is_out_of_reach() -> None:
 
 def test_a_call_that_fails_does_nothing_and_one_whose_reply_is_lost_does_it() -> None:
     flux = small_instance(World(seed=1))
-    port = flux.port("first")
+    port = SimulatedFluxPort(flux, "first")
     port.claim()
     flux.faults.p_fail = 1.0
     with pytest.raises(FluxError):
@@ -208,7 +210,7 @@ def test_a_call_that_fails_does_nothing_and_one_whose_reply_is_lost_does_it() ->
 def test_a_restart_frees_the_name_and_keeps_the_record() -> None:
     world = World(seed=1)
     flux = small_instance(world)
-    port = flux.port("first")
+    port = SimulatedFluxPort(flux, "first")
     port.claim()
     port.record([LAUNCH])
     flux.restart(down_s=2.0)
@@ -230,7 +232,7 @@ def test_a_look_shows_what_is_free_and_what_is_not() -> None:
     flux.drain(Rank(2), "why")
     flux.set_torpid(SlotName("cloud1"), torpid=True)
     world.advance_by(1.0)
-    seen = {rank.host: rank for rank in flux.port("anybody").ranks()}
+    seen = {rank.host: rank for rank in SimulatedFluxPort(flux, "anybody").ranks()}
     assert list(seen) == ["cloud1", "cloud2", "cloud3", "cloud4", "gpu1", "gpu2"]
     gpu = seen[SlotName("gpu1")]
     assert (gpu.allocated, gpu.cores_free, gpu.gpus_free) == (True, 5, 1)
@@ -247,6 +249,6 @@ def test_when_a_rank_s_last_job_ended_is_known_by_the_leader_s_clock() -> None:
     world.advance_by(1.0)
     flux.submit(CORE, run_s=5.0)
     world.advance_by(30.0)
-    first, second, *_ = flux.port("anybody").ranks()
+    first, second, *_ = SimulatedFluxPort(flux, "anybody").ranks()
     assert first.last_job_ended_at == pytest.approx(1000.0 + 600.0 + 6.0, abs=0.1)
     assert second.last_job_ended_at is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from nodemanager.chaos.script import Script
+from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.planner.cost import budget as spending

@@ -217,8 +217,8 @@ class WatchedCloud:
 class WatchedFlux(SimulatedFluxPort):
     """A Flux port that holds its dangerous calls to the rules."""
 
-    def __init__(self, flux: SimulatedFlux, world: World, token: str, rules: Rules, witness: Witness) -> None:
-        super().__init__(flux, world, token, rules.policy.cluster_uuid)
+    def __init__(self, flux: SimulatedFlux, token: str, rules: Rules, witness: Witness) -> None:
+        super().__init__(flux, token, rules.policy.cluster_uuid)
         self._rules = rules
         self._witness = witness
 

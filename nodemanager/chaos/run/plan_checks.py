@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Published
-from nodemanager.chaos.invariants import Demand, Rules, Witness
+from nodemanager.chaos.run.invariants import Demand, Rules, Witness
 from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.orders import BootNode

@@ -1,0 +1,85 @@
+"""A run, as its faults and its manager processes see it. ``scenario`` puts one together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from nodemanager.actors.manager import Published
+from nodemanager.chaos.run.history_file import History
+from nodemanager.chaos.run.invariants import Demand, Rules
+from nodemanager.chaos.run.script import Script
+from nodemanager.core.facts import OperatorFact
+from nodemanager.core.nodes import ProviderId
+from nodemanager.core.ports import JoinPort
+from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.planner.state.policy import Policy
+from nodemanager.simulation.boot_faults import Boots
+from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.time.world import World
+
+
+class Run(Protocol):
+    script: Script
+    world: World
+    policy: Policy
+    flux: SimulatedFlux
+    provider: SimulatedProvider
+    boots: Boots
+    rules: Rules
+    demand: Demand
+    history: History | None  # None in a run whose history file is not disturbed
+    published: Published | None  # the last publication of the manager that acts
+    decisions: int
+    sees_all: bool  # whether the sum spent can be known: by an honest clock and honest lists
+    peace: bool  # whether the phase with faults is over
+    trace: list[str] | None
+
+    def note(self, line: str) -> None:
+        """Add a line to the trace, if the run keeps one."""
+
+    # --- manager processes ---
+
+    def start_process(self) -> None: ...
+
+    def kill(self, amount: float, down_s: float) -> None:
+        """SIGKILL a process of the service, and start another ``down_s`` later."""
+
+    def kill_at_a_call(self, amount: float, down_s: float) -> None:
+        """Kill a process at one of its next calls, before or after the call is carried out."""
+
+    def end_one(self, amount: float) -> None:
+        """End one of several processes, and start none instead."""
+
+    def freeze(self, amount: float, lasts_s: float) -> None:
+        """SIGSTOP a process, and SIGCONT it later."""
+
+    def tell(self, fact: OperatorFact) -> None:
+        """Tell the manager that acts, as an operator does."""
+
+    # --- nodes and their joins ---
+
+    def join_port(self) -> JoinPort | None:
+        """The join port of a manager that starts now; None if nodes join without a service."""
+
+    def turn_join_knob(self, name: str, likely: float) -> None:
+        """Set how likely a fault of joining is."""
+
+    def give_notice(self, provider_id: ProviderId) -> None:
+        """Have the provider announce to a node that it is about to take it back."""
+
+    def ours_standing(self) -> list[ProviderId]: ...
+
+    def running(self) -> set[ProviderId]: ...
+
+    # --- the instance ---
+
+    def restart_rank_0(self, down_s: float) -> None: ...
+
+    def reconnected(self, slot: SlotName, machine: str) -> None:
+        """Restore the network to a machine: its broker joins again, unless another one has the slot."""
+
+    def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None: ...
+
+    def flux_is_up(self) -> bool: ...
