@@ -1,8 +1,9 @@
-"""The pages say what the code says: those made from it are up to date, and no code, room or link is left out."""
+"""The pages agree with the code: generated pages are up to date, and no reason, package or link is missing."""
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nodemanager.config import site
 from nodemanager.config.text import credentials
 from nodemanager.config.text.settings import keys_of
 from tests.paths import ROOT
+from tests.project.test_imports import LAYERS
 
 DOC = ROOT / "doc"
 PACKAGE = ROOT / "nodemanager"
@@ -43,12 +45,12 @@ def test_every_reason_in_the_code_is_explained_and_none_that_is_not() -> None:
     explained = re.findall(r"^\| `([a-z_*]+)` \|", (DOC / "reasons.md").read_text(encoding="utf-8"), re.MULTILINE)
     given = {code for path in PACKAGE.rglob("*.py") for code in codes_in(path.read_text(encoding="utf-8"))}
     assert len(explained) == len(set(explained)), "a code is explained twice"
-    assert given - set(explained) == set(), "say in doc/reasons.md what these mean"
-    assert set(explained) - given == set(), "no code gives these any more"
+    assert given - set(explained) == set(), "explain these in doc/reasons.md"
+    assert set(explained) - given == set(), "doc/reasons.md explains codes that the code no longer gives"
 
 
 def codes_in(source: str) -> Iterator[str]:
-    """Every code that the source makes a reason of. What a code is put together from stands as ``*``."""
+    """Every reason code that the source gives. A code that is put together has ``*`` for its variable part."""
     tree = ast.parse(source)
     tables = {
         target.id: value
@@ -104,7 +106,7 @@ def test_every_message_of_the_troubleshooting_page_is_one_that_the_code_prints()
 
 
 def literals_in(source: str) -> Iterator[str]:
-    """The texts of a module; where an f-string puts a value in, a gap."""
+    """The texts of a module. A NUL marks each place where an f-string inserts a value."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.JoinedStr(parts):
@@ -127,22 +129,74 @@ def test_every_page_has_its_place() -> None:
     listed = set(re.findall(r"^([\w/*-]+)$", (DOC / "index.md").read_text(encoding="utf-8"), re.MULTILINE))
     pages = {str(page.relative_to(DOC).with_suffix("")) for page in DOC.rglob("*.md") if "_build" not in page.parts}
     missing = {page for page in pages if page not in listed and f"{page.rpartition('/')[0]}/*" not in listed}
-    assert missing == {"index"}, "say in doc/index.md where these pages stand"
+    assert missing == {"index"}, "add these pages to doc/index.md"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------
 
 
-def test_every_room_stands_in_the_design() -> None:
-    design = (DOC / "design.md").read_text(encoding="utf-8")
-    rooms = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
-    missing = [str(path) for path in sorted(rooms) if not re.search(rf"[^\w]{re.escape(path.name)}[^\w]", design)]
-    assert not missing, "say in doc/design.md what stands there"
+def test_every_package_is_in_the_design_with_its_layer_and_its_folders() -> None:
+    rows = re.findall(r"^\| ([0-9]+) \| `(\w+)` \|[^|]*\|([^|]*)\|$", design(), re.MULTILINE)
+    named = [(int(layer), package, set(re.findall(r"`(\w+)`", folders))) for layer, package, folders in rows]
+    expected = [
+        (layer, package, folders_of(PACKAGE / package))
+        for layer, packages in enumerate(LAYERS, start=1)
+        for package in sorted(packages)
+    ]
+    assert named == expected, "correct the table of packages in doc/design.md"
 
 
-@pytest.mark.parametrize(
-    "page", [*sorted(ROOT.glob("*.md")), *sorted(DOC.rglob("*.md"))], ids=lambda page: str(page.relative_to(ROOT))
-)
+def folders_of(package: Path) -> set[str]:
+    return {file.parent.name for file in package.glob("*/__init__.py")}
+
+
+def design() -> str:
+    return (DOC / "design.md").read_text(encoding="utf-8")
+
+
+def test_decisions_are_numbered_without_gaps_and_titled_by_their_number() -> None:
+    pages = sorted((DOC / "decisions").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    untitled = [page.name for page in pages if not page.read_text("utf-8").startswith(f"# {int(page.name[:4])}. ")]
+    assert not untitled
+
+
+def test_the_glossary_has_each_term_once_and_in_order() -> None:
+    _, *terms = re.findall(r"^\| (\w[^|]*) \|", (DOC / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(terms) > 50
+    assert terms == sorted(set(terms), key=str.lower)
+
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(page for page in DOC.rglob("*.md") if "_build" not in page.parts)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_table_is_broken(page: Path) -> None:
+    assert list(broken_rows(page.read_text(encoding="utf-8"))) == [], "rows outside of a table"
+
+
+def broken_rows(text: str) -> Iterator[int]:
+    """The line numbers of table rows that do not follow a head and its rule, as after a blank line."""
+    in_code, in_table = False, False
+    lines = text.splitlines()
+    for number, (line, following) in enumerate(pairwise([*lines, ""]), start=1):
+        in_code ^= line.startswith("```")
+        if in_code or not line.startswith("|"):
+            in_table = False
+        elif not in_table:
+            in_table = re.fullmatch(r"\|( *:?-+:? *\|)+", following) is not None
+            if not in_table:
+                yield number
+
+
+def test_a_blank_line_in_a_table_is_found() -> None:
+    table = "| a | b |\n| --- | :-: |\n| 1 | 2 |\n"
+    assert list(broken_rows(table)) == []
+    assert list(broken_rows(f"{table}\n| 3 | 4 |\n| 5 | 6 |\n")) == [5, 6]
+    assert list(broken_rows("```\n| no table |\n```\n")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

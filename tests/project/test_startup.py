@@ -21,7 +21,6 @@ import sys
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import load_site
 from nodemanager.simulation.time.world import World
-from tests.paths import ROOT
 cloud_factory(load_site({path!r}, {environment!r}), lambda *_: "", World(1).clock())
 print(*sys.modules, sep="\\n")
 """
@@ -46,7 +45,7 @@ def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
 
 
 def test_a_verb_does_without_the_libraries_of_others() -> None:
-    program = "import sys; from nodemanager import cli; cli.main(['check', '--config', 'config/ec2.ini'])"
+    program = "import sys; from nodemanager.cli.main import main; main(['check', '--config', 'config/ec2.ini'])"
     modules = loaded("-c", f"{program}; print(*sys.modules, sep='\\n')")
     assert not modules & {"libcloud", "uvicorn", "starlette", "nodemanager.whatif", "nodemanager.simulation"}
 

@@ -11,7 +11,7 @@ SECRET = "a-client-secret"
 
 # An actor whose call meets a bug, with a secret in each kind of place that a traceback could show.
 CRASHES = f"""
-from nodemanager import logs
+from nodemanager.service import logs
 from nodemanager.actors.base import Fate
 from nodemanager.actors.cloud import CloudWatcher
 from nodemanager.service.service import SystemClock
