@@ -24,15 +24,15 @@ from nodemanager.config.text.settings import (
     CloudSettings,
     FluxSettings,
     JoinSettings,
-    Limits,
+    LimitsSettings,
     NodeSettings,
-    Policy,
-    Settings,
-    Simulation,
+    PolicySettings,
+    SectionSettings,
+    SimulationSettings,
     SiteSettings,
-    Timing,
+    TimingSettings,
     WebSettings,
-    keys_of,
+    allowed_keys,
 )
 from nodemanager.core import nodes
 from nodemanager.core.notation import format_fsd
@@ -40,17 +40,17 @@ from nodemanager.planner.state import lifecycle
 
 FOLDER = Path(__file__).parent
 
-SECTIONS: Mapping[str, type[Settings]] = {
+SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Site": SiteSettings,
     "Flux": FluxSettings,
     "Cloud": CloudSettings,
-    "Limits": Limits,
-    "Timing": Timing,
-    "Policy": Policy,
+    "Limits": LimitsSettings,
+    "Timing": TimingSettings,
+    "Policy": PolicySettings,
     "Join": JoinSettings,
     "Budget": BudgetSettings,
     "Web": WebSettings,
-    "Simulation": Simulation,
+    "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
 }
 
@@ -310,8 +310,8 @@ def pages() -> Mapping[str, str]:
     }
 
 
-def _settings(section: str, settings: type[Settings]) -> Iterator[manuals.Setting]:
-    for key in keys_of(settings):
+def _settings(section: str, settings: type[SectionSettings]) -> Iterator[manuals.Setting]:
+    for key in allowed_keys(settings):
         _, meaning, written_as, default = _setting(section, settings, key)
         yield manuals.Setting(key, meaning, written_as, default)
 
@@ -322,18 +322,18 @@ def _settings(section: str, settings: type[Settings]) -> Iterator[manuals.Settin
 def settings_page() -> str:
     parts = [SETTINGS_HEAD]
     for section, settings in SECTIONS.items():
-        rows = [_setting(section, settings, key) for key in keys_of(settings)]
+        rows = [_setting(section, settings, key) for key in allowed_keys(settings)]
         parts.append(f"## [{section}]\n\n" + _table(("key", "meaning", "written as", "default"), rows))
         if section == "Cloud":
             parts.append(CREDENTIALS)
     return "\n".join(parts)
 
 
-def _setting(section: str, settings: type[Settings], key: str) -> tuple[str, ...]:
+def _setting(section: str, settings: type[SectionSettings], key: str) -> tuple[str, ...]:
     name, field = next(
         (name, field) for name, field in settings.model_fields.items() if key in (name, field.validation_alias)
     )
-    return f"`{key}`", MEANINGS[section][key], keys_of(settings)[key], _default(name, field)
+    return f"`{key}`", MEANINGS[section][key], allowed_keys(settings)[key], _default(name, field)
 
 
 def _default(name: str, field: FieldInfo) -> str:
@@ -353,10 +353,10 @@ def _default(name: str, field: FieldInfo) -> str:
 def lifecycle_page() -> str:
     states = _comments_of_members(Path(nodes.__file__), "NodeState")
     events = _comments_of_members(Path(lifecycle.__file__), "Event")
-    moves = _comments_of_rows(Path(lifecycle.__file__), "NEXT")
+    moves = _comments_of_rows(Path(lifecycle.__file__), "NEXT_STATE")
     rows = [
         (str(state), str(event), str(after), moves[index])
-        for index, ((state, event), after) in enumerate(lifecycle.NEXT.items())
+        for index, ((state, event), after) in enumerate(lifecycle.NEXT_STATE.items())
     ]
     drawn = [f"    {state} --> {after} : {event}" for state, event, after, _ in rows]
     return "\n".join(

@@ -57,10 +57,10 @@ from nodemanager.core.orders import (
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
-from nodemanager.planner.commit import asked, committed
-from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.slot_types import divided
+from nodemanager.planner.slot_types import with_slot_types
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
@@ -116,7 +116,7 @@ def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
 
 def rank_of(policy: Policy, slot: str) -> Rank:
     """The slots' ranks go up from 1, in the order of the types."""
-    name, place = policy.place_of_slot[SlotName(slot)]
+    name, place = policy.index_of_slot[SlotName(slot)]
     before = takewhile(lambda node_type: node_type.name != name, policy.node_types)
     return Rank(sum(len(node_type.slots) for node_type in before) + place + 1)
 
@@ -350,13 +350,13 @@ class World:
 
     def wait(self, seconds: float, *, wall_jumps_s: float = 0.0) -> World:
         now_s, wall_at = self.snapshot.now_s + seconds, self.snapshot.wall_at + seconds + wall_jumps_s
-        self.snapshot = at(self.snapshot, Tick(now_s, wall_at))
+        self.snapshot = advance_to(self.snapshot, Tick(now_s, wall_at))
         return self
 
     def see(self, *facts: Fact) -> World:
         for fact in facts:
             self.snapshot = observe(self.snapshot, fact, self.policy)
-            self.policy = divided(self.policy, self.snapshot.division)
+            self.policy = with_slot_types(self.policy, self.snapshot.slot_types)
         return self
 
     def see_queue(self, *jobs: Job) -> World:
@@ -393,7 +393,7 @@ class World:
     def decide(self) -> Plan:
         """Plan, and let the orders stand in the snapshot as given."""
         made = self.plan()
-        self.snapshot = committed(asked(self.snapshot, made, self.policy), made, self.policy)
+        self.snapshot = commit_actions(commit_asks(self.snapshot, made, self.policy), made, self.policy)
         return made
 
     # -- what is known

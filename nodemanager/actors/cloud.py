@@ -74,7 +74,7 @@ class CloudWorker(CrashOnlyActor):
 
     def on_receive(self, message: CloudOrder) -> None:
         order = message.order
-        if (why := self._why_not(message.good_until_s)) is not None:
+        if (why := self._why_not(message.start_before_s)) is not None:
             self._manager.tell(_lapsed(order, why))
             return
         match order:
@@ -87,7 +87,7 @@ class CloudWorker(CrashOnlyActor):
 
     def _why_not(self, good_until_s: float) -> str | None:
         try:
-            self._mandate.must_act()
+            self._mandate.ensure_actor()
         except FluxError as error:
             return str(error)
         # Asked last: what comes between here and the call is as short as can be.
@@ -100,7 +100,7 @@ class CloudWorker(CrashOnlyActor):
             node = self._port.create(order.launch, order.node_type)
         except CloudError as error:
             self._manager.tell(
-                CloudCallFailed("create", launch, error.kind, error.detail, error.retry_after_s, error.reach)
+                CloudCallFailed("create", launch, error.kind, error.detail, error.retry_after_s, error.quota_scope)
             )
         else:
             self._manager.tell(NodeCreated(launch, node))

@@ -54,8 +54,8 @@ from nodemanager.core.orders import (
     RequeueJob,
     ShowOnJobs,
     StopBroker,
-    Timely,
     UndrainNode,
+    WithDeadline,
 )
 from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
@@ -81,7 +81,7 @@ class FluxWorker(CrashOnlyActor):
                 self._keep(message)
             case ShowOnJobs():
                 self._show(message)
-            case Timely(order=order, good_until_s=good_until_s):
+            case WithDeadline(order=order, start_before_s=good_until_s):
                 self._carry_out(order, good_until_s)
             case _:
                 assert_never(message)
@@ -113,7 +113,7 @@ class FluxWorker(CrashOnlyActor):
             took_s = self._clock.monotonic_s() - started_s
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
             # Afterwards: it is asked of the nodes themselves, of which some may hang.
-            if self._acts and (hardware := self._port.measured()):
+            if self._acts and (hardware := self._port.read_hardware()):
                 self._manager.tell(RanksMeasured(hardware))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from itertools import islice
 
 from nodemanager.core.jobs import JobId, JobState
-from nodemanager.core.reason_text import Edge, clock_time, sentence
+from nodemanager.core.reason_text import ClockReading, format_wall_time, to_sentence
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.cost import timings
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.snapshot import Snapshot
 
-EVERY_S = 1.0
-TEXTS_MAX = 20  # a turn
-JOBS_MAX = 1000  # that are told; those behind them wait for those before
+UPDATE_EVERY_S = 1.0
+TEXTS_PER_UPDATE_MAX = 20  # a turn
+JOBS_WITH_MEMO_MAX = 1000  # that are told; those behind them wait for those before
 
-UNDER_WAY = (JobState.RUN, JobState.CLEANUP)
+STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
 
 
-class Memos:
+class JobMemos:
     """What was shown on which job."""
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class Memos:
         """What is to be shown otherwise; None is to be taken away. At most once in ``EVERY_S``, and bounded."""
         if made.stands_still is not None or snapshot.now_s < self._next_s:
             return {}
-        self._next_s = snapshot.now_s + EVERY_S
+        self._next_s = snapshot.now_s + UPDATE_EVERY_S
         texts: dict[JobId, str | None] = {}
         for job_id in list(self._shown):
             job = snapshot.jobs.get(job_id)
-            if job is None or job.state in UNDER_WAY:
+            if job is None or job.state in STARTED_STATES:
                 del self._shown[job_id]
-            if job is not None and job.state in UNDER_WAY:
+            if job is not None and job.state in STARTED_STATES:
                 texts[job_id] = None
-        for job_id, reason in islice(made.jobs.items(), JOBS_MAX):
-            if len(texts) >= TEXTS_MAX:
+        for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
+            if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
             said = _what_matters(reason)
             if self._shown.get(job_id) != said:
@@ -59,10 +59,10 @@ def _what_matters(reason: Reason) -> str:
 
 
 def _text(reason: Reason, snapshot: Snapshot) -> str:
-    edge = Edge(snapshot.now_s, snapshot.wall_at)
-    text = sentence(reason.code, edge.figures(reason))
+    edge = ClockReading(snapshot.now_s, snapshot.wall_at)
+    text = to_sentence(reason.code, edge.figures(reason))
     up_s = _up_s(reason, snapshot) if reason.code == "node_coming" else None
-    return f"{text}: up about {clock_time(edge.wall(up_s))[11:]}" if up_s is not None else text
+    return f"{text}: up about {format_wall_time(edge.to_wall(up_s))[11:]}" if up_s is not None else text
 
 
 def _up_s(reason: Reason, snapshot: Snapshot) -> float | None:

@@ -16,9 +16,9 @@ from typing import Any, assert_never
 import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.actors.job_memos import Memos
+from nodemanager.actors.job_memos import JobMemos
 from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
-from nodemanager.actors.worker_pool import Crew
+from nodemanager.actors.worker_pool import WorkerPool
 from nodemanager.core.facts import (
     CloudCallFailed,
     Fact,
@@ -55,19 +55,19 @@ from nodemanager.core.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
-    Timely,
     UndrainNode,
+    WithDeadline,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.commit import asked, committed
-from nodemanager.planner.observe.hardware import as_promised
-from nodemanager.planner.observe.instance_check import compared
-from nodemanager.planner.observe.observe import at, observe
-from nodemanager.planner.outcome import SERVED_BY
-from nodemanager.planner.pace import plan_by_s
+from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.observe.hardware import with_promises
+from nodemanager.planner.observe.instance_check import check_instance
+from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
+from nodemanager.planner.pace import next_plan_s
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.slot_types import divided
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.slot_types import with_slot_types
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.roster import roster
 from nodemanager.planner.state.snapshot import Snapshot
@@ -75,11 +75,11 @@ from nodemanager.planner.state.snapshot import Snapshot
 POST_EVERY_S = 1.0
 BOOT = BootNode.__name__
 # What needs no line in the log: the job's nodes are there, or coming.
-ON_ITS_WAY = frozenset({*SERVED_BY.values(), "settling", "not_yet_scheduled"})
+EXPECTED_WAITS = frozenset({*REASON_BY_AVAILABILITY.values(), "settling", "not_yet_scheduled"})
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Publication:
     """What status, metrics, the journal and the demo read: never changed, only replaced.
 
     ``facts``: what was taken in since the one before. ``phases_s``: what that and the plan took, by phase, in
@@ -97,7 +97,7 @@ class Published:
 class Manager(CrashOnlyActor):
     """The one actor that knows everything. ``acts`` is false where decisions are only said."""
 
-    def __init__(self, policy: Policy, acts: bool, publish: Callable[[Published], None], fate: Fate) -> None:
+    def __init__(self, policy: Policy, acts: bool, publish: Callable[[Publication], None], fate: Fate) -> None:
         super().__init__(fate)
         self._policy = policy
         self._acts = acts
@@ -105,13 +105,13 @@ class Manager(CrashOnlyActor):
         self._log: Any = structlog.get_logger()
         self._snapshot = Snapshot()
         self._addresses: Begin | None = None
-        self._crew = Crew(())
+        self._crew = WorkerPool(())
         self._tick: Tick | None = None  # the latest, until the snapshot is brought to it
         self._dirty = True
         self._plan_by_s = 0.0
         self._post_by_s = 0.0
         self._said: frozenset[str] = frozenset()
-        self._memos = Memos()
+        self._memos = JobMemos()
         self._facts: list[Fact] = []
         self._phases_s: defaultdict[str, float] = defaultdict(float)
 
@@ -119,7 +119,7 @@ class Manager(CrashOnlyActor):
         match message:
             case Begin():
                 self._addresses = message
-                self._crew = Crew(message.cloud)
+                self._crew = WorkerPool(message.cloud)
             case Tick():
                 self._tick = message
                 if self._addresses is not None:
@@ -147,25 +147,25 @@ class Manager(CrashOnlyActor):
 
     def _note_time(self) -> None:
         if self._tick is not None:
-            self._snapshot, self._tick = at(self._snapshot, self._tick), None
+            self._snapshot, self._tick = advance_to(self._snapshot, self._tick), None
 
     def _take_in(self, fact: Fact) -> None:
         self._tell_of_trouble(fact)
         if (subject := _subject(fact)) is not None:
-            self._crew.done(subject)
+            self._crew.mark_done(subject)
         self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
         after = self._snapshot
-        if after.division is not before.division or after.promised is not before.promised:
+        if after.slot_types is not before.slot_types or after.promised is not before.promised:
             self._use(self._policy)
         self._tell_of_moves(before)
 
     def _use(self, policy: Policy) -> None:
         """The policy with the slots and the types as the instance has them, and what follows for what was seen."""
-        self._policy = divided(as_promised(policy, self._snapshot.promised), self._snapshot.division)
-        self._snapshot = compared(self._snapshot, self._policy)
+        self._policy = with_slot_types(with_promises(policy, self._snapshot.promised), self._snapshot.slot_types)
+        self._snapshot = check_instance(self._snapshot, self._policy)
 
     def _tell_of_trouble(self, fact: Fact) -> None:
         match fact:
@@ -192,7 +192,7 @@ class Manager(CrashOnlyActor):
                 pass
 
     def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
-        of_rank = roll_of(self._snapshot).of_rank
+        of_rank = node_index_of(self._snapshot).launch_of_rank
         found = (
             {fact.launch: fact.hardware}
             if isinstance(fact, NodeMeasured)
@@ -223,7 +223,7 @@ class Manager(CrashOnlyActor):
                 old = before.nodes.get(id_)
                 if old is None or (old is not node and old.state is not node.state):
                     was = str(old.state) if old is not None else "unknown"
-                    self._log.info("node", node=id_, was=was, now=str(node.state), why=node.story[-1:])
+                    self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
             for id_ in before.nodes.keys() - after.nodes.keys():
                 self._log.info("lease_ended", node=id_)
         for intruder in after.intruders:
@@ -251,24 +251,24 @@ class Manager(CrashOnlyActor):
                         addresses.flux.tell(ask)
                 case _:
                     assert_never(ask)
-        self._snapshot = asked(self._snapshot, made, self._policy)
+        self._snapshot = commit_asks(self._snapshot, made, self._policy)
         self._say(made)
         if self._acts:
             before = self._snapshot
-            self._snapshot = committed(before, made, self._policy)
+            self._snapshot = commit_actions(before, made, self._policy)
             self._give(made, addresses)
             self._tell_of_moves(before)
             self._post(addresses)
             if texts := self._memos.changes(self._snapshot, made):
                 addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
-        published = Published(
+        published = Publication(
             self._snapshot, made, self._policy, self._acts, tuple(self._facts), dict(self._phases_s)
         )
         self._facts.clear()
         self._phases_s.clear()
         self._publish(published)
-        self._plan_by_s = plan_by_s(self._snapshot, made, self._policy)
+        self._plan_by_s = next_plan_s(self._snapshot, made, self._policy)
 
     def _post(self, addresses: Begin) -> None:
         """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
@@ -287,9 +287,9 @@ class Manager(CrashOnlyActor):
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode(launch=launch):
-                    self._crew.give(launch.id, Timely(action, good_until_s))
+                    self._crew.dispatch(launch.id, WithDeadline(action, good_until_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._crew.give(launch_id or provider_id, Timely(action, good_until_s))
+                    self._crew.dispatch(launch_id or provider_id, WithDeadline(action, good_until_s))
                 case (
                     DrainNode()
                     | CordonNode()
@@ -299,14 +299,14 @@ class Manager(CrashOnlyActor):
                     | RequeueJob()
                     | EndLease()
                 ):
-                    addresses.flux.tell(Timely(action, good_until_s))
+                    addresses.flux.tell(WithDeadline(action, good_until_s))
                 case ChangeSlots() | RefuseSlots():
-                    addresses.flux.tell(Timely(action, good_until_s))
+                    addresses.flux.tell(WithDeadline(action, good_until_s))
                 case _:
                     assert_never(action)
         if leases:
             # One commit for all of them: a burst of jobs costs one flush, not one a node.
-            addresses.flux.tell(Timely(RecordLaunches(tuple(leases)), good_until_s))
+            addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), good_until_s))
 
     # -- saying
 
@@ -337,7 +337,7 @@ class Manager(CrashOnlyActor):
 
     def _say_who_waits(self, made: Plan) -> set[str]:
         """Log how many jobs wait, by what stands in their way, whenever that changes."""
-        waiting = {code: count for code, count in made.waiting().items() if code not in ON_ITS_WAY}
+        waiting = {code: count for code, count in made.count_by_reason().items() if code not in EXPECTED_WAITS}
         line = f"waiting {sorted(waiting.items())}"
         if waiting and line not in self._said:
             self._log.info("jobs_wait", **waiting)

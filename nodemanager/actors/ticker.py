@@ -18,7 +18,7 @@ GATHER_S = 0.01  # after quiet: what comes together is decided on together
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class WakingMailbox:
     """The manager's address. What is told there, but for the time, is news to the ticker."""
 
     manager: Mailbox[ManagerMessage]

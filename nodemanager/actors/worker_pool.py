@@ -8,7 +8,7 @@ from nodemanager.actors.messages import Mailbox
 from nodemanager.core.orders import CloudOrder
 
 
-class Crew:
+class WorkerPool:
     """A few workers. A call that hangs holds up its own worker and nobody else."""
 
     def __init__(self, workers: Sequence[Mailbox[CloudOrder]]) -> None:
@@ -16,14 +16,14 @@ class Crew:
         self._load = [0] * len(workers)
         self._busy_with: dict[str, list[int]] = {}
 
-    def give(self, subject: str, order: CloudOrder) -> None:
+    def dispatch(self, subject: str, order: CloudOrder) -> None:
         """Hand an order on a subject (a launch or a provider id) to the worker with the least to do."""
         worker = min(range(len(self._workers)), key=lambda index: (self._load[index], index))
         self._load[worker] += 1
         self._busy_with.setdefault(subject, []).append(worker)
         self._workers[worker].tell(order)
 
-    def done(self, subject: str) -> None:
+    def mark_done(self, subject: str) -> None:
         """An answer on the subject has come."""
         workers = self._busy_with.get(subject)
         if workers:

@@ -18,10 +18,10 @@ from typing import Any
 import structlog
 
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import Script, script_of
+from nodemanager.chaos.run.script import Script, draw_script
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.shrink import Numbers, shortest
-from nodemanager.service.child_processes import end_with
+from nodemanager.chaos.shrink import ActNumbers, find_shortest
+from nodemanager.service.child_processes import end_with_parent
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -39,7 +39,7 @@ class Broken:
     seed: int
     rule: str
     acts: int
-    only: Numbers = ()
+    only: ActNumbers = ()
     trace: tuple[str, ...] = ()
     script: Mapping[str, Any] = field(default_factory=dict)  # of these acts, as it is kept in a file
 
@@ -49,24 +49,24 @@ class Broken:
         return f"flux-node-manager chaos --seeds {self.seed}{chosen}"
 
 
-def scenario_of(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Scenario:
+def scenario_for_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Scenario:
     """The run of a seed; with ``only``, of these acts of it."""
-    script = script_of(seed, joins=seed % JOIN_EVERY == JOIN_EVERY - 1)
-    return staged(script if only is None else script.only(only), trace)
+    script = draw_script(seed, joins=seed % JOIN_EVERY == JOIN_EVERY - 1)
+    return build_scenario(script if only is None else script.with_acts(only), trace)
 
 
-def staged(script: Script, trace: list[str] | None = None) -> Scenario:
+def build_scenario(script: Script, trace: list[str] | None = None) -> Scenario:
     return (JoinScenario if script.joins else Scenario)(script, trace)
 
 
-def quiet() -> None:
+def silence_logs() -> None:
     """What the service logs is not rendered, for that would take longer than all else."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Broken | None:
     """None where every rule held to the end."""
-    scenario = scenario_of(seed, only, trace)
+    scenario = scenario_for_seed(seed, only, trace)
     try:
         scenario.run()
     except Exception as broken:  # noqa: BLE001 - a bug in the service is what is looked for
@@ -79,15 +79,15 @@ def shortened(broken: Broken) -> Broken:
     """The same with the fewest acts that can be found, and what happens then."""
     kind = _kind(broken.rule)
 
-    def still(only: Numbers) -> bool:
+    def still(only: ActNumbers) -> bool:
         found = run_seed(broken.seed, only)
         return found is not None and _kind(found.rule) == kind
 
-    numbers = broken.only or [act.number for act in scenario_of(broken.seed).script.acts]
-    only = shortest(numbers, still, SHRINK_RUNS_MAX)
+    numbers = broken.only or [act.number for act in scenario_for_seed(broken.seed).script.acts]
+    only = find_shortest(numbers, still, SHRINK_RUNS_MAX)
     trace: list[str] = []
     again = run_seed(broken.seed, only, trace) or broken
-    script = scenario_of(broken.seed, only).script.as_data()
+    script = scenario_for_seed(broken.seed, only).script.as_data()
     return Broken(broken.seed, again.rule, broken.acts, only, tuple(trace), script)
 
 
@@ -110,7 +110,7 @@ def chaos(chosen: argparse.Namespace) -> int:
     if chosen.only is not None and len(seeds) != 1:
         print("--only says which acts of one seed happen: give one seed, --seeds N", file=sys.stderr)
         return EXIT_USAGE
-    quiet()
+    silence_logs()
     began_s = time.monotonic()
     found: list[Broken] = []
     for broken in _run(seeds, chosen.only, chosen.jobs or 1):
@@ -128,7 +128,7 @@ def chaos(chosen: argparse.Namespace) -> int:
     return EXIT_FAILED if found else EXIT_OK
 
 
-def _run(seeds: Sequence[int], only: Numbers | None, jobs: int) -> Iterator[Broken]:
+def _run(seeds: Sequence[int], only: ActNumbers | None, jobs: int) -> Iterator[Broken]:
     if jobs == 1:
         results = (run_seed(seed, only) for seed in seeds)
         yield from (broken for broken in results if broken is not None)
@@ -142,8 +142,8 @@ def _run(seeds: Sequence[int], only: Numbers | None, jobs: int) -> Iterator[Brok
 
 
 def _begin(watched: Connection) -> None:
-    quiet()
-    end_with(watched)
+    silence_logs()
+    end_with_parent(watched)
 
 
 def _show(broken: Broken) -> None:
@@ -161,7 +161,7 @@ def _seeds(text: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def _numbers(text: str) -> Numbers:
+def _numbers(text: str) -> ActNumbers:
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f'"{text}": numbers are needed, with commas between them')
     return tuple(int(number) for number in text.split(","))

@@ -21,11 +21,11 @@ from nodemanager.core.facts import JoinFact, NodeReported
 from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster
 from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import Misfit, SlotName, TypeName
-from nodemanager.join.admission import Answer, Granted, JoinDesk, Rules
+from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
 from nodemanager.join.exchange import RosterUnreadableError
-from nodemanager.join.flux_node_join import CannotJoin, Joining, Refused, Unreachable
+from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, ServiceUnreachable
 from nodemanager.join.key_material import Material
-from nodemanager.join.ticket_store import Ledger
+from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
@@ -34,7 +34,7 @@ from nodemanager.simulation.time.world import World
 SILENCE_MAX_S = 120.0
 RESTART_S = (0.5, 20.0)  # until a client or a service that died is started again
 KEY = SiteKey(bytes(32))
-RULES = Rules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
+RULES = AdmissionRules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
 
 
 class Died(BaseException):
@@ -68,22 +68,22 @@ class Exchange:
         return self.roster, self.world.now_s - self.posted_s
 
 
-class FragileLedger(Ledger):
+class FragileLedger(TicketStore):
     """Its service dies before or after anything is written."""
 
     def __init__(self, dies: Callable[[], None]) -> None:
         super().__init__(":memory:")
         self._dies = dies
 
-    def use(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
+    def mark_used(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
         self._dies()
-        user = super().use(launch, nonce_hash, source, now_at)
+        user = super().mark_used(launch, nonce_hash, source, now_at)
         self._dies()
         return user
 
-    def report(self, report: NodeReported) -> None:
+    def keep_report(self, report: NodeReported) -> None:
         self._dies()
-        super().report(report)
+        super().keep_report(report)
         self._dies()
 
 
@@ -99,14 +99,14 @@ class SimulatedJoins:
         self.exchange = Exchange(world)
         self.machines: list[SimulatedMachine] = []
         self.joined_by: dict[LaunchId, str] = {}
-        self.starts = 0
-        self.deaths = 0
+        self.broker_starts = 0
+        self.client_deaths = 0
         self.refusals = 0
-        self.ends = 0
-        self.short = 0
+        self.power_offs = 0
+        self.short_machines = 0
         self.types = {node_type.name: node_type for node_type in NODE_TYPES}
         self._ledger = FragileLedger(self._service_may_die)
-        self._desk: JoinDesk | None = self._new_desk()
+        self._desk: JoinAdmission | None = self._new_desk()
 
     def close(self) -> None:
         """Let go of the service's file."""
@@ -114,35 +114,35 @@ class SimulatedJoins:
 
     # --- the service ---
 
-    def _new_desk(self) -> JoinDesk:
-        return JoinDesk(KEY, RULES, self.exchange, lambda: MATERIAL, self._ledger, self.world.wall_at)
+    def _new_desk(self) -> JoinAdmission:
+        return JoinAdmission(KEY, RULES, self.exchange, lambda: MATERIAL, self._ledger, self.world.wall_at)
 
     def _service_may_die(self) -> None:
         if self.happens(self.faults.p_service_dies):
             raise Died
 
-    def ask(self, what: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:
+    def request(self, what: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:
         """A request over the network, as a client sees it."""
         if self._desk is None or self.happens(self.faults.p_lost_request):
-            raise Unreachable("no answer")
+            raise ServiceUnreachable("no answer")
         try:
             answer = self._decide(self._desk, what, body, source)
         except Died:
             self._desk = None
             self.world.after(self.draws.uniform(*RESTART_S), self._start_desk)
-            raise Unreachable("the connection was closed") from None
+            raise ServiceUnreachable("the connection was closed") from None
         if self.happens(self.faults.p_lost_reply):
-            raise Unreachable("the reply was lost")
+            raise ServiceUnreachable("the reply was lost")
         if isinstance(answer, Granted):
             return dict(json.loads(json.dumps(answer.body)))
         self.refusals += 1
-        raise Refused(str(answer.code))
+        raise JoinRefused(str(answer.code))
 
     def _start_desk(self) -> None:
         self._desk = self._new_desk()
 
     @staticmethod
-    def _decide(desk: JoinDesk, what: str, body: Mapping[str, Any], source: str) -> Answer:
+    def _decide(desk: JoinAdmission, what: str, body: Mapping[str, Any], source: str) -> Answer:
         launch, instance = LaunchId(body["launch"]), body["instance"]
         match what:
             case "redeem":
@@ -163,7 +163,7 @@ class SimulatedJoins:
 
     # --- machines ---
 
-    def booted(self, node: CloudNode) -> None:
+    def on_node_booted(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_boot``: a machine runs its user-data; its twin too, where it has one."""
         if node.identity is None:
             return
@@ -181,10 +181,10 @@ class SimulatedJoins:
         """What a machine finds of itself."""
         had = self.types[identity.type_name]
         cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
-        self.short += cores < had.cores
+        self.short_machines += cores < had.cores
         return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
 
-    def ended(self, node: CloudNode) -> None:
+    def on_node_ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``: the machine is gone at one stroke. A twin is not the provider's."""
         for machine in self.machines:
             if machine.name == node.provider_id:
@@ -232,7 +232,7 @@ class SimulatedMachine:
     launch: LaunchId
     slot: SlotName
     hardware: dict[str, int]
-    kept: dict[str, Any] = field(default_factory=dict)
+    saved_state: dict[str, Any] = field(default_factory=dict)
     powered: bool = True
     broker: bool = False
     notice: str = ""  # the provider is about to take it back; its words
@@ -248,13 +248,13 @@ class SimulatedMachine:
             return
         self.life += 1
         try:
-            client = Joining(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
+            client = JoinClient(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
         except Died:
             self._die()
             return
         self._step(client, self.life)
 
-    def _step(self, client: Joining, life: int) -> None:
+    def _step(self, client: JoinClient, life: int) -> None:
         if not self.powered or life != self.life:
             return
         try:
@@ -267,7 +267,7 @@ class SimulatedMachine:
 
     def _die(self) -> None:
         """The client is killed; its broker is of its control group, and goes with it."""
-        self.joins.deaths += 1
+        self.joins.client_deaths += 1
         self.life += 1
         self._drop_broker(lost=True)
         self.joins.world.after(self.joins.draws.uniform(*RESTART_S), self.start)
@@ -312,11 +312,11 @@ class SimulatedMachine:
         return self.hardware
 
     def load(self) -> dict[str, Any]:
-        return dict(self.kept)
+        return dict(self.saved_state)
 
     def save(self, state: dict[str, Any]) -> None:
         self._may_die()
-        self.kept = dict(state)
+        self.saved_state = dict(state)
         if state["lease_key"]:
             holder = self.joins.joined_by.setdefault(self.launch, self.name)
             if holder != self.name:
@@ -328,7 +328,7 @@ class SimulatedMachine:
 
     def ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self._may_die()
-        answer = self.joins.ask(what, body, self.name)
+        answer = self.joins.request(what, body, self.name)
         self._may_die()
         return answer
 
@@ -339,14 +339,14 @@ class SimulatedMachine:
     def start_broker(self, given: Mapping[str, Any]) -> None:
         del given
         self._may_die()
-        record = self.joins.flux.records.get(self.slot)
+        record = self.joins.flux.leases.get(self.slot)
         if record is None or record.id != self.launch:
             raise Violation(f"{self.name} starts a broker as {self.slot}, which {record} holds, not {self.launch}")
         other = self.joins.flux.machine_of(self.slot)
         if other not in (None, self.name):
             raise Violation(f"{self.name} puts {other} out of {self.slot}")
         self.broker = True
-        self.joins.starts += 1
+        self.joins.broker_starts += 1
         self.joins.flux.broker_up(self.slot, self.name)
         self._may_die()
 
@@ -367,16 +367,16 @@ class SimulatedMachine:
     def job_runs(self) -> bool:
         if self.broker_status() is not None:
             return False
-        record = self.joins.flux.records.get(self.slot)
-        return record is not None and any(grant.rank == record.rank for _, grant in self.joins.flux.holders())
+        record = self.joins.flux.leases.get(self.slot)
+        return record is not None and any(grant.rank == record.rank for _, grant in self.joins.flux.held_grants())
 
     def drain(self, reason: str) -> None:
-        record = self.joins.flux.records.get(self.slot)
+        record = self.joins.flux.leases.get(self.slot)
         if self.broker_status() is None and record is not None:
             self.joins.flux.drain(record.rank, reason)
 
     def power_off(self) -> None:
-        self.joins.ends += 1
+        self.joins.power_offs += 1
         self.powered = False
         self.life += 1
         self.joins.provider.kill(ProviderId(self.name), "powered off")
@@ -389,10 +389,10 @@ class JoinScenario(Scenario):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
-        self.rules.policy = self.policy
+        self.invariants.policy = self.policy
         self.joins = SimulatedJoins(self.world, self.flux, self.provider)
-        self.provider.on_boot = self.joins.booted
-        self.provider.on_end = self.joins.ended
+        self.provider.on_boot = self.joins.on_node_booted
+        self.provider.on_end = self.joins.on_node_ended
 
     def _close_files(self) -> None:
         super()._close_files()

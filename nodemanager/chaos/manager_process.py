@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nodemanager.actors.base import Fate
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
-from nodemanager.chaos.run.history_file import Kept
+from nodemanager.chaos.run.history_file import ProcessHistory
 from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
-from nodemanager.chaos.run.plan_checks import Oversight
+from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
-from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
@@ -22,25 +22,25 @@ from nodemanager.core.orders import (
     RecordLaunches,
     RefuseSlots,
 )
-from nodemanager.planner.observe.hardware import as_promised
+from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
-from nodemanager.service.service import Outside, wire
+from nodemanager.service.service import SitePorts, wire
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
 
 
-class Process:
+class ManagerProcess:
     """See the module. It runs from when it is made until it is killed."""
 
-    def __init__(self, run: Run, token: str, killed_at_a_call: Callable[[Process], None]) -> None:
+    def __init__(self, run: Run, token: str, killed_at_a_call: Callable[[ManagerProcess], None]) -> None:
         self._run = run
         self.token = token
         self.calls_left: int | None = None  # until it is killed at a call; None: it is not
         self.down_s = 0.0
         world = run.world
         self.witness = Witness(world, run.policy.absences, self._step)
-        self.oversight = Oversight(run.rules, self.witness, run.demand, run.sees_all, run.peace)
-        self.kept = Kept(run.history) if run.history is not None else None
+        self.plan_checks = PlanChecks(run.invariants, self.witness, run.jobs, run.spend_is_knowable, run.peace)
+        self.history_writer = ProcessHistory(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
         self._watch = SimulatedFluxWatch(run.flux)
         self._pump = Pump(
@@ -51,23 +51,23 @@ class Process:
         )
         clock = world.clock()
         join = run.join_port()
-        outside = Outside(
+        outside = SitePorts(
             clock=clock,
-            flux=lambda: WatchedFlux(run.flux, token, run.rules, self.witness),
-            cloud=lambda: WatchedCloud(run.provider.port(CLUSTER, CLUSTER_UUID), run.rules, self.witness),
+            flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
+            cloud=lambda: WatchedCloud(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
             watch=self._watch,
             close=lambda: None,
             join=(lambda: join) if join is not None else None,
         )
         self.manager: Mailbox[ManagerMessage] = wire(
             outside,
-            as_promised(run.policy, run.flux.promises),
+            with_promises(run.policy, run.flux.promises),
             acts=True,
             publish=self._published,
             fate=Fate(),
             spawn=self._pump.spawn,
         )
-        self._pump.tick(self.manager, clock)
+        self._pump.start_ticks(self.manager, clock)
         self._watch.start(self._heard, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self) -> None:
@@ -79,11 +79,11 @@ class Process:
 
     def close(self) -> None:
         """Let go of what this process would have let go of by its end."""
-        if self.kept is not None:
-            self.kept.close()
+        if self.history_writer is not None:
+            self.history_writer.close()
 
     def freeze(self, until_s: float) -> None:
-        self._pump.hold(until_s)
+        self._pump.freeze_until(until_s)
 
     def _step(self) -> None:
         """Around each call that changes something: where it may be killed."""
@@ -93,23 +93,23 @@ class Process:
                 self.calls_left = None
                 raise Killed
 
-    def _heard(self, news: QueueSeen | QueueProbed | RanksStirred) -> None:
-        if not isinstance(news, RanksStirred):
-            self.witness.answered("queue")
+    def _heard(self, news: QueueSeen | QueueProbed | RanksChanged) -> None:
+        if not isinstance(news, RanksChanged):
+            self.witness.note_answer("queue")
         self.manager.tell(news)
 
-    def _published(self, published: Published) -> None:
+    def _published(self, published: Publication) -> None:
         run = self._run
         run.decisions += 1
-        if self.kept is not None:
-            self.kept.take_in(published)
+        if self.history_writer is not None:
+            self.history_writer.record(published)
         if run.trace is not None:
             for action in published.plan.actions:
                 run.note(f"{self.token} {_told(action)}")
         if published.snapshot.claimed:
             self.witness.knows_leases = True
             run.published = published
-            self.oversight.published(published)
+            self.plan_checks.check(published)
 
 
 def _told(action: Action) -> str:

@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import UsePolicy
-from nodemanager.chaos.faults.registry import strike
-from nodemanager.chaos.faults.types import End
-from nodemanager.chaos.manager_process import Process
-from nodemanager.chaos.run.history_file import History
-from nodemanager.chaos.run.invariants import Rules, Violation
+from nodemanager.chaos.faults.registry import apply_fault
+from nodemanager.chaos.faults.types import EndFault
+from nodemanager.chaos.manager_process import ManagerProcess
+from nodemanager.chaos.run.history_file import HistoryFile
+from nodemanager.chaos.run.invariants import Invariants, Violation
 from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, pick
-from nodemanager.chaos.run.site import NODE_TYPES, SHAPES, SLOTS, healthy, policy_of
+from nodemanager.chaos.run.site import NODE_TYPES, SHAPES, SLOTS, chaos_policy, healthy_cloud
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.cost import budget
-from nodemanager.planner.observe.hardware import as_promised
-from nodemanager.simulation.boot_faults import Boots
+from nodemanager.planner.observe.hardware import with_promises
+from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
@@ -68,25 +68,25 @@ class Scenario:
     trace: list[str] | None = None
     kills: int = 0
     decisions: int = 0
-    processes: list[Process] = field(default_factory=list)
-    published: Published | None = None
+    processes: list[ManagerProcess] = field(default_factory=list)
+    published: Publication | None = None
 
     def __post_init__(self) -> None:
         self.world = World(self.script.seed)
-        self.policy = policy_of(self.script)
+        self.policy = chaos_policy(self.script)
         self.flux = SimulatedFlux(self.world, NODE_TYPES, SLOTS)
         self.flux.set_housekeeping(self.script.housekeeping_s)
-        self.provider = SimulatedProvider(self.world, healthy())
-        self.boots = Boots(self.world, self.flux, self.provider)
-        self.provider.on_boot, self.provider.on_end = self.boots.booted, self.boots.ended
-        self.rules = Rules(self.flux, self.provider, self.policy)
-        self.demand = self.rules.demand
+        self.provider = SimulatedProvider(self.world, healthy_cloud())
+        self.boots = BootFaults(self.world, self.flux, self.provider)
+        self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
+        self.invariants = Invariants(self.flux, self.provider, self.policy)
+        self.jobs = self.invariants.jobs
         # Whether it can be known what was spent: by an honest clock, and honest lists.
-        self.sees_all = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
-        self.history: History | None = None
+        self.spend_is_knowable = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
+        self.history: HistoryFile | None = None
         self.peace = False
         self._started = 0
-        self._ends: list[End] = []
+        self._ends: list[EndFault] = []
 
     def run(self) -> Outcome:
         """Faults, then peace."""
@@ -105,20 +105,20 @@ class Scenario:
         self._check_history()
         return Outcome(
             seed=self.script.seed,
-            jobs=len(self.demand.shapes),
+            jobs=len(self.jobs.shapes),
             acts=len(self.script.acts),
-            creates=self.rules.creates,
-            destroys=self.rules.destroys,
+            creates=self.invariants.creates,
+            destroys=self.invariants.destroys,
             kills=self.kills,
-            nodes_peak=self.rules.nodes_peak,
+            nodes_peak=self.invariants.nodes_peak,
             decisions=self.decisions,
             virtual_s=self.world.now_s,
         )
 
     def begin(self) -> None:
         if any(act.kind.startswith("journal.") for act in self.script.acts):
-            self.history = History()
-        self.provider.add_stranger()
+            self.history = HistoryFile()
+        self.provider.add_foreign_node()
         for act in self.script.acts:
             self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
         self.start_process()
@@ -127,7 +127,7 @@ class Scenario:
         """Step by step, each step checked, to a moment or an end."""
         while (next_s := self.world.next_event_s()) is not None and next_s <= end_s:
             self.world.advance_to(next_s)
-            self.rules.check()
+            self.invariants.check()
             if done():
                 return True
         return False
@@ -143,12 +143,12 @@ class Scenario:
             self._submit(act)
             return
         self.note(f"fault {act}")
-        end = strike(self, act)
+        end = apply_fault(self, act)
         if end is not None:
             self._ends.append(end)
             self.world.after(act.lasts_s, lambda: self._end(end, act))
 
-    def _end(self, end: End, act: Act) -> None:
+    def _end(self, end: EndFault, act: Act) -> None:
         if end in self._ends:
             self.note(f"end of fault {act.number}: {act.kind}")
             self._ends.remove(end)
@@ -161,7 +161,7 @@ class Scenario:
         except FluxError:  # rank 0 is away: the user tries again
             self.world.after(5.0, lambda: self._submit(act))
         else:
-            self.demand.shapes[job] = shape
+            self.jobs.shapes[job] = shape
             self.note(f"job {job}: {shape.slots} x {shape.cores_per_slot} cores, for {act.lasts_s:.1f} s")
 
     def _make_peace(self) -> None:
@@ -170,11 +170,11 @@ class Scenario:
         self.peace = True
         self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, PLENTY))
         for process in self.processes:
-            process.oversight.begin_peace()
+            process.plan_checks.begin_peace()
             process.calls_left = None
             # As a site that is read anew says it: with what its types have come to promise.
-            process.manager.tell(UsePolicy(as_promised(self.policy, self.flux.promises)))
-        self.provider.faults = healthy()
+            process.manager.tell(UsePolicy(with_promises(self.policy, self.flux.promises)))
+        self.provider.faults = healthy_cloud()
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
         self.world.skew_s = 0.0
@@ -188,22 +188,24 @@ class Scenario:
     def start_process(self) -> None:
         self._started += 1
         self.note(f"manager-{self._started} is started")
-        self.processes.append(Process(self, f"manager-{self._started}", lambda it: self.lose(it, it.down_s)))
+        self.processes.append(
+            ManagerProcess(self, f"manager-{self._started}", lambda it: self.kill_process(it, it.down_s))
+        )
 
     def kill(self, amount: float, down_s: float) -> None:
         """SIGKILL a process of the service, and start another a little later."""
         process = pick(self.processes, amount)
         if process is not None:
-            self.lose(process, down_s)
+            self.kill_process(process, down_s)
 
-    def lose(self, process: Process, down_s: float) -> None:
+    def kill_process(self, process: ManagerProcess, down_s: float) -> None:
         self.note(f"{process.token} is killed")
         self.kills += 1
         self.processes.remove(process)
         process.kill()
         self.world.after(down_s, self.start_process)
 
-    def end_one(self, amount: float) -> None:
+    def end_process(self, amount: float) -> None:
         """One of several processes ends, and none is started instead."""
         process = pick(self.processes, amount) if len(self.processes) > 1 else None
         if process is not None:
@@ -233,7 +235,7 @@ class Scenario:
     def turn_join_knob(self, name: str, likely: float) -> None:
         """Where nodes join without a service, nothing can go wrong with it."""
 
-    def tell(self, fact: OperatorFact) -> None:
+    def tell_manager(self, fact: OperatorFact) -> None:
         """As an operator does, who asks the one that acts."""
         for process in self.processes:
             if process.token == self.flux.claimed_by:
@@ -241,9 +243,9 @@ class Scenario:
 
     def _let_go(self) -> None:
         """The operator takes back what he has set, until it is so; and ends what he is told that no signal ends."""
-        self.tell(DecisionsResumed())
+        self.tell_manager(DecisionsResumed())
         for launch in self.flux.steering.holds:
-            self.tell(NodeReleased(launch))
+            self.tell_manager(NodeReleased(launch))
         warnings = self.published.plan.warnings if self.published is not None else ()
         if any(warning.code == "housekeeping_survives" for warning in warnings):
             self.flux.end_housekeeping()
@@ -271,32 +273,34 @@ class Scenario:
 
     # --- what stands ---
 
-    def ours_standing(self) -> list[ProviderId]:
-        return [node.provider_id for node in self.rules.ours_standing()]
+    def our_nodes(self) -> list[ProviderId]:
+        return [node.provider_id for node in self.invariants.our_nodes()]
 
-    def running(self) -> set[ProviderId]:
+    def running_nodes(self) -> set[ProviderId]:
         return {node.provider_id for node in self.provider.nodes() if node.state is CloudState.RUNNING}
 
     # --- the end ---
 
     def _all_done(self) -> bool:
-        return not self.flux.records and not self.ours_standing() and not self._to_run()
+        return not self.flux.leases and not self.our_nodes() and not self._to_run()
 
     def _to_run(self) -> list[JobId]:
-        return [job for job in self.flux.active_jobs() if job not in self.demand.held]
+        return [job for job in self.flux.active_jobs() if job not in self.jobs.held]
 
     def _check_spend(self) -> None:
         """What was recorded is what was spent."""
-        if not self.policy.budgets or not self.sees_all:
+        if not self.policy.budgets or not self.spend_is_knowable:
             return
         month = budget.periods(self.world.wall_at())[1]
-        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.ALL), Decimal(0))
+        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.WHOLE_SITE), Decimal(0))
         now_s = self.world.now_s
         # An answer tells what stood at a moment of the call, and counts from when that was asked.
         asked_s = -self.policy.call_timeout_s
-        least = self.rules.spent(now_s, lambda line: line.launch not in self.rules.unseen, gone_s=asked_s)
-        most = self.rules.spent(now_s, come_s=asked_s, gone_s=SEEN_LATE_S)
-        self.rules.require(
+        least = self.invariants.true_cost(
+            now_s, lambda line: line.launch not in self.invariants.unseen_launches, gone_s=asked_s
+        )
+        most = self.invariants.true_cost(now_s, come_s=asked_s, gone_s=SEEN_LATE_S)
+        self.invariants.require(
             least - ROUNDED <= recorded <= most + ROUNDED,
             f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
         )
@@ -304,8 +308,8 @@ class Scenario:
     def _check_history(self) -> None:
         """What happened in peace was written, whatever had become of the file."""
         for process in self.processes:
-            lost = process.kept.why_lost() if process.kept is not None else ""
-            self.rules.require(not lost, f"the journal lacks what was told last: {lost}")
+            lost = process.history_writer.why_incomplete() if process.history_writer is not None else ""
+            self.invariants.require(not lost, f"the journal lacks what was told last: {lost}")
 
     def _close_files(self) -> None:
         for process in self.processes:
@@ -317,8 +321,8 @@ class Scenario:
         waiting = [job for job in self._to_run() if self.flux.job_state(job) is JobState.SCHED]
         parts = [
             f"jobs {self._to_run()[:5]} ({len(waiting)} waiting)",
-            f"nodes {self.ours_standing()}",
-            f"leases {sorted(self.flux.records)}",
+            f"nodes {self.our_nodes()}",
+            f"leases {sorted(self.flux.leases)}",
         ]
         if self.published is not None:
             made = self.published.plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Numbers = tuple[int, ...]
+ActNumbers = tuple[int, ...]
 
 
-def shortest(numbers: Sequence[int], fails: Callable[[Numbers], bool], runs_max: int) -> Numbers:
+def find_shortest(numbers: Sequence[int], fails: Callable[[ActNumbers], bool], runs_max: int) -> ActNumbers:
     """Leave out as much as can be left out, in halves, quarters, and so on down to single ones (Zeller's ddmin).
 
     ``fails`` says whether a part still goes wrong; it is asked ``runs_max`` times at the most. The whole is taken

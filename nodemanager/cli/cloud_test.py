@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from nodemanager.cli.cloud_test_leftovers import OVER, Trail
+from nodemanager.cli.cloud_test_leftovers import GONE_STATES, MadeNodes
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.ports import Clock, CloudError, CloudPort
@@ -51,7 +51,7 @@ def user_data(site: Site) -> str:
     return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
 
 
-def site_of_the_test(site: Site) -> Site:
+def make_test_site(site: Site) -> Site:
     """The same account and node types, under a name that no service looks at."""
     cluster = site.cluster[: _CLUSTER_MAX_CHARS - len(_SUFFIX)].rstrip("-") + _SUFFIX
     return replace(site, cluster=cluster, cluster_uuid=str(uuid.uuid4()))
@@ -77,7 +77,7 @@ class CloudTest:
     _trouble: str = field(default="", init=False)  # what was said last of why the end is held up
 
     def __post_init__(self) -> None:
-        self.trail = Trail(self.site.timing.create_grace_s)
+        self.trail = MadeNodes(self.site.timing.create_grace_s)
         self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
         name = uuid.uuid4().hex[:12]
         self.launch = Launch(
@@ -133,19 +133,19 @@ class CloudTest:
                 raise
             self.say(f"  the reply was lost ({error.detail}): looking for the node")
             made = self._wait_for("the node of the lost reply", lambda: next(iter(self._ours()), None))
-            self.trail.answered(made.provider_id)
+            self.trail.note_create_answered(made.provider_id)
         self.say(f"  made: {made.provider_id}")
         return made
 
     def _made(self) -> CloudNode:
-        self.trail.asked(self.clock.monotonic_s())
+        self.trail.note_create_sent(self.clock.monotonic_s())
         try:
             made = self.port.create(self.launch, self.node_type)
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                self.trail.answered(None)
+                self.trail.note_create_answered(None)
             raise
-        self.trail.answered(made.provider_id)
+        self.trail.note_create_answered(made.provider_id)
         return made
 
     # --- looking ---
@@ -158,7 +158,7 @@ class CloudTest:
             if node.identity is not None
             and (node.identity.cluster_uuid, node.identity.launch) == (self.site.cluster_uuid, self.launch.id)
         )
-        self.trail.listed(ours)
+        self.trail.note_listed(ours)
         return ours
 
     def _listed(self, provider_id: ProviderId) -> bool:
@@ -181,7 +181,7 @@ class CloudTest:
         return node.state if node is not None else None
 
     def _say_strangers(self, seen: tuple[CloudNode, ...]) -> None:
-        left = [node for node in seen if node.identity is not None and node.state not in OVER]
+        left = [node for node in seen if node.identity is not None and node.state not in GONE_STATES]
         for node in left:
             if node.identity is not None and node.identity.cluster == self.site.cluster:
                 self.say(f"  left by an earlier test, to be destroyed by hand: {node.provider_id}")
@@ -208,9 +208,9 @@ class CloudTest:
         # answered, or its node never listed, no sooner than the service would.
         absent = 0
         began_s = self.clock.monotonic_s()
-        if self.trail.in_doubt(began_s):
+        if self.trail.is_in_doubt(began_s):
             self.say(f"  a create was not answered: looking for its node for up to {self.trail.grace_s:g} s")
-        while absent < self.site.timing.absences or self.trail.in_doubt(self.clock.monotonic_s()):
+        while absent < self.site.timing.absences or self.trail.is_in_doubt(self.clock.monotonic_s()):
             lasted_s = self.clock.monotonic_s() - began_s
             if lasted_s > self._patience_s:
                 raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._left()}")
@@ -224,7 +224,7 @@ class CloudTest:
     def _destroy_once(self) -> bool:
         """Ask for the end of what may stand. False: a list was had, and nothing does."""
         heard = self._attempt(self._ours)
-        standing = self.trail.standing(self.clock.monotonic_s())
+        standing = self.trail.maybe_running(self.clock.monotonic_s())
         for provider_id in standing:
             self._attempt(partial(self.port.destroy, provider_id))
         return bool(standing) or not heard
@@ -254,13 +254,13 @@ class CloudTest:
     def _say_kept(self) -> None:
         with suppress(CloudError):  # then what was seen before is said
             self._ours()
-        known = ", ".join(self.trail.known) or "nothing that is known of"
+        known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
         self.say(
             f"kept: {known}; it costs until it is destroyed, as whatever has the name {self.site.cluster} does"
         )
 
     def _left(self) -> str:
-        known = ", ".join(self.trail.known) or "nothing that is known of"
+        known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
         return (
             f"Left, and maybe costing: {known}. Destroy it by hand, with whatever else has the name "
             f"{self.site.cluster} at the provider"

@@ -23,16 +23,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from nodemanager.actors.manager import Published
-from nodemanager.cli.demo_real import real_stage
+from nodemanager.actors.manager import Publication
+from nodemanager.cli.demo_real import real_setup
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import billing
 from nodemanager.service import logs
-from nodemanager.service.service import Outside, Service, identified
-from nodemanager.simulation.embedded import Embedded, embedded
+from nodemanager.service.service import Service, SitePorts, with_cluster_uuid
+from nodemanager.simulation.embedded import EmbeddedWorld, start_embedded_world
 from nodemanager.simulation.workload import BUILTIN
 
 EMBEDDED = Path(__file__).parents[2] / "config" / "embedded.ini"
@@ -40,49 +40,49 @@ LIMIT_S = 58.0
 LOSE_A_NODE_AT_S = 400.0
 
 
-class Stage(Protocol):
+class DemoSetup(Protocol):
     """Where the demo plays: something submits jobs there and, once, takes a node away."""
 
     @property
     def site(self) -> Site: ...
 
     @property
-    def outside(self) -> Outside: ...
+    def outside(self) -> SitePorts: ...
 
     @property
     def held(self) -> int:
         """Jobs that their user holds, and that so must not run."""
         ...
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """Called several times a second."""
         ...
 
-    def submitted_all(self) -> bool: ...
+    def has_submitted_all(self) -> bool: ...
 
 
 @dataclass
-class SimulatedStage:
+class SimulatedSetup:
     site: Site
-    world: Embedded
+    world: EmbeddedWorld
     lost: bool = False
     held: int = sum(submission.count for submission in BUILTIN if submission.urgency == 0)
 
     @property
-    def outside(self) -> Outside:
+    def outside(self) -> SitePorts:
         world = self.world
-        return Outside(world.clock, world.flux_port, world.cloud_port, world.watch, world.close)
+        return SitePorts(world.clock, world.flux_port, world.cloud_port, world.watch, world.close)
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """Take the first node away under its jobs."""
         if not self.lost and self.world.world.now_s >= LOSE_A_NODE_AT_S:
-            at_work = {self.site.slots[grant.rank - 1] for _, grant in self.world.flux.holders()}
+            at_work = {self.site.slots[grant.rank - 1] for _, grant in self.world.flux.held_grants()}
             for node in self.world.provider.nodes():
                 if not self.lost and node.identity is not None and node.identity.slot in at_work:
                     self.lost = True
                     self.world.provider.kill(node.provider_id)
 
-    def submitted_all(self) -> bool:
+    def has_submitted_all(self) -> bool:
         return self.world.workload_done
 
 
@@ -95,9 +95,9 @@ class Tally:
     jobs: set[JobId] = field(default_factory=set)
     lives_s: dict[LaunchId, tuple[str, float]] = field(default_factory=dict)
     retired: set[LaunchId] = field(default_factory=set)
-    latest: Published | None = None
+    latest: Publication | None = None
 
-    def take_in(self, published: Published) -> None:
+    def take_in(self, published: Publication) -> None:
         self.latest = published
         snapshot = published.snapshot
         for job in snapshot.jobs.values():
@@ -127,17 +127,17 @@ def main() -> int:
     chosen = parser.parse_args()
     logs.configure(logging.CRITICAL)
     console = Console()
-    with real_stage() if chosen.real else _simulated_stage() as stage:
+    with real_setup() if chosen.real else _simulated_stage() as stage:
         return _play(stage, console)
 
 
 @contextmanager
-def _simulated_stage() -> Iterator[Stage]:
-    site = identified(load_site(EMBEDDED))
-    yield SimulatedStage(site, embedded(site, rounds=1))
+def _simulated_stage() -> Iterator[DemoSetup]:
+    site = with_cluster_uuid(load_site(EMBEDDED))
+    yield SimulatedSetup(site, start_embedded_world(site, rounds=1))
 
 
-def _play(stage: Stage, console: Console) -> int:
+def _play(stage: DemoSetup, console: Console) -> int:
     tally = Tally({node_type.name: node_type for node_type in stage.site.node_types})
     outside = stage.outside
     service = Service(stage.site, outside, tally.take_in)
@@ -149,7 +149,7 @@ def _play(stage: Stage, console: Console) -> int:
             if time.monotonic() - began_s > LIMIT_S:
                 in_time = False
                 break
-            stage.tend()
+            stage.step()
             live.update(_picture(tally))
             time.sleep(0.1)
     leaked = [node for node in outside.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
@@ -163,8 +163,8 @@ def _play(stage: Stage, console: Console) -> int:
     return 0 if in_time and not left and not leaked and service.fate.crashed is None else 1
 
 
-def _over(stage: Stage, tally: Tally) -> bool:
-    if tally.latest is None or not stage.submitted_all():
+def _over(stage: DemoSetup, tally: Tally) -> bool:
+    if tally.latest is None or not stage.has_submitted_all():
         return False
     return not tally.latest.snapshot.nodes and _waiting(tally) <= stage.held
 

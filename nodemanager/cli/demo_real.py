@@ -18,7 +18,7 @@ from pathlib import Path
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.nodes import CloudState
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
-from nodemanager.service.service import Outside, identified, outside_of
+from nodemanager.service.service import SitePorts, make_ports, with_cluster_uuid
 
 LOCAL = Path(__file__).parents[2] / "config" / "local.ini"
 HEAD_UP_S = 20.0
@@ -36,18 +36,18 @@ LOSE_A_NODE_AT_S = 9.0
 
 
 @dataclass
-class RealStage:
+class RealSetup:
     """Submits by ``flux submit``, and kills a node's processes once."""
 
     site: Site
-    outside: Outside
+    outside: SitePorts
     flux: str
     held: int = 1
     began_s: float = field(default_factory=time.monotonic)
     submitted: int = 0
     lost: bool = False
 
-    def tend(self) -> None:
+    def step(self) -> None:
         age_s = time.monotonic() - self.began_s
         while self.submitted < len(SUBMISSIONS) and SUBMISSIONS[self.submitted][0] <= age_s:
             self._submit(SUBMISSIONS[self.submitted][1])
@@ -59,7 +59,7 @@ class RealStage:
                 # Not by the manager's order: to it, this one is simply dead.
                 self.outside.cloud().destroy(running[0].provider_id)
 
-    def submitted_all(self) -> bool:
+    def has_submitted_all(self) -> bool:
         return self.submitted == len(SUBMISSIONS)
 
     def _submit(self, arguments: tuple[str, ...]) -> None:
@@ -72,7 +72,7 @@ class RealStage:
 
 
 @contextmanager
-def real_stage() -> Iterator[RealStage]:
+def real_setup() -> Iterator[RealSetup]:
     """Bring rank 0 up in a folder of its own; take everything down at the end."""
     flux = shutil.which("flux")
     if flux is None:
@@ -84,8 +84,8 @@ def real_stage() -> Iterator[RealStage]:
         )
         try:
             _wait_for(flux, bootstrap.uri)
-            outside = outside_of(site)
-            yield RealStage(site, outside, flux)
+            outside = make_ports(site)
+            yield RealSetup(site, outside, flux)
             for node in outside.cloud().list_nodes():
                 outside.cloud().destroy(node.provider_id)
         finally:
@@ -105,7 +105,7 @@ def _prepared(folder: Path) -> tuple[Site, Bootstrap]:
     with file.open("w") as written:
         settings.write(written)
     bootstrap = write_bootstrap(load_site(file), folder / "state" / "flux")
-    return identified(load_site(file)), bootstrap
+    return with_cluster_uuid(load_site(file)), bootstrap
 
 
 def _free_port() -> int:

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from nodemanager.cli import service_verbs as ask
 from nodemanager.cli.service_client import Client
-from nodemanager.config.site import ConfigError, Join, Provider, Site, load_site, warnings
+from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
 if TYPE_CHECKING:
-    from nodemanager.cli.prices import Compared, PriceTable
+    from nodemanager.cli.prices import PriceComparison, PriceTable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -32,7 +32,7 @@ EXIT_UNAVAILABLE = 69  # this and the next by sysexits.h
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130  # as shells have it, and the next of one that SIGPIPE ended
 EXIT_CLOSED = 141
-NOT_WRITTEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        if error.errno not in NOT_WRITTEN or error.filename is not None or sys.stdout is None:
+        if error.errno not in WRITE_ERRORS or error.filename is not None or sys.stdout is None:
             raise
         _say_no_more(error)
         return EXIT_CLOSED if isinstance(error, BrokenPipeError) else EXIT_FAILED
@@ -90,16 +90,16 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs
     from nodemanager.service import service as app
-    from nodemanager.service.outputs import Front
+    from nodemanager.service.outputs import Outputs
 
     del chosen
     logs.configure()
     _warn(site)
     try:
-        site = app.identified(site)
-        app.keep_name(site)
-        front = Front(site)
-        outside = app.outside_of(site, front.status)
+        site = app.with_cluster_uuid(site)
+        app.record_cluster_name(site)
+        front = Outputs(site)
+        outside = app.make_ports(site, front.status)
     except app.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -114,17 +114,17 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Read the site and say what is wrong with it, or in doubt."""
-    from nodemanager.join.checks import END_OF_COST, refuses_several_users
+    from nodemanager.join.checks import POWEROFF_EFFECTS, multi_user_refusal
 
     del chosen
     _warn(site)
-    if site.flux.join is Join.SERVICE and (why := refuses_several_users(site)):
+    if site.flux.join is JoinMethod.SERVICE and (why := multi_user_refusal(site)):
         print(f"{site.path}: {why}", file=sys.stderr)
         return EXIT_CONFIG
     if not site.flux.simulated:
-        print(f"{site.path}: {END_OF_COST[site.cloud.provider]}")
+        print(f"{site.path}: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
-    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_told}")
+    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
 
 
@@ -140,7 +140,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     _warn(site)
     output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - without "..", and a link stays what it is
-    joins_by_service = site.flux.join is Join.SERVICE
+    joins_by_service = site.flux.join is JoinMethod.SERVICE
     try:
         # An instance whose nodes joined by directory goes on as it is, and gets what the service needs.
         if not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
@@ -182,13 +182,13 @@ def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
     except MaterialError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    print(ROTATED.format(certificate=site.flux.bootstrap_dir / "curve.cert"))
+    print(ROTATED_TEXT.format(certificate=site.flux.bootstrap_dir / "curve.cert"))
     return EXIT_OK
 
 
 def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     """Make one node at the provider, find it, make it again, destroy it; see it gone."""
-    from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
+    from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.core.ports import CloudError
     from nodemanager.service import service as app
@@ -197,7 +197,7 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
         print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
     _warn(site)
-    site = site_of_the_test(site)
+    site = make_test_site(site)
     clock = app.SystemClock()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as Ctrl-C does
     try:
@@ -214,19 +214,19 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Hold the site's prices to a table; say what differs and what the table lacks."""
-    from nodemanager.cli.prices import PriceTableError, bundled_table, compare, table_in
+    from nodemanager.cli.prices import PriceTableError, compare_prices, read_bundled_table, read_table
 
     try:
         table = (
-            table_in(Path(chosen.table))
+            read_table(Path(chosen.table))
             if chosen.table
-            else bundled_table(str(site.cloud.provider), site.node_types)
+            else read_bundled_table(str(site.cloud.provider), site.node_types)
         )
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     named = (chosen.region,) if chosen.region else ()
-    compared = compare(site.node_types, table, lambda node_type: named or _regions(site, node_type.zones))
+    compared = compare_prices(site.node_types, table, lambda node_type: named or _regions(site, node_type.zones))
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
 
@@ -238,11 +238,11 @@ def _regions(site: Site, zones: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
 
 
-def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:
+def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> None:
     from rich import box
     from rich.table import Table
 
-    from nodemanager.cli.terminal import terminal
+    from nodemanager.cli.terminal import make_console
 
     regions = list(dict.fromkeys(row.region for row in compared))
     shown = Table(box=box.SIMPLE_HEAD)
@@ -252,9 +252,9 @@ def _print_prices(compared: Sequence[Compared], table: PriceTable) -> None:
     for row in compared:
         listed = "-" if row.table_price_per_hour is None else f"{round(row.table_price_per_hour, 5).normalize():f}"
         where = [row.region] if len(regions) > 1 else []
-        prices = f"{row.price_per_hour}", listed, str(row.verdict)
+        prices = f"{row.price_per_hour}", listed, str(row.match)
         shown.add_row(row.node_type, row.size, *where, str(row.market), *prices)
-    terminal().print(shown)
+    make_console().print(shown)
     of = f"of {table.updated}" if table.updated else "of no date"
     place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
     currency = f" in {table.currency}," if table.currency else ""
@@ -267,12 +267,12 @@ def _say(line: str) -> None:
 
 
 def _init_existing(site: Site, folder: Path) -> int:
-    from nodemanager.flux.setup.bootstrap import BootstrapError, keep_uuid
+    from nodemanager.flux.setup.bootstrap import BootstrapError, ensure_uuid
     from nodemanager.flux.setup.existing import propose
 
     try:
         proposal = propose(site, folder.absolute())
-        cluster_uuid = keep_uuid(site)
+        cluster_uuid = ensure_uuid(site)
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
@@ -292,15 +292,15 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
         print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
         return EXIT_FAILED
     try:
-        instance = slot_verbs.Instance(site)
+        instance = slot_verbs.SlotsClient(site)
         if chosen.slots:
-            answer = instance.change(slot_verbs.counts_of(chosen.slots))
+            answer = instance.change(slot_verbs.parse_counts(chosen.slots))
             if answer.why:
                 print(f"Nothing was changed: {answer.why}", file=sys.stderr)
                 return EXIT_FAILED
             moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
             print(moved or "It is so already.")
-        print(slot_verbs.HEAD, *instance.rows(), sep="\n")
+        print(slot_verbs.HEADER, *instance.rows(), sep="\n")
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -320,11 +320,11 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import BindingsMissing
 
     try:
-        counts = slot_verbs.counts_of(chosen.slots or ())
+        counts = slot_verbs.parse_counts(chosen.slots or ())
         if not counts:
             print("resize needs --slots TYPE=N: a node type, and how many slots it is to have", file=sys.stderr)
             return EXIT_USAGE
-        resizing = resize_verb.prepare(site, counts)
+        resizing = resize_verb.plan_resize(site, counts)
         print(resizing, flush=True)
         resize_verb.resize(site, resizing, lambda text: print(text, flush=True), force=chosen.force)
     except BindingsMissing as error:
@@ -349,7 +349,7 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
         print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
         return EXIT_USAGE
     try:
-        site = app.identified(site)
+        site = app.with_cluster_uuid(site)
         job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, app.SystemClock())
     except BindingsMissing as error:
         print(error, file=sys.stderr)
@@ -365,9 +365,9 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _warn(site: Site) -> None:
-    from nodemanager.cloud.providers import cautions
+    from nodemanager.cloud.providers import provider_warnings
 
-    for warning in (*warnings(site), *cautions(site)):
+    for warning in (*site_warnings(site), *provider_warnings(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
@@ -375,7 +375,7 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
     """Show what would be ordered now, by the site that --config names; nothing is."""
     from nodemanager.service import service as app
 
-    ask.plan(client, app.identified(site), chosen, console, policy_of=app.policy_of)
+    ask.plan(client, app.with_cluster_uuid(site), chosen, console, policy_of=app.policy_of)
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
@@ -409,19 +409,19 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "slots": slots,
     "resize": resize,
     "expand": expand,
-    "status": ask.asking(ask.status),
-    "nodes": ask.asking(ask.nodes),
-    "jobs": ask.asking(ask.jobs),
-    "explain": ask.asking(ask.explain),
-    "plan": ask.asking(plan),
-    "events": ask.asking(ask.events),
-    "report": ask.asking(ask.report),
-    "hold": ask.asking(ask.hold),
-    "release": ask.asking(ask.release),
-    "retire": ask.asking(ask.retire),
-    "pause": ask.asking(ask.pause),
-    "resume": ask.asking(ask.resume),
-    "reload": ask.asking(ask.reload),
+    "status": ask.with_exit_status(ask.status),
+    "nodes": ask.with_exit_status(ask.nodes),
+    "jobs": ask.with_exit_status(ask.jobs),
+    "explain": ask.with_exit_status(ask.explain),
+    "plan": ask.with_exit_status(plan),
+    "events": ask.with_exit_status(ask.events),
+    "report": ask.with_exit_status(ask.report),
+    "hold": ask.with_exit_status(ask.hold),
+    "release": ask.with_exit_status(ask.release),
+    "retire": ask.with_exit_status(ask.retire),
+    "pause": ask.with_exit_status(ask.pause),
+    "resume": ask.with_exit_status(ask.resume),
+    "reload": ask.with_exit_status(ask.reload),
 }
 SUBJECTS: Mapping[str, str] = {  # what these verbs are about
     "simulate": "WORKLOAD, a trace, a history, or a model (doc/what-if.md)",
@@ -436,7 +436,7 @@ SERVING = frozenset({"run", "join-service"})  # they print nothing
 SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
 
-ROTATED = """\
+ROTATED_TEXT = """\
 Replaced: {certificate}. Brokers that run keep the former one until they end.
 Now restart rank 0, when running jobs may end: stop it in good order (the queue is kept) and start it again.
 Nodes that joined by the service fetch the new one before they start their brokers again. Until rank 0 is back

@@ -30,7 +30,7 @@ class PriceTableError(Exception):
     """A table of prices that cannot be read, and why."""
 
 
-class Verdict(StrEnum):
+class PriceMatch(StrEnum):
     SAME = "same"
     DEARER = "dearer than the table"
     CHEAPER = "cheaper than the table"
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PriceComparison:
     """One node type in one region. ``table_price_per_hour`` is None where the table has none to be believed."""
 
     node_type: TypeName
@@ -49,11 +49,11 @@ class Compared:
     market: Market
     price_per_hour: Decimal
     table_price_per_hour: Decimal | None
-    verdict: Verdict
+    match: PriceMatch
 
     @property
     def agrees(self) -> bool:
-        return self.verdict in (Verdict.SAME, Verdict.SPOT)
+        return self.match in (PriceMatch.SAME, PriceMatch.SPOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class PriceTable:
         return self.prices.get(region, {}).get(size)
 
 
-def compare(
+def compare_prices(
     node_types: Sequence[NodeType], table: PriceTable, regions_of: Callable[[NodeType], Sequence[str]]
-) -> tuple[Compared, ...]:
+) -> tuple[PriceComparison, ...]:
     """Each node type's price beside the table's for its size, in each of the regions where it is bought."""
     return tuple(
         _compared(node_type, region, table.price_per_hour(region, node_type.size))
@@ -80,25 +80,25 @@ def compare(
     )
 
 
-def _compared(node_type: NodeType, region: str, listed: Decimal | None) -> Compared:
+def _compared(node_type: NodeType, region: str, listed: Decimal | None) -> PriceComparison:
     ours = node_type.price_per_hour
     if node_type.market is Market.SPOT:
-        verdict = Verdict.SPOT
+        verdict = PriceMatch.SPOT
     elif listed is None:
-        verdict = Verdict.MISSING
+        verdict = PriceMatch.MISSING
     elif listed == 0:
-        verdict, listed = Verdict.ZERO, None
+        verdict, listed = PriceMatch.ZERO, None
     elif abs(ours - listed) <= TOLERANCE * listed:
-        verdict = Verdict.SAME
+        verdict = PriceMatch.SAME
     else:
-        verdict = Verdict.DEARER if ours > listed else Verdict.CHEAPER
-    return Compared(node_type.name, node_type.size, region, node_type.market, ours, listed, verdict)
+        verdict = PriceMatch.DEARER if ours > listed else PriceMatch.CHEAPER
+    return PriceComparison(node_type.name, node_type.size, region, node_type.market, ours, listed, verdict)
 
 
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTable:
+def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTable:
     """The table that libcloud brings, as old as its release. A provider that it does not list has no prices."""
     bundled = json.loads(files("libcloud").joinpath("data/pricing.json").read_text(encoding="utf-8"))
     compute = bundled["compute"]
@@ -146,7 +146,7 @@ def _parts_of(node_type: NodeType) -> tuple[str, int, Decimal] | None:
     return None
 
 
-def table_in(path: Path) -> PriceTable:
+def read_table(path: Path) -> PriceTable:
     """A table of one's own: TOML, a section a region, in it ``"size" = price per hour``.
 
     ``updated = 2026-11-01`` may stand before the first section. Raises :class:`PriceTableError` with all that

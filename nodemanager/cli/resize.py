@@ -14,22 +14,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodemanager.config.site import Join, Site
+from nodemanager.config.site import JoinMethod, Site
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
-    Division,
     FluxConfigError,
-    division_in,
-    hosts_of,
-    lengthened_text,
-    redivided_text,
+    SlotTypes,
+    bootstrap_hosts,
+    read_slot_types,
+    toml_with_hosts,
+    toml_with_slot_types,
 )
 from nodemanager.core.notation import compress_hostlist
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.flux import bindings
-from nodemanager.flux.port import terminate
-from nodemanager.flux.retype import schedulers_in
+from nodemanager.flux.port import terminate_command
+from nodemanager.flux.retype import read_schedulers
 from nodemanager.flux.setup import bootstrap
 from nodemanager.join.key_material import MaterialError, make_material
 
@@ -44,12 +44,12 @@ class ResizeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Resizing:
+class ResizePlan:
     """What is to be done: the file's next text, and the slots that it adds, each with its type."""
 
     file: ConfigFile
     text: str
-    added: Division
+    added: SlotTypes
     size: int  # ranks of the instance after it, the leader's too
 
     def __str__(self) -> str:
@@ -60,28 +60,28 @@ class Resizing:
         return f"{self.file.path} gets {len(self.added)} slots: {slots}. The instance will have {self.size} ranks."
 
 
-def prepare(site: Site, counts: Mapping[TypeName, int]) -> Resizing:
+def plan_resize(site: Site, counts: Mapping[TypeName, int]) -> ResizePlan:
     """Work out the longer table; nothing is changed. Raises :class:`ResizeError`."""
     if site.flux.simulated:
         raise ResizeError(f"{site.path}: [Flux] uri = simulated: there is no instance to change")
     try:
-        file = ConfigFile.of(site.flux.bootstrap_dir)
+        file = ConfigFile.find(site.flux.bootstrap_dir)
         config = file.read()
-        division = division_in(config) or {
+        division = read_slot_types(config) or {
             slot: node_type.name for node_type in site.node_types for slot in node_type.slots
         }
-        hosts = hosts_of(config)
-        added = additions(counts, division, hosts, {name: node.slots for name, node in site.nodes.items()})
-        text = lengthened_text(file.text(), list(added))
-        text = redivided_text(text, {**division, **added}, site.node_types)
+        hosts = bootstrap_hosts(config)
+        added = new_slots(counts, division, hosts, {name: node.slots for name, node in site.nodes.items()})
+        text = toml_with_hosts(file.text(), list(added))
+        text = toml_with_slot_types(text, {**division, **added}, site.node_types)
     except FluxConfigError as error:
         raise ResizeError(str(error)) from error
-    return Resizing(file, text, added, len(hosts) + len(added))
+    return ResizePlan(file, text, added, len(hosts) + len(added))
 
 
-def additions(
+def new_slots(
     counts: Mapping[TypeName, int],
-    division: Division,
+    division: SlotTypes,
     hosts: Iterable[str],
     types: Mapping[TypeName, Sequence[SlotName]],
 ) -> dict[SlotName, TypeName]:
@@ -129,7 +129,7 @@ def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], co
 # --- carrying it out --------------------------------------------------------------------------------------
 
 
-def resize(site: Site, resizing: Resizing, say: Callable[[str], None], *, force: bool) -> None:
+def resize(site: Site, resizing: ResizePlan, say: Callable[[str], None], *, force: bool) -> None:
     """Write the table, restart rank 0, and wait until the instance has its new size.
 
     Raises :class:`ResizeError`, with nothing changed while a job runs and ``force`` is not given.
@@ -142,7 +142,7 @@ def resize(site: Site, resizing: Resizing, say: Callable[[str], None], *, force:
     _await(site, resizing.size)
 
 
-def _restart(stop: _Stop, resizing: Resizing, *, force: bool) -> None:
+def _restart(stop: _Stop, resizing: ResizePlan, *, force: bool) -> None:
     """Up to the moment at which rank 0 is told to end, whatever goes wrong leaves all as it was."""
     before = resizing.file.text()
     stop.check_instance()
@@ -169,7 +169,7 @@ class _Stop:
     def check_instance(self) -> None:
         """The file must be that of the instance which is to restart."""
         running = bindings.ask(self._handle, "config.get", timeout_s=TIMEOUT_S)
-        if hosts_of(running) != hosts_of(self._file.read()):
+        if bootstrap_hosts(running) != bootstrap_hosts(self._file.read()):
             raise ResizeError(
                 f"{self._file.path} has another bootstrap table than the instance at {self._site.flux.uri}:"
                 " bootstrap_dir is not its configuration, or was edited since rank 0 began"
@@ -191,7 +191,7 @@ class _Stop:
         A broker ends with rank 0, and its client asks anew for what to start the next one with.
         """
         self._file.write(text)
-        if self._site.flux.join is Join.SERVICE:
+        if self._site.flux.join is JoinMethod.SERVICE:
             make_material(self._site, self._site.flux.bootstrap_dir)
 
     def go(self) -> None:
@@ -200,7 +200,7 @@ class _Stop:
             _run(self._site.flux.restart_command)
         else:
             pid = int(bindings.ask(self._handle, "attr.get", {"name": "broker.pid"}, timeout_s=TIMEOUT_S)["value"])
-            bindings.ask(self._handle, "rexec.exec", terminate(pid), timeout_s=TIMEOUT_S)
+            bindings.ask(self._handle, "rexec.exec", terminate_command(pid), timeout_s=TIMEOUT_S)
 
     def undo(self) -> None:
         for path in reversed(self._unloaded):
@@ -215,7 +215,7 @@ class _Stop:
         return states["run"] + states["cleanup"], states["depend"] + states["priority"] + states["sched"]
 
     def _unload(self) -> None:
-        for module in schedulers_in(bindings.ask(self._handle, "module.list", timeout_s=TIMEOUT_S)):
+        for module in read_schedulers(bindings.ask(self._handle, "module.list", timeout_s=TIMEOUT_S)):
             payload = {"name": module.name, "cancel": False}
             bindings.ask(self._handle, "module.remove", payload, timeout_s=TIMEOUT_S)
             self._unloaded.append(module.path)

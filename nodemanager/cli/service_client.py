@@ -12,15 +12,15 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from nodemanager.config.site import Site
-from nodemanager.web.listen import Place, Tcp, place_of
+from nodemanager.web.listen import ListenAddress, TcpAddress, parse_listen
 from nodemanager.web.token import TokenError, read_token
 
 TIMEOUT_S = 30.0
 SILENCE_MAX_S = 60.0  # of a stream, in which the service says every 15 s that there is nothing new
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a service that listens everywhere is asked
+LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a service that listens everywhere is asked
 
 
-class ServiceAway(Exception):
+class ServiceUnreachable(Exception):
     """The service cannot be reached; says where it was looked for, and what to do."""
 
 
@@ -28,7 +28,7 @@ class NotAllowed(Exception):
     """The service wants the token, and it cannot be had or is another one."""
 
 
-class NotDone(Exception):
+class RequestDeclined(Exception):
     """The service said no, and why."""
 
 
@@ -47,7 +47,7 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """Asks one service. Every method raises ``ServiceAway``, ``NotAllowed`` or ``NotDone``."""
 
-    place: Place
+    address: ListenAddress
     token_file: Path
 
     def get(self, path: str, **query: object) -> Any:
@@ -67,7 +67,7 @@ class Client:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceAway(f"{self.place}: the service went away: {error}") from error
+            raise ServiceUnreachable(f"{self.address}: the service went away: {error}") from error
         finally:
             connection.close()
 
@@ -77,17 +77,17 @@ class Client:
             answer = self._ask(connection, method, path, body, must_have_token=must_have_token).read()
             return json.loads(answer)
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceAway(f"{self.place}: the service does not answer: {error}") from error
+            raise ServiceUnreachable(f"{self.address}: the service does not answer: {error}") from error
         except ValueError as error:
-            raise ServiceAway(f"{self.place}: what answers there is not this service") from error
+            raise ServiceUnreachable(f"{self.address}: what answers there is not this service") from error
         finally:
             connection.close()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        if isinstance(self.place, Tcp):
-            host = ANYWHERE.get(self.place.host, self.place.host)
-            return http.client.HTTPConnection(host, self.place.port, timeout=timeout_s)
-        return _UnixConnection(self.place.path, timeout_s)
+        if isinstance(self.address, TcpAddress):
+            host = LOOPBACK_OF_WILDCARD.get(self.address.host, self.address.host)
+            return http.client.HTTPConnection(host, self.address.port, timeout=timeout_s)
+        return _UnixConnection(self.address.path, timeout_s)
 
     def _ask(
         self,
@@ -108,7 +108,9 @@ class Client:
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceAway(f"{self.place}: no service answers ({error}): does it run, by this site?") from error
+            raise ServiceUnreachable(
+                f"{self.address}: no service answers ({error}): does it run, by this site?"
+            ) from error
         if response.status >= http.client.BAD_REQUEST and not path.startswith(("/healthz", "/readyz")):
             raise _refusal(response)
         return response
@@ -120,17 +122,17 @@ def _refusal(response: http.client.HTTPResponse) -> Exception:
         why = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         why = text.strip() or response.reason
-    return NotAllowed(why) if response.status == http.client.UNAUTHORIZED else NotDone(why)
+    return NotAllowed(why) if response.status == http.client.UNAUTHORIZED else RequestDeclined(why)
 
 
-def client_of(site: Site) -> Client:
+def make_client(site: Site) -> Client:
     """Raises ``ServiceAway`` where the site has no service to ask."""
-    place = place_of(site.web.listen)
+    place = parse_listen(site.web.listen)
     if place is None:
-        raise ServiceAway(f"{site.path}: [Web] listen = off: there is nothing to ask")
+        raise ServiceUnreachable(f"{site.path}: [Web] listen = off: there is nothing to ask")
     return Client(place, site.web.token_file)
 
 
-def segment(text: str) -> str:
+def quote_segment(text: str) -> str:
     """A name as one part of a path."""
     return quote(text, safe="")

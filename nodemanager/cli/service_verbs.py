@@ -15,10 +15,17 @@ from pydantic import TypeAdapter
 from rich.console import Console, RenderableType
 
 from nodemanager.cli import tables
-from nodemanager.cli.service_client import Client, NotAllowed, NotDone, ServiceAway, client_of, segment
-from nodemanager.cli.terminal import escaped, terminal
+from nodemanager.cli.service_client import (
+    Client,
+    NotAllowed,
+    RequestDeclined,
+    ServiceUnreachable,
+    make_client,
+    quote_segment,
+)
+from nodemanager.cli.terminal import escape_document, make_console
 from nodemanager.config.site import Site
-from nodemanager.core.notation import NotationError, parse_fsd, printable
+from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
 from nodemanager.planner.state.policy import Policy
 
 EXIT_OK = 0
@@ -28,27 +35,27 @@ EXIT_UNAVAILABLE = 69  # by sysexits.h, as the next
 EXIT_NO_PERMISSION = 77
 
 KINDS = ("job", "node", "type")
-SINCE = "7d"
+DEFAULT_SINCE = "7d"
 
 
-class WrongUse(Exception):
+class UsageError(Exception):
     """What was asked is incomplete; says how it is asked."""
 
 
-Ask = Callable[[Client, Site, Namespace, Console], None]
+ServiceVerb = Callable[[Client, Site, Namespace, Console], None]
 
 
-def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
+def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
     """The verb as the command line has it: what fails is said on standard error, and by the exit status."""
 
     def verb(site: Site, chosen: Namespace) -> int:
         try:
-            ask(client_of(site), site, chosen, terminal(soft_wrap=not sys.stdout.isatty()))
-        except WrongUse as error:
+            ask(make_client(site), site, chosen, make_console(soft_wrap=not sys.stdout.isatty()))
+        except UsageError as error:
             return _said(error, EXIT_USAGE)
-        except NotDone as error:
+        except RequestDeclined as error:
             return _said(error, EXIT_FAILED)
-        except ServiceAway as error:
+        except ServiceUnreachable as error:
             return _said(error, EXIT_UNAVAILABLE)
         except NotAllowed as error:
             return _said(error, EXIT_NO_PERMISSION)
@@ -60,7 +67,7 @@ def asking(ask: Ask) -> Callable[[Site, Namespace], int]:
 
 def _said(error: Exception, status: int) -> int:
     # It may be the service's answer, in several lines.
-    print(*(printable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
+    print(*(escape_unprintable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return status
 
 
@@ -68,7 +75,7 @@ def _show(document: Any, chosen: Namespace, console: Console, shown: Callable[[A
     if chosen.json:
         print(json.dumps(document, indent=2))
     else:
-        console.print(shown(escaped(document)))
+        console.print(shown(escape_document(document)))
 
 
 # --- asking -----------------------------------------------------------------------------------------------
@@ -96,11 +103,11 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
     """Say why: explain job ID | node NAME | type NAME; --at TIME: why it was so then."""
     del site
     if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
-        raise WrongUse("explain job ID, explain node NAME, or explain type NAME")
+        raise UsageError("explain job ID, explain node NAME, or explain type NAME")
     kind, name = chosen.subjects
     # By the service's clock, which a simulated one has of its own.
-    at = moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
-    _show(client.get(f"/explain/{kind}/{segment(name)}", at=at), chosen, console, tables.explained)
+    at = parse_moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
+    _show(client.get(f"/explain/{kind}/{quote_segment(name)}", at=at), chosen, console, tables.explanation)
 
 
 def plan(
@@ -128,16 +135,16 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
     if chosen.json:
         print(json.dumps(event), flush=True)
     else:
-        console.print(tables.event(escaped(event)))
+        console.print(tables.event(escape_document(event)))
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Report cost by type, user and queue, waits, boots and failures; --since 7d: how far back."""
     del site
     try:
-        since_s = parse_fsd(chosen.since or SINCE)
+        since_s = parse_fsd(chosen.since or DEFAULT_SINCE)
     except NotationError as error:
-        raise WrongUse(f"--since: {error}") from error
+        raise UsageError(f"--since: {error}") from error
     _show(client.get("/report", since_s=since_s), chosen, console, tables.report)
 
 
@@ -180,9 +187,9 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 def _of_a_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
     if len(chosen.subjects) != 1:
-        raise WrongUse(f"{verb} NODE, by its slot or its launch")
+        raise UsageError(f"{verb} NODE, by its slot or its launch")
     (name,) = chosen.subjects
-    _done(client.post(f"/{verb}/{segment(name)}", {"by": _me()}), f"{name} {done}", chosen, console)
+    _done(client.post(f"/{verb}/{quote_segment(name)}", {"by": _me()}), f"{name} {done}", chosen, console)
 
 
 def _done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
@@ -197,7 +204,7 @@ def _me() -> str:
         return "operator"
 
 
-def moment(text: str, now_at: Callable[[], float]) -> float:
+def parse_moment(text: str, now_at: Callable[[], float]) -> float:
     """A time in the past: ISO 8601 (local unless it says otherwise), seconds since the epoch, or "2h" ago."""
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -212,5 +219,5 @@ def moment(text: str, now_at: Callable[[], float]) -> float:
     try:
         span_s = parse_fsd(text)
     except NotationError as error:
-        raise WrongUse(f'--at: "2026-11-21T14:00" or "2h" (ago) is needed, not "{text}"') from error
+        raise UsageError(f'--at: "2026-11-21T14:00" or "2h" (ago) is needed, not "{text}"') from error
     return now_at() - span_s

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodemanager.config.site import Join, Site
+from nodemanager.config.site import JoinMethod, Site
 from nodemanager.core.facts import ClaimHeld, RanksSeen
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import compress_hostlist
@@ -39,7 +39,7 @@ class SlotsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TypeRow:
     """One node type's slots."""
 
     type_name: TypeName
@@ -53,10 +53,10 @@ class Row:
         return f"{self.type_name:16} {len(self.slots):5} {self.online:7} {self.leased:7} {self.movable:8}  {hosts}"
 
 
-HEAD = f"{'type':16} {'slots':>5} {'online':>7} {'leased':>7} {'movable':>8}  names"
+HEADER = f"{'type':16} {'slots':>5} {'online':>7} {'leased':>7} {'movable':>8}  names"
 
 
-def counts_of(texts: Iterable[str]) -> dict[TypeName, int]:
+def parse_counts(texts: Iterable[str]) -> dict[TypeName, int]:
     """Read ``TYPE=N`` texts. Raises :class:`SlotsError`."""
     counts: dict[TypeName, int] = {}
     for text in texts:
@@ -69,11 +69,11 @@ def counts_of(texts: Iterable[str]) -> dict[TypeName, int]:
     return counts
 
 
-class Instance:
+class SlotsClient:
     """The site's instance, as a verb meets it. Raises ``FluxError`` and ``BindingsMissing``."""
 
     def __init__(self, site: Site) -> None:
-        self._site = service.identified(site)
+        self._site = service.with_cluster_uuid(site)
         flux = self._site.flux
         self._flux = RealFlux(
             flux.uri,
@@ -82,15 +82,15 @@ class Instance:
             folder=flux.bootstrap_dir,
             node_types=self._site.node_types,
             timeout_s=TIMEOUT_S,
-            flub=flux.join is Join.FLUB,
+            flub=flux.join is JoinMethod.FLUB,
         )
 
     # --- showing ---
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TypeRow]:
         port = self._flux.port()
         try:
-            return rows_of(self._site, port.ranks(), port.launches())
+            return make_rows(self._site, port.ranks(), port.launches())
         finally:
             port.close()
 
@@ -100,10 +100,12 @@ class Instance:
         """Have the slots divided so; the answer of whoever did it, or refused."""
         wish = SlotsWish(str(uuid.uuid4()), counts)
         with bindings.connection(self._site.flux.uri) as handle:
-            kvs.commit(handle, {retype.WISH: retype.encoded_wish(wish)}, timeout_s=TIMEOUT_S)
+            kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wish)}, timeout_s=TIMEOUT_S)
             deadline_s = time.monotonic() + ANSWER_WITHIN_S
             while (answer := _answer_to(handle, wish)) is None:
-                stands = retype.read_wish(kvs.read(handle, [retype.WISH], timeout_s=TIMEOUT_S).get(retype.WISH))
+                stands = retype.read_wish(
+                    kvs.read(handle, [retype.WISH_KEY], timeout_s=TIMEOUT_S).get(retype.WISH_KEY)
+                )
                 if stands is not None and stands != wish:
                     raise SlotsError("a later wish has taken the place of this one before it was answered")
                 owner = owner_of(handle, timeout_s=TIMEOUT_S)
@@ -112,7 +114,7 @@ class Instance:
                 elif time.monotonic() > deadline_s:
                     raise SlotsError(
                         f"the manager ({owner}) has not answered within {ANSWER_WITHIN_S:g} s; the wish stands"
-                        f" (KVS key {retype.WISH}), and is carried out as soon as a manager acts again"
+                        f" (KVS key {retype.WISH_KEY}), and is carried out as soon as a manager acts again"
                     )
                 else:
                     time.sleep(_PAUSE_S)
@@ -135,7 +137,7 @@ class Instance:
         snapshot, policy = Snapshot(), service.policy_of(self._site)
         for fact in (ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks())):
             snapshot = observe(snapshot, fact, policy)
-        found = slot_types.answer(wish, snapshot, slot_types.divided(policy, snapshot.division))
+        found = slot_types.answer_wish(wish, snapshot, slot_types.with_slot_types(policy, snapshot.slot_types))
         if isinstance(found, RefuseSlots):
             port.refuse_slots(wish, str(found.reason))
             return
@@ -146,11 +148,11 @@ class Instance:
 
 
 def _answer_to(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
-    text = _value(handle, retype.ANSWER)
+    text = _value(handle, retype.ANSWER_KEY)
     try:
-        answer = retype.decoded_answer(text) if text is not None else None
+        answer = retype.decode_answer(text) if text is not None else None
     except ValueError as fault:
-        raise FluxError(f"the answer at KVS key {retype.ANSWER} cannot be read: {fault}") from fault
+        raise FluxError(f"the answer at KVS key {retype.ANSWER_KEY} cannot be read: {fault}") from fault
     return answer if answer is not None and answer.wish_id == wish.id else None
 
 
@@ -158,7 +160,7 @@ def _value(handle: bindings.Handle, key: str) -> str | None:
     return kvs.read(handle, [key], timeout_s=TIMEOUT_S).get(key)
 
 
-def rows_of(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> list[Row]:
+def make_rows(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> list[TypeRow]:
     """What each type has, as the instance divides them; slots that are not in the instance are left out."""
     by_site = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
     leased = {launch.slot for launch in launches}
@@ -180,5 +182,5 @@ def rows_of(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -
             if holds
         )
         slots = tuple(rank.host for rank in own)
-        rows.append(Row(name, slots, tally["online"], tally["leased"], tally["movable"]))
+        rows.append(TypeRow(name, slots, tally["online"], tally["leased"], tally["movable"]))
     return rows

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nodemanager.core.reason_text import duration
+from nodemanager.core.reason_text import format_duration
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
 STYLES: Mapping[str, str] = {
@@ -37,7 +37,7 @@ def money(amount: float | None) -> str:
 
 
 def span(span_s: float | None) -> str:
-    return duration(span_s) if span_s is not None else "-"
+    return format_duration(span_s) if span_s is not None else "-"
 
 
 def why(reason: Mapping[str, Any] | None) -> str:
@@ -188,18 +188,18 @@ def _wants(job: Mapping[str, Any]) -> str:
 
 
 # Where no reason stood any more in the past, by what was said last.
-NO_MORE: Mapping[str, str] = {
+NO_REASON_TEXTS: Mapping[str, str] = {
     "began": "it had begun, and ran",
     "ended": "it had ended",
     "ends": "nothing was said of it since decisions go on, which had stood still",
 }
 
 
-def explained(document: Mapping[str, Any]) -> Group:
+def explanation(document: Mapping[str, Any]) -> Group:
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", why(reason) or NO_MORE.get(document.get("what", ""), "nothing is said of it")),
+        ("because", why(reason) or NO_REASON_TEXTS.get(document.get("what", ""), "nothing is said of it")),
     ]
     if reason:
         rows.append(("reason", reason["code"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from nodemanager.core.notation import printable
+from nodemanager.core.notation import escape_unprintable
 
 
 class _Terminal(Console):
@@ -16,7 +16,7 @@ class _Terminal(Console):
         raise BrokenPipeError(errno.EPIPE, "nobody reads on")
 
 
-def terminal(**how: Any) -> Console:
+def make_console(**how: Any) -> Console:
     """A console to which a text is a text. ``how``: as ``rich.console.Console`` takes it.
 
     Reasons of drains, messages of providers, and what nodes report hold brackets that are no markup.
@@ -24,14 +24,14 @@ def terminal(**how: Any) -> Console:
     return _Terminal(markup=False, emoji=False, highlight=False, **how)
 
 
-def escaped(document: Any) -> Any:
+def escape_document(document: Any) -> Any:
     """A JSON document in which nothing steers a terminal: control characters stand as escapes."""
     match document:
         case str():
-            return printable(document)
+            return escape_unprintable(document)
         case list():
-            return [escaped(it) for it in document]
+            return [escape_document(it) for it in document]
         case dict():
-            return {escaped(name): escaped(value) for name, value in document.items()}
+            return {escape_document(name): escape_document(value) for name, value in document.items()}
         case _:
             return document

@@ -12,36 +12,36 @@ from nodemanager.config.site import Provider, Site
 from nodemanager.core.ports import Clock, CloudPort
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import UserData
+    from nodemanager.cloud.common.libcloud_port import UserDataSource
 
 CloudFactory = Callable[[], CloudPort]
 
 
-def cloud_factory(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
+def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
     """What gives a port of the site's cloud, a new one at each call: a port belongs to one thread."""
     match site.cloud.provider:
         case Provider.LOCAL:
-            return _local(site, user_data, clock)
+            return _local_factory(site, user_data, clock)
         case Provider.EC2:
             # libcloud's driver has it for the fingerprints of key pairs, which we never make; it can do without.
-            with _unloaded("cryptography"):
-                from nodemanager.cloud.ec2.from_site import factory as ec2_factory  # noqa: PLC0415
+            with _import_blocked("cryptography"):
+                from nodemanager.cloud.ec2.from_site import ec2_factory  # noqa: PLC0415
 
             return ec2_factory(site, user_data, clock)
         case Provider.OPENSTACK:
-            from nodemanager.cloud.openstack.from_site import factory as openstack_factory  # noqa: PLC0415
+            from nodemanager.cloud.openstack.from_site import openstack_factory  # noqa: PLC0415
 
             return openstack_factory(site, user_data, clock)
         case Provider.GCE:
-            from nodemanager.cloud.gce.from_site import factory as gce_factory  # noqa: PLC0415
+            from nodemanager.cloud.gce.from_site import gce_factory  # noqa: PLC0415
 
             return gce_factory(site, user_data, clock)
         case Provider.AZURE:
-            from nodemanager.cloud.azure.from_site import factory as azure_factory  # noqa: PLC0415
+            from nodemanager.cloud.azure.from_site import azure_factory  # noqa: PLC0415
 
             return azure_factory(site, user_data, clock)
         case Provider.FLUX:
-            return _outer_flux(site, user_data, clock)
+            return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:
             # Refused by the config: nodes that do not exist cannot join an instance that does.
             raise ValueError("a simulated cloud has no nodes for a real Flux instance")
@@ -49,19 +49,19 @@ def cloud_factory(site: Site, user_data: UserData, clock: Clock) -> CloudFactory
             assert_never(site.cloud.provider)
 
 
-def cautions(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """What an operator should know of this provider with this site, a sentence each."""
     match site.cloud.provider:
         case Provider.EC2:
             from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
 
-            return tuple(credentials.cautions(site.credentials, environment))
+            return tuple(credentials.credential_warnings(site.credentials, environment))
         case _:
             return ()
 
 
 @contextmanager
-def _unloaded(module: str) -> Iterator[None]:
+def _import_blocked(module: str) -> Iterator[None]:
     """Imports inside do without a library that they would only take where it is there: 7 MB for nothing."""
     if module in sys.modules:
         yield
@@ -74,7 +74,7 @@ def _unloaded(module: str) -> Iterator[None]:
         del modules[module]
 
 
-def _local(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
+def _local_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
     from nodemanager.cloud.local.port import LocalCloud  # noqa: PLC0415
 
     return lambda: LocalCloud(
@@ -87,7 +87,7 @@ def _local(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
     )
 
 
-def _outer_flux(site: Site, user_data: UserData, clock: Clock) -> CloudFactory:
+def _outer_flux_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
     from nodemanager.flux.setup.outer import OuterFlux  # noqa: PLC0415
 
     cloud = site.cloud

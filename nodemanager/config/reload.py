@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from nodemanager.config.site import Site
 
 # What was read into adapters, threads or the instance itself when the service began stays as it is. Beside these.
-TAKEN_UP: Mapping[str, frozenset[str] | None] = {  # None: all of it
+RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: all of it
     "limits": None,
     "budget": None,
     "policy": None,
@@ -19,7 +19,7 @@ TAKEN_UP: Mapping[str, frozenset[str] | None] = {  # None: all of it
     "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
     "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}),
 }
-NOT_TAKEN_UP = {
+NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
     "policy": frozenset({"misfit"}),
 }
@@ -44,8 +44,8 @@ def _changed(name: str, old: object, new: object) -> Iterator[str]:
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _changed_nodes(old, new)
     elif isinstance(old, BaseModel) and isinstance(new, BaseModel):
-        taken = TAKEN_UP.get(name, frozenset())
-        left_out = NOT_TAKEN_UP.get(name, frozenset())
+        taken = RELOADABLE.get(name, frozenset())
+        left_out = NOT_RELOADABLE.get(name, frozenset())
         for key in _keys_changed(old, new):
             if key in left_out or not (taken is None or key in taken):
                 yield f"[{name.title()}] {_written(type(old), key)}"
@@ -58,7 +58,7 @@ def _changed_nodes(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -
         yield "the list of [Node NAME]"  # it numbers the slots
     for name in old.keys() & new.keys():
         for key in _keys_changed(old[name], new[name]):
-            if key not in (TAKEN_UP["nodes"] or ()):
+            if key not in (RELOADABLE["nodes"] or ()):
                 yield f"[Node {name}] {_written(type(old[name]), key)}"
 
 

@@ -17,7 +17,13 @@ from pydantic import SecretStr, ValidationError
 
 from nodemanager.config.providers import azure, ec2, gce, openstack
 from nodemanager.config.text import credentials
-from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, as_promised, division_in, promises_in
+from nodemanager.config.text.flux_toml import (
+    ConfigFile,
+    FluxConfigError,
+    read_promises,
+    read_slot_types,
+    with_promises,
+)
 from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.config.text.settings import (
     NAME,
@@ -25,33 +31,33 @@ from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
     FluxSettings,
-    Join,
+    JoinMethod,
     JoinSettings,
-    Limits,
+    LimitsSettings,
     Mode,
     NodeSettings,
-    Policy,
+    PolicySettings,
     Provider,
-    Settings,
-    Simulation,
+    SectionSettings,
+    SimulationSettings,
     SiteSettings,
-    Timing,
+    TimingSettings,
     WebSettings,
-    keys_of,
+    allowed_keys,
 )
 from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
 
 __all__ = [
     "ConfigError",
     "Fault",
-    "Join",
+    "JoinMethod",
     "Mode",
     "Provider",
     "Site",
     "load_site",
     "name_file",
+    "site_warnings",
     "uuid_file",
-    "warnings",
 ]
 
 _NODE = "Node "
@@ -80,7 +86,7 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     }
 )
 
-_S = TypeVar("_S", bound=Settings)
+_S = TypeVar("_S", bound=SectionSettings)
 
 
 class ConfigError(Exception):
@@ -103,13 +109,13 @@ class Site:
     flux: FluxSettings
     cloud: CloudSettings
     credentials: Mapping[str, SecretStr]
-    limits: Limits
-    timing: Timing
-    policy: Policy
+    limits: LimitsSettings
+    timing: TimingSettings
+    policy: PolicySettings
     join: JoinSettings
     budget: BudgetSettings
     web: WebSettings
-    simulation: Simulation
+    simulation: SimulationSettings
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
     nodes: Mapping[TypeName, NodeSettings]  # as written: what a provider needs beside a NodeType
@@ -125,19 +131,19 @@ class Site:
         return {key: secret.get_secret_value() for key, secret in self.credentials.items()}
 
     @property
-    def observed(self) -> frozenset[TypeName]:
+    def observed_types(self) -> frozenset[TypeName]:
         """The node types of which it is only said what would be done."""
         return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)
 
     @property
     def acts(self) -> bool:
         """Whether anything is done at all: by ``[Site] mode``, or for one node type by its own."""
-        return self.mode is Mode.ACT or len(self.observed) < len(self.nodes)
+        return self.mode is Mode.ACT or len(self.observed_types) < len(self.nodes)
 
     @property
-    def mode_told(self) -> str:
+    def mode_text(self) -> str:
         """``act``, ``observe``, or ``act (gpu only observed)``."""
-        only = ", ".join(sorted(self.observed)) if self.acts else ""
+        only = ", ".join(sorted(self.observed_types)) if self.acts else ""
         return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
 
 
@@ -186,13 +192,13 @@ class _Loading:
         site = self._section("Site", SiteSettings)
         flux = self._section("Flux", FluxSettings)
         cloud = self._section("Cloud", CloudSettings)
-        limits = self._section("Limits", Limits)
-        timing = self._section("Timing", Timing)
-        policy = self._section("Policy", Policy)
+        limits = self._section("Limits", LimitsSettings)
+        timing = self._section("Timing", TimingSettings)
+        policy = self._section("Policy", PolicySettings)
         join = self._section("Join", JoinSettings)
         budget = self._section("Budget", BudgetSettings)
         web = self._section("Web", WebSettings)
-        simulation = self._section("Simulation", Simulation)
+        simulation = self._section("Simulation", SimulationSettings)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
         self._faults += secret_faults
@@ -225,7 +231,7 @@ class _Loading:
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
-            policy=judging(policy, cloud),
+            policy=with_default_misfit(policy, cloud),
             join=self._joining(join, flux, cloud, state_dir),
             budget=budget,
             web=self._web(web, state_dir),
@@ -237,7 +243,7 @@ class _Loading:
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
         """The section's settings; None, and a fault for each key that is wrong, if there is one."""
-        allowed = keys_of(settings)
+        allowed = allowed_keys(settings)
         entries = self._document.section(name).entries
         for key in entries.keys() - allowed.keys():
             nearest = nearest_name(key, allowed)
@@ -334,11 +340,11 @@ class _Loading:
         if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
             return node_types
         try:
-            if not ConfigFile.holders(flux.bootstrap_dir):
+            if not ConfigFile.resource_files(flux.bootstrap_dir):
                 return node_types  # it declares no slots yet
-            file = ConfigFile.of(flux.bootstrap_dir)
+            file = ConfigFile.find(flux.bootstrap_dir)
             config = file.read()
-            division, node_types = division_in(config), as_promised(node_types, promises_in(config))
+            division, node_types = read_slot_types(config), with_promises(node_types, read_promises(config))
         except FluxConfigError as error:
             self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
             return node_types
@@ -358,7 +364,7 @@ class _Loading:
         self._faults.append(self._document.fault(section, key, problem, nearest))
 
 
-def judging(policy: Policy, cloud: CloudSettings) -> Policy:
+def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
     """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
     if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
@@ -407,21 +413,21 @@ def _contradictions(
     *,
     flux: FluxSettings | None,
     cloud: CloudSettings | None,
-    limits: Limits | None,
-    timing: Timing | None,
+    limits: LimitsSettings | None,
+    timing: TimingSettings | None,
     join: JoinSettings | None,
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
     """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
     if flux:
         yield from _contradictions_of_outside(document, flux, cloud)
-    if flux and flux.join is Join.FLUB and len(nodes) > 1:
+    if flux and flux.join is JoinMethod.FLUB and len(nodes) > 1:
         yield document.fault(
             "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
         )
     if (
         flux
-        and flux.join is Join.SERVICE
+        and flux.join is JoinMethod.SERVICE
         and cloud
         and cloud.provider is Provider.FLUX
         and join
@@ -449,7 +455,7 @@ def _contradictions(
 def _contradictions_of_outside(
     document: Document, flux: FluxSettings, cloud: CloudSettings | None
 ) -> Iterator[Fault]:
-    if flux.simulated and flux.join is not Join.DIRECTORY:
+    if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
         yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
     if not flux.simulated and not flux.head_address:
         yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
@@ -477,7 +483,7 @@ def _of_the_provider(
 # --- what is allowed and hardly wanted --------------------------------------------------------------------
 
 
-def warnings(site: Site) -> tuple[str, ...]:
+def site_warnings(site: Site) -> tuple[str, ...]:
     """What an operator should know about a site that is in order, a sentence each."""
     return (*_too_dear(site), *_unguarded(site))
 

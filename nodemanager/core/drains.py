@@ -20,11 +20,11 @@ def hold_text(launch: LaunchId) -> str:
     return f"{DRAIN_MARK}hold:{launch}"
 
 
-def is_ours(drain_reason: str | None) -> bool:
+def is_our_drain(drain_reason: str | None) -> bool:
     """Whether a rank is drained, and by us."""
     return drain_reason is not None and drain_reason.startswith(DRAIN_MARK)
 
 
 def drained_by_others(rank: FluxRank) -> bool:
     """Whether a rank is drained, and not by us."""
-    return rank.drain_reason is not None and not is_ours(rank.drain_reason)
+    return rank.drain_reason is not None and not is_our_drain(rank.drain_reason)

@@ -19,7 +19,7 @@ from nodemanager.core.nodes import (
     LaunchId,
     Leftover,
     ProviderId,
-    Reach,
+    QuotaScope,
 )
 from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, Mark, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotsWish
@@ -57,7 +57,7 @@ class QueueProbed:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksStirred:
+class RanksChanged:
     """Something happened to a rank (online, offline, drain, a job began or ended): a look is due."""
 
 
@@ -75,7 +75,7 @@ class RanksSeen:
     wish: SlotsWish | None = None
     jobs_ended: int = 0
     took_s: float = 0.0
-    since: Mapping[Rank, FluxRank] | None = None
+    previous: Mapping[Rank, FluxRank] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class HoldPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class RetirementAsked:
+class RetirementRequested:
     launch: LaunchId
     mark: Mark
 
@@ -299,7 +299,7 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
-    reach: Reach | None = None  # of a refusal for want of quota; None: not said
+    quota_scope: QuotaScope | None = None  # of a refusal for want of quota; None: not said
     provider_id: ProviderId | None = None  # of a destroy
 
 
@@ -346,7 +346,7 @@ JoinFact = NodeReported | NodeMeasured
 FluxFact = (
     QueueSeen
     | QueueProbed
-    | RanksStirred
+    | RanksChanged
     | RanksSeen
     | RanksMeasured
     | SlotsChanged
@@ -370,6 +370,6 @@ FluxFact = (
     | FluxCallFailed
     | OrderLapsed
 )
-OperatorFact = HoldPlaced | RetirementAsked | NodeReleased | DecisionsPaused | DecisionsResumed
+OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -93,7 +93,7 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RankAllocation:
     """What a running job has of one rank."""
 
     rank: Rank
@@ -117,7 +117,7 @@ class Job:
     # What the jobspec asks for and no scheduler we know honours ("memory"), so that it can be said.
     unheeded: tuple[str, ...] = ()
     # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
-    holds: tuple[Holding, ...] = ()
+    allocations: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
     requeue: bool = False  # it asks to be submitted once more should its node be taken back

@@ -30,7 +30,7 @@ class FailureKind(StrEnum):
     AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
 
 
-class Reach(StrEnum):
+class QuotaScope(StrEnum):
     """How far a refusal for want of quota reaches."""
 
     TYPE = "type"  # this node type: another one may be counted otherwise

@@ -284,7 +284,7 @@ def parse_job_id(text: str) -> int:
 # --- any text ---------------------------------------------------------------------------------------------
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The text with whatever might steer a terminal written as an escape."""
     if text.isprintable():
         return text

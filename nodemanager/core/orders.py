@@ -198,7 +198,7 @@ O_co = TypeVar("O_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Timely(Generic[O_co]):
+class WithDeadline(Generic[O_co]):
     """An order that changes something, and until when it may be begun, by the monotonic clock.
 
     A process may be stopped, and woken when another manager has long taken over: whoever carries the order out
@@ -206,7 +206,7 @@ class Timely(Generic[O_co]):
     """
 
     order: O_co
-    good_until_s: float
+    start_before_s: float
 
 
 FluxEffect = (
@@ -221,6 +221,6 @@ FluxEffect = (
     | ChangeSlots
     | RefuseSlots
 )
-FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | Timely[FluxEffect]
+FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | WithDeadline[FluxEffect]
 CloudEffect = CreateNode | DestroyNode
-CloudOrder = Timely[CloudEffect]
+CloudOrder = WithDeadline[CloudEffect]

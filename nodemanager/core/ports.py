@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodemanager.core.facts import JoinFact, QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import JoinFact, QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Launch, Leftover, ProviderId, Reach, Roster
+from nodemanager.core.nodes import (
+    CloudNode,
+    FailureKind,
+    FluxRank,
+    Launch,
+    Leftover,
+    ProviderId,
+    QuotaScope,
+    Roster,
+)
 from nodemanager.core.records import Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 
@@ -21,13 +30,13 @@ class CloudError(Exception):
     """A cloud call that failed in a way that was foreseen."""
 
     def __init__(
-        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: Reach | None = None
+        self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: QuotaScope | None = None
     ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
-        self.reach = reach
+        self.quota_scope = reach
 
 
 class FluxError(Exception):
@@ -63,7 +72,7 @@ class Clock(Protocol):
 class Mandate(Protocol):
     """Whether we are still the one that acts. An object belongs to one thread."""
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         """Return if the name is surely still held by us, by a look at the instance.
 
         Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
@@ -117,7 +126,7 @@ class FluxPort(Protocol):
         """
         ...
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         """As in :class:`Mandate`."""
         ...
 
@@ -156,7 +165,7 @@ class FluxPort(Protocol):
         """One look at every rank but the leader."""
         ...
 
-    def measured(self) -> Mapping[Rank, Hardware]:
+    def read_hardware(self) -> Mapping[Rank, Hardware]:
         """What the machines really have whose ranks came online as the last look showed; each is told once.
 
         Some at a time, the rest after the next look. Empty where that is not to be asked.
@@ -229,7 +238,7 @@ class FluxPort(Protocol):
         ...
 
 
-QueueListener = Callable[[QueueSeen | QueueProbed | RanksStirred], None]
+QueueListener = Callable[[QueueSeen | QueueProbed | RanksChanged], None]
 
 
 class FluxWatch(Protocol):

@@ -16,25 +16,25 @@ from nodemanager.core.notation import compress_hostlist, format_fsd, format_job_
 from nodemanager.core.reasons import Figure, Reason
 
 # Figures that name a moment by the monotonic clock, which means nothing outside of this process.
-MOMENTS: Mapping[str, str] = {
+MOMENT_FIGURES: Mapping[str, str] = {
     "deadline_s": "deadline_at",
     "retry_s": "retry_at",
     "until_s": "until_at",
     "settles_at_s": "settles_at",
     "since_s": "since_at",
 }
-JOBS = frozenset({"job", "jobs"})  # where they are ids, and not their number
+JOB_FIGURES = frozenset({"job", "jobs"})  # where they are ids, and not their number
 _STORY_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ClockReading:
     """One moment, read off both clocks: by it the one is turned into the other."""
 
     now_s: float
     wall_at: float
 
-    def wall(self, moment_s: float) -> float:
+    def to_wall(self, moment_s: float) -> float:
         return self.wall_at + (moment_s - self.now_s)
 
     def figures(self, reason: Reason) -> dict[str, Figure]:
@@ -42,27 +42,27 @@ class Edge:
         return dict(self._figure(name, value) for name, value in reason.figures.items())
 
     def _figure(self, name: str, value: Figure) -> tuple[str, Figure]:
-        if name in MOMENTS and isinstance(value, float):
-            return MOMENTS[name], self.wall(value)
-        if name in JOBS and isinstance(value, tuple):
+        if name in MOMENT_FIGURES and isinstance(value, float):
+            return MOMENT_FIGURES[name], self.to_wall(value)
+        if name in JOB_FIGURES and isinstance(value, tuple):
             return name, tuple(map(_job_id, value))
-        return name, _job_id(value) if name in JOBS and isinstance(value, str) else value
+        return name, _job_id(value) if name in JOB_FIGURES and isinstance(value, str) else value
 
-    def story(self, line: str) -> str:
+    def with_wall_time(self, line: str) -> str:
         """A line of a node's story, its moment as wall-clock time."""
-        return _STORY_MOMENT.sub(lambda found: f" at {clock_time(self.wall(float(found[1])))}", line)
+        return _STORY_MOMENT.sub(lambda found: f" at {format_wall_time(self.to_wall(float(found[1])))}", line)
 
 
 def _job_id(text: str) -> str:
     return format_job_id(int(text)) if text.isascii() and text.isdecimal() else text
 
 
-def clock_time(at: float) -> str:
+def format_wall_time(at: float) -> str:
     """``2026-11-21T14:03:20Z``"""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def sentence(code: str, figures: Mapping[str, Figure]) -> str:
+def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     """What the reason says, in a sentence; ``figures`` as they are at the edge."""
     shown = {name: _shown(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
@@ -89,15 +89,15 @@ def _shown(name: str, value: Figure) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return str(value)
     if name.endswith("_at"):
-        return clock_time(float(value))
+        return format_wall_time(float(value))
     if name.endswith("_s"):
-        return duration(float(value))
+        return format_duration(float(value))
     if isinstance(value, Decimal):
         return f"{value:.2f}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def duration(span_s: float) -> str:
+def format_duration(span_s: float) -> str:
     """To the second, and to the minute beyond an hour: "1m40s", "3h05m"."""
     whole = round(abs(span_s))
     hours, minutes, seconds = whole // 3600, whole // 60 % 60, whole % 60

@@ -33,7 +33,7 @@ class Steering:
     retirements: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
     paused: Mark | None = None
 
-    def keeps_work_from(self, launch: LaunchId) -> bool:
+    def blocks_work_on(self, launch: LaunchId) -> bool:
         return launch in self.holds or launch in self.retirements
 
 

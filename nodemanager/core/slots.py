@@ -59,7 +59,7 @@ class NodeType:
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves it to the provider
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next one starts at once
 
-    def promising(self, promise: Promise) -> NodeType:
+    def with_promise(self, promise: Promise) -> NodeType:
         """The type as the instance declares it, where that is not what the site says."""
         return replace(self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes)
 

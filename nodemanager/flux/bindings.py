@@ -128,7 +128,7 @@ def _how_to_get_them(fault: ImportError, folders: Sequence[str]) -> str:
     )
 
 
-def part(name: str) -> Any:
+def flux_module(name: str) -> Any:
     """A module of the bindings, for the rooms that speak to Flux; loaded by the first ``connect``."""
     return importlib.import_module(name)
 
@@ -144,7 +144,7 @@ def connect(uri: str) -> Handle:
     load()
     where = uri or "the enclosing instance (FLUX_URI)"
     try:
-        handle = part("flux").Flux(uri) if uri else part("flux").Flux()
+        handle = flux_module("flux").Flux(uri) if uri else flux_module("flux").Flux()
     except OSError as error:
         raise CallFailed(f"cannot reach Flux at {where}", error) from error
     try:
@@ -161,7 +161,7 @@ def _require_its_version(handle: Handle, where: str) -> None:
     theirs = str(ask(handle, "attr.get", {"name": "version"}, timeout_s=_VERSION_TIMEOUT_S)["value"])
     if ours != theirs:
         raise VersionsDiffer(
-            f"flux-core's Python bindings are of version {ours} ({part('flux').__file__}), and {where}"
+            f"flux-core's Python bindings are of version {ours} ({flux_module('flux').__file__}), and {where}"
             f" runs flux-core {theirs}. Run flux-node-manager with the bindings of flux-core {theirs}: put the"
             f" flux of that version first on PATH, or its site-packages on PYTHONPATH; a container image is to be"
             f" built from flux-core {theirs} (build argument FLUX_VERSION)"
@@ -170,7 +170,7 @@ def _require_its_version(handle: Handle, where: str) -> None:
 
 def version() -> str:
     """Which flux-core the bindings were built with and for, as ``flux version`` has it."""
-    core = part("_flux._core")
+    core = flux_module("_flux._core")
     return str(core.ffi.string(core.lib.flux_core_version_string()).decode())
 
 
@@ -224,7 +224,7 @@ def _each(
         answers: dict[int, Any] = {}
         end_s = time.monotonic() + timeout_s
         for rank, future in sent.items():
-            with suppress(CallFailed), named(_at(topic, rank)):
+            with suppress(CallFailed), flux_call(_at(topic, rank)):
                 answers[rank] = read(future.wait_for(_left_s(end_s)))
         return answers
 
@@ -237,11 +237,11 @@ def ask_all(
         sent: dict[str, Future] = {}
         answers: dict[str, Any] = {}
         for topic, payload in payloads.items():
-            with named(_at(topic, rank)):
+            with flux_call(_at(topic, rank)):
                 sent[topic] = futures.enter_context(handle.rpc(topic, payload, rank))
         end_s = time.monotonic() + timeout_s
         for topic, future in sent.items():
-            with named(_at(topic, rank)):
+            with flux_call(_at(topic, rank)):
                 answers[topic] = future.wait_for(_left_s(end_s)).get()
         return answers
 
@@ -256,7 +256,7 @@ def _at(topic: str, rank: int) -> str:
 
 
 @contextmanager
-def named(what: str) -> Iterator[None]:
+def flux_call(what: str) -> Iterator[None]:
     """Whatever Flux raises inside becomes ``CallFailed``, with the name of what was tried."""
     try:
         yield

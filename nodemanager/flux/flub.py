@@ -14,14 +14,14 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Rank, SlotName
 
 
-class Names:
+class FlubSlotNames:
     """Which slot each rank is, learned from what came online; for one instance."""
 
     def __init__(self) -> None:
         self._said: dict[Rank, SlotName] = {}
         self._names: Mapping[Rank, SlotName] = {}
 
-    def unknown(self, ranks: Sequence[FluxRank]) -> list[Rank]:
+    def ranks_to_ask(self, ranks: Sequence[FluxRank]) -> list[Rank]:
         """The ranks that came online since the last look, whose brokers are to be asked for their host name."""
         online = {rank.rank for rank in ranks if rank.online}
         self._said = {rank: name for rank, name in self._said.items() if rank in online}
@@ -30,16 +30,16 @@ class Names:
     def learn(self, said: Mapping[Rank, SlotName]) -> None:
         self._said |= said
 
-    def given(self, ranks: Sequence[FluxRank]) -> tuple[FluxRank, ...]:
+    def rename_ranks(self, ranks: Sequence[FluxRank]) -> tuple[FluxRank, ...]:
         """The ranks, each under the name of the slot that it is now."""
-        self._names = named(ranks, self._said, self._names)
+        self._names = assign_slot_names(ranks, self._said, self._names)
         names = self._names
         return tuple(
             rank if names[rank.rank] == rank.host else replace(rank, host=names[rank.rank]) for rank in ranks
         )
 
 
-def named(
+def assign_slot_names(
     ranks: Sequence[FluxRank], said: Mapping[Rank, SlotName], before: Mapping[Rank, SlotName]
 ) -> dict[Rank, SlotName]:
     """Each rank's slot: what its broker said; else the one it was before; else one that is left, in their order.

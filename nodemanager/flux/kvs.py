@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from nodemanager.flux.bindings import Future, Handle, named, part
+from nodemanager.flux.bindings import Future, Handle, flux_call, flux_module
 
 # Lookups sent together: enough to hide the way there and back, few enough to bound what waits.
 _LOOKUPS_TOGETHER_MAX = 256
@@ -25,16 +25,16 @@ def read(handle: Handle, keys: Sequence[str], *, timeout_s: float) -> dict[str, 
 
 
 def _read_together(handle: Handle, keys: Sequence[str], timeout_s: float) -> dict[str, str]:
-    get = part("flux.kvs").RAW.flux_kvs_lookup_get
+    get = flux_module("flux.kvs").RAW.flux_kvs_lookup_get
     with ExitStack() as futures:
         lookups = {key: futures.enter_context(_lookup(handle, key, 0)) for key in keys}
         values = {key: _looked_up(future, get, key, timeout_s) for key, future in lookups.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
-def names(handle: Handle, directory: str, *, timeout_s: float) -> tuple[str, ...]:
+def list_names(handle: Handle, directory: str, *, timeout_s: float) -> tuple[str, ...]:
     """What stands in a directory; nothing if it is not there. Raises ``CallFailed``."""
-    raw = part("flux.kvs").RAW
+    raw = flux_module("flux.kvs").RAW
     with _lookup(handle, directory, raw.FLUX_KVS_READDIR) as future:
         tree = _looked_up(future, raw.flux_kvs_lookup_get_treeobj, directory, timeout_s)
     return tuple(sorted(json.loads(tree)["data"])) if tree else ()
@@ -45,28 +45,30 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
 
     Raises ``CallFailed``; one that ``timed_out`` leaves open whether they were written.
     """
-    store = part("flux.kvs")
-    with named("KVS commit"):
+    store = flux_module("flux.kvs")
+    with flux_call("KVS commit"):
         transaction = store.KVSTxn(handle)
         for key, value in changes.items():
             if value is None:
                 transaction.unlink(key)
             else:
                 transaction.put(key, value, raw=True)
-        sync = part("flux.constants").FLUX_KVS_SYNC
+        sync = flux_module("flux.constants").FLUX_KVS_SYNC
         with store.commit_async(handle, flags=sync, _kvstxn=transaction) as future:
             future.wait_for(timeout_s).get()
 
 
 def _lookup(handle: Handle, key: str, flags: int) -> Future:
-    with named(f"KVS lookup of {key}"):
-        return part("flux.future").Future(part("flux.kvs").RAW.flux_kvs_lookup(handle, None, flags, key))
+    with flux_call(f"KVS lookup of {key}"):
+        return flux_module("flux.future").Future(
+            flux_module("flux.kvs").RAW.flux_kvs_lookup(handle, None, flags, key)
+        )
 
 
 def _looked_up(future: Future, get: Callable[..., Any], key: str, timeout_s: float) -> str | None:
-    ffi = part("_flux._core").ffi
+    ffi = flux_module("_flux._core").ffi
     value = ffi.new("char *[1]")
-    with named(f"KVS lookup of {key}"):
+    with flux_call(f"KVS lookup of {key}"):
         try:
             future.wait_for(timeout_s)
             get(future, value)

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, division_in
-from nodemanager.core.drains import is_ours
+from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
+from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
@@ -30,17 +30,17 @@ from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish
 from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
-from nodemanager.flux.flub import Names
+from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import queues_that_deny
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.records import lease as record
 from nodemanager.flux.records import spend as spend_record
 from nodemanager.flux.records import steering as steering_record
-from nodemanager.flux.resubmit import again
+from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.flux.submit import submit
 
-Kept = TypeVar("Kept")
+Record = TypeVar("Record")
 
 CLUSTER = f"{SERVICE}.cluster"
 _LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
@@ -71,7 +71,7 @@ class RealFluxPort:
         self._folder = folder
         self._node_types = tuple(node_types)
         self._measures = measures
-        self._names = Names() if flub else None
+        self._names = FlubSlotNames() if flub else None
         self._online: frozenset[Rank] = frozenset()  # kept, as the next, only where machines are measured
         self._measured: frozenset[Rank] = frozenset()
         # As Flux remembers it: up to a bound at first, then what ended since the last look.
@@ -154,7 +154,7 @@ class RealFluxPort:
         with self._handle() as handle:
             return owner_of(handle, timeout_s=self._timeout_s)
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         """Every changing call comes here first, those to a provider too."""
         owner = self._owner()
         if owner is None:
@@ -177,17 +177,17 @@ class RealFluxPort:
 
     def launches(self) -> tuple[Launch, ...]:
         with self._handle() as handle:
-            names = kvs.names(handle, record.LEASES, timeout_s=self._timeout_s)
+            names = kvs.list_names(handle, record.LEASES, timeout_s=self._timeout_s)
         return tuple(self._read_records([record.slot_of(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
-        self.must_act()
+        self.ensure_actor()
         new = self._not_yet_on_record(launches)
         if not new:
             return
         # First the drains: should we die in between, an unleased slot that takes jobs harms nobody.
         self._undrain_ours(launch.rank for launch in new)
-        self._commit({record.key_of(launch.slot): record.encoded(launch) for launch in new})
+        self._commit({record.key_of(launch.slot): record.encode(launch) for launch in new})
 
     def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
         holders = self._read_records([launch.slot for launch in launches])
@@ -204,7 +204,7 @@ class RealFluxPort:
         return tuple(new.values())
 
     def forget(self, launch: Launch) -> None:
-        self.must_act()
+        self.ensure_actor()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({record.key_of(launch.slot): None})
@@ -214,7 +214,7 @@ class RealFluxPort:
         found: dict[SlotName, Launch] = {}
         for key, text in self._read(list(keys)).items():
             try:
-                found[keys[key]] = record.decoded(text, keys[key])
+                found[keys[key]] = record.decode(text, keys[key])
             except ValueError as fault:
                 raise FluxError(
                     f"the launch record at KVS key {key} cannot be read: {fault}. It may stand for a node that"
@@ -226,23 +226,23 @@ class RealFluxPort:
 
     def steering(self) -> Steering:
         what, risk = "what operators have set", "It may hold nodes that must not be stopped"
-        return self._on_record(steering_record.KEY, steering_record.decoded, what, risk) or Steering()
+        return self._on_record(steering_record.KEY, steering_record.decode, what, risk) or Steering()
 
     def keep_steering(self, steering: Steering) -> None:
-        self.must_act()
-        self._commit({steering_record.KEY: steering_record.encoded(steering)})
+        self.ensure_actor()
+        self._commit({steering_record.KEY: steering_record.encode(steering)})
 
     # --- what was spent ---
 
     def spend(self) -> Spend:
         what, risk = "what was spent", "Without it a budget would begin anew"
-        return self._on_record(spend_record.KEY, spend_record.decoded, what, risk) or NOTHING_SPENT
+        return self._on_record(spend_record.KEY, spend_record.decode, what, risk) or NOTHING_SPENT
 
     def keep_spend(self, spend: Spend) -> None:
-        self.must_act()
-        self._commit({spend_record.KEY: spend_record.encoded(spend)})
+        self.ensure_actor()
+        self._commit({spend_record.KEY: spend_record.encode(spend)})
 
-    def _on_record(self, key: str, decoded: Callable[[str], Kept], what: str, risk: str) -> Kept | None:
+    def _on_record(self, key: str, decoded: Callable[[str], Record], what: str, risk: str) -> Record | None:
         text = self._read([key]).get(key)
         if text is None:
             return None
@@ -279,7 +279,7 @@ class RealFluxPort:
             self._take_in_ended_jobs()
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
-                self._config, self._division = config, division_in(config)
+                self._config, self._division = config, read_slot_types(config)
                 self._warn_of_fluxion(config)
             self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
         except (ValueError, FluxConfigError) as fault:
@@ -292,15 +292,15 @@ class RealFluxPort:
             self._measured &= self._online
         return ranks
 
-    def _named(self, ranks: tuple[FluxRank, ...], names: Names) -> tuple[FluxRank, ...]:
+    def _named(self, ranks: tuple[FluxRank, ...], names: FlubSlotNames) -> tuple[FluxRank, ...]:
         with self._handle() as handle:
             said = ask_each(
-                handle, "attr.get", {"name": "hostname"}, names.unknown(ranks), timeout_s=self._timeout_s
+                handle, "attr.get", {"name": "hostname"}, names.ranks_to_ask(ranks), timeout_s=self._timeout_s
             )
         names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in said.items()})
-        return names.given(ranks)
+        return names.rename_ranks(ranks)
 
-    def measured(self) -> Mapping[Rank, Hardware]:
+    def read_hardware(self) -> Mapping[Rank, Hardware]:
         unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE]
         if not unknown:
             return {}
@@ -322,7 +322,7 @@ class RealFluxPort:
             raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
-        self.must_act()
+        self.ensure_actor()
         for job, text in texts.items():
             # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
             memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
@@ -350,7 +350,7 @@ class RealFluxPort:
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
 
     def drain(self, rank: Rank, reason: str) -> None:
-        self.must_act()
+        self.ensure_actor()
         # Asked first, for Flux would write our reason to one that was drained without giving any.
         if rank in self._drain_reasons():
             return
@@ -361,7 +361,7 @@ class RealFluxPort:
                 raise
 
     def undrain(self, rank: Rank) -> None:
-        self.must_act()
+        self.ensure_actor()
         self._undrain_ours([rank])
 
     def _undrain(self, rank: Rank) -> None:
@@ -375,7 +375,7 @@ class RealFluxPort:
         """Asked right before, as Flux undrains whoever drained it: somebody else may have since the look."""
         reasons = self._drain_reasons()
         for rank in ranks:
-            if is_ours(reasons.get(rank)):
+            if is_our_drain(reasons.get(rank)):
                 self._undrain(rank)
 
     def _drain_reasons(self) -> dict[Rank, str]:
@@ -385,37 +385,37 @@ class RealFluxPort:
     # --- the division of the slots ---
 
     def repair(self) -> bool:
-        self.must_act()
+        self.ensure_actor()
         return self._retyping().repair()
 
     def slots_wish(self) -> SlotsWish | None:
-        return retype.read_wish(self._read([retype.WISH]).get(retype.WISH))
+        return retype.read_wish(self._read([retype.WISH_KEY]).get(retype.WISH_KEY))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        self.must_act()
+        self.ensure_actor()
         self._retyping().change(wish, moves)
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        self.must_act()
+        self.ensure_actor()
         if self.slots_wish() == wish:
-            answer = retype.encoded_answer(retype.Answer(wish.id, {}, why))
-            self._commit({retype.WISH: None, retype.ANSWER: answer})
+            answer = retype.encode_answer(retype.Answer(wish.id, {}, why))
+            self._commit({retype.WISH_KEY: None, retype.ANSWER_KEY: answer})
 
-    def _retyping(self) -> retype.Retyping:
-        return retype.Retyping(_RetypingCalls(self), self._config_file, self._node_types)
+    def _retyping(self) -> retype.Retyper:
+        return retype.Retyper(_RetypingCalls(self), self._config_file, self._node_types)
 
     def _config_file(self) -> ConfigFile:
         if self._folder is None:
             raise FluxConfigError("the folder of the instance's configuration is not known")
-        return ConfigFile.of(self._folder)
+        return ConfigFile.find(self._folder)
 
     # --- brokers ---
 
     def stop_broker(self, rank: Rank) -> None:
-        self.must_act()
+        self.ensure_actor()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
-            self._ask("rexec.exec", terminate(pid), rank=rank)
+            self._ask("rexec.exec", terminate_command(pid), rank=rank)
         except CallFailed as failure:
             if failure.timed_out:
                 self._disconnect(rank)
@@ -424,11 +424,11 @@ class RealFluxPort:
                 raise
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
-        self.must_act()
+        self.ensure_actor()
         self._ask("job-manager.housekeeping-kill", {"signum": signal, "ranks": str(rank)})
 
     def requeue(self, job: JobId) -> JobId:
-        self.must_act()
+        self.ensure_actor()
         asked = {"id": int(job), "keys": ["J"], "flags": 0}
         signed = self._ask("job-info.lookup", asked)["J"]
         owner = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid"]})["job"]["userid"]
@@ -436,7 +436,7 @@ class RealFluxPort:
             raise NotRequeued(f"it is user {owner}'s, in whose name nothing can be submitted by us")
         old = format_job_id(int(job))
         try:
-            jobspec = again(signed, old)
+            jobspec = requeue_jobspec(signed, old)
         except ValueError as fault:
             raise NotRequeued(f"its signed jobspec cannot be read: {fault}") from fault
         with self._handle() as handle:
@@ -474,7 +474,7 @@ class _RetypingCalls:
         return tuple(self.port._read_records(slots))  # noqa: SLF001
 
 
-def terminate(pid: int) -> dict[str, object]:
+def terminate_command(pid: int) -> dict[str, object]:
     """The payload (RFC 42) that has a broker's own exec service send it SIGTERM, in its own environment."""
     command = ["sh", "-c", f"kill -TERM {pid}"]
     return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}

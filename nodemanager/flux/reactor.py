@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect, named, part
+from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect, flux_call, flux_module
 
 
 class Reactor:
@@ -36,7 +36,7 @@ class Reactor:
 
     def run(self) -> None:
         """Turn until ``stop``, or until the connection is lost. What a callback raises is raised here."""
-        with named("connection"):
+        with flux_call("connection"):
             self.handle.reactor_run()
 
     def stop(self) -> None:
@@ -88,13 +88,13 @@ class Reactor:
             if not cancelled:
                 said(response)
 
-        stream = self._send(topic, payload, part("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
+        stream = self._send(topic, payload, flux_module("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
 
         def cancel() -> None:
             nonlocal cancelled
             cancelled = True
-            no_response = part("flux.constants").FLUX_RPC_NORESPONSE
-            with named(f"{topic}-cancel"):
+            no_response = flux_module("flux.constants").FLUX_RPC_NORESPONSE
+            with flux_call(f"{topic}-cancel"):
                 request = {"matchtag": stream.pimpl.get_matchtag()}
                 with self.handle.rpc(f"{topic}-cancel", request, LEADER, no_response):
                     pass
@@ -104,7 +104,7 @@ class Reactor:
     def _send(
         self, topic: str, payload: object, flags: int, take: Callable[[Future], None], timeout_s: float
     ) -> Future:
-        with named(topic):
+        with flux_call(topic):
             future = self.handle.rpc(topic, payload, LEADER, flags)
             self._futures.add(future)
             future.then(take, timeout=timeout_s)
@@ -122,7 +122,7 @@ class Reactor:
         return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: ring(), repeat=period_s))
 
     def on_readable(self, fd: int, readable: Callable[[], None]) -> None:
-        flags = part("flux.constants").FLUX_POLLIN
+        flags = flux_module("flux.constants").FLUX_POLLIN
         self._watch(self.handle.fd_watcher_create(fd, lambda *_: readable(), flags)).start()
 
     def serve(
@@ -137,21 +137,21 @@ class Reactor:
 
         They answer the instance's owner; those of ``for_users`` every user.
         """
-        with named(f"service {service}"), self.handle.service_register(service) as registered:
+        with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
             self._watch(
                 self.handle.msg_watcher_create(
                     lambda served, _watcher, message, answer: served.respond(message, answer()),
-                    type_mask=part("flux.constants").FLUX_MSGTYPE_REQUEST,
+                    type_mask=flux_module("flux.constants").FLUX_MSGTYPE_REQUEST,
                     topic_glob=f"{service}.{method}",
-                    rolemask=part("flux.constants").FLUX_ROLE_USER if method in for_users else None,
+                    rolemask=flux_module("flux.constants").FLUX_ROLE_USER if method in for_users else None,
                     args=answer,
                 )
             ).start()
 
     def unserve(self, service: str, *, timeout_s: float) -> None:
-        with named(f"service {service}"), self.handle.service_unregister(service) as removed:
+        with flux_call(f"service {service}"), self.handle.service_unregister(service) as removed:
             removed.wait_for(timeout_s).get()
 
     def _watch(self, watcher: Any) -> Any:

@@ -11,19 +11,19 @@ import binascii
 import json
 from typing import Any
 
-from nodemanager.flux.parse.jobspec import REQUEUED_FROM, TO_US
+from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES, REQUEUED_FROM
 from nodemanager.flux.parse.json_fields import object_at
 
 
-def again(signed: str, old: str) -> dict[str, Any]:
+def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
     """The jobspec that runs the job once more if ``old`` (its id) does not end well. Raises ``ValueError``."""
     jobspec = _unwrapped(signed)
     attributes = dict(object_at(jobspec.get("attributes", {}), "attributes"))
     system = dict(object_at(attributes.get("system", {}), "attributes.system"))
-    wish = dict(object_at(system.get(TO_US, {}), f"attributes.system.{TO_US}"))
+    wish = dict(object_at(system.get(OUR_ATTRIBUTES, {}), f"attributes.system.{OUR_ATTRIBUTES}"))
     # In place of its own: it runs, so what it waited for is over.
     system["dependencies"] = [{"scheme": "afternotok", "value": old}]
-    system[TO_US] = {**wish, REQUEUED_FROM: old}
+    system[OUR_ATTRIBUTES] = {**wish, REQUEUED_FROM: old}
     return {**jobspec, "attributes": {**attributes, "system": system}}
 
 

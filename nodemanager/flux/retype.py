@@ -23,14 +23,14 @@ from typing import Any, Protocol
 
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
-    Division,
     FluxConfigError,
-    division_in,
-    hosts_of,
-    promises_in,
-    redivided,
-    redivided_text,
-    units_missing,
+    SlotTypes,
+    bootstrap_hosts,
+    config_with_slot_types,
+    hosts_lacking_units,
+    read_promises,
+    read_slot_types,
+    toml_with_slot_types,
 )
 from nodemanager.core.drains import DRAIN_MARK
 from nodemanager.core.nodes import FluxRank
@@ -41,16 +41,16 @@ from nodemanager.flux.claim import SERVICE
 from nodemanager.flux.parse.json_fields import list_at, object_at, text_at, whole_at
 from nodemanager.flux.parse.resources import held_units, read_ranks
 
-SLOTS = f"{SERVICE}.slots"
-WISH, MARKER, ANSWER = f"{SLOTS}.wish", f"{SLOTS}.marker", f"{SLOTS}.answer"
-DRAIN = f"{DRAIN_MARK}slots"  # while a slot changes its type, should somebody start a broker as it just then
+SLOTS_KEY = f"{SERVICE}.slots"
+WISH_KEY, MARKER_KEY, ANSWER_KEY = f"{SLOTS_KEY}.wish", f"{SLOTS_KEY}.marker", f"{SLOTS_KEY}.answer"
+DRAIN_REASON = f"{DRAIN_MARK}slots"  # while a slot changes its type, should somebody start a broker as it just then
 RESOURCE = "resource"
-LOAD_WITHIN_S = 30.0
+LOAD_TIMEOUT_S = 30.0
 _LOOK_PAUSE_S = 0.02
 _LOOK = ("resource.status", "sched.resource-status")
 
 
-class Calls(Protocol):
+class InstanceCalls(Protocol):
     """What is needed of the instance."""
 
     def ask(self, topic: str, payload: object = None, *, timeout_s: float | None = None) -> Any: ...
@@ -79,7 +79,7 @@ class Module:
     path: str
 
 
-def schedulers_in(module_list: object) -> list[Module]:
+def read_schedulers(module_list: object) -> list[Module]:
     """The scheduler's modules, of a ``module.list`` reply, in the order in which they go; they come in the other.
 
     The one that has the service ``sched`` leans on the rest: sched-simple has none; under Fluxion
@@ -102,11 +102,11 @@ def _listed(module_list: object) -> list[tuple[Module, bool]]:
 # --- as it lies in the KVS --------------------------------------------------------------------------------
 
 
-def encoded_wish(wish: SlotsWish) -> str:
+def encode_wish(wish: SlotsWish) -> str:
     return json.dumps({"id": wish.id, "counts": dict(wish.counts)}, sort_keys=True)
 
 
-def decoded_wish(text: str) -> SlotsWish:
+def decode_wish(text: str) -> SlotsWish:
     fields = object_at(json.loads(text), "wish")
     counts = object_at(fields.get("counts"), "wish.counts")
     return SlotsWish(
@@ -118,16 +118,16 @@ def decoded_wish(text: str) -> SlotsWish:
 def read_wish(text: str | None) -> SlotsWish | None:
     """None where there is none, or one that cannot be read: nobody of ours wrote that, nor waits for an answer."""
     try:
-        return decoded_wish(text) if text is not None else None
+        return decode_wish(text) if text is not None else None
     except ValueError:
         return None
 
 
-def encoded_answer(answer: Answer) -> str:
+def encode_answer(answer: Answer) -> str:
     return json.dumps({"id": answer.wish_id, "moves": dict(answer.moves), "why": answer.why}, sort_keys=True)
 
 
-def decoded_answer(text: str) -> Answer:
+def decode_answer(text: str) -> Answer:
     fields = object_at(json.loads(text), "answer")
     moves = object_at(fields.get("moves"), "answer.moves")
     return Answer(
@@ -137,7 +137,7 @@ def decoded_answer(text: str) -> Answer:
     )
 
 
-def _encoded_marker(wish_id: str, moves: Division, schedulers: Sequence[Module]) -> str:
+def _encoded_marker(wish_id: str, moves: SlotTypes, schedulers: Sequence[Module]) -> str:
     modules = [{"name": module.name, "path": module.path} for module in schedulers]
     return json.dumps({"wish": wish_id, "moves": dict(moves), "schedulers": modules}, sort_keys=True)
 
@@ -157,14 +157,14 @@ def _decoded_marker(text: str) -> tuple[Answer, list[Module]]:
 
 
 @dataclass(frozen=True)
-class Retyping:
+class Retyper:
     """A change of the division, step by step. ``file`` is on the machine of rank 0, which is ours."""
 
-    calls: Calls
+    calls: InstanceCalls
     file: Callable[[], ConfigFile]
     node_types: tuple[NodeType, ...]
 
-    def change(self, wish: SlotsWish, moves: Division) -> None:
+    def change(self, wish: SlotsWish, moves: SlotTypes) -> None:
         """See ``FluxPort.change_slots``. In this order a crash at any point loses nothing."""
         answer = Answer(wish.id, moves)
         if not moves:
@@ -172,7 +172,7 @@ class Retyping:
             return
         before = self._prepared(moves, wish.promises)
         schedulers = self._schedulers()
-        self.calls.commit({MARKER: _encoded_marker(wish.id, moves, schedulers)})
+        self.calls.commit({MARKER_KEY: _encoded_marker(wish.id, moves, schedulers)})
         try:
             self._load_config()
         except CallFailed as failure:
@@ -181,7 +181,7 @@ class Retyping:
             # Refused before anything was unloaded: the file goes back to what the instance has.
             self._put_back(before)
             self._undrain(self._drained_by_us())
-            self.calls.commit({MARKER: None})
+            self.calls.commit({MARKER_KEY: None})
             raise SlotsUnchanged(f"the instance does not take the configuration: {failure}") from failure
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
@@ -193,7 +193,7 @@ class Retyping:
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
 
-    def _prepared(self, moves: Division, promises: Mapping[TypeName, Promise]) -> str:
+    def _prepared(self, moves: SlotTypes, promises: Mapping[TypeName, Promise]) -> str:
         """Have the slots drained and the file written; its former text. Whatever is in the way changes nothing."""
         try:
             before = self.file().text()
@@ -207,15 +207,15 @@ class Retyping:
 
     def repair(self) -> bool:
         """See ``FluxPort.repair``: everything from the marker on, once more."""
-        text = self.calls.read([MARKER]).get(MARKER)
+        text = self.calls.read([MARKER_KEY]).get(MARKER_KEY)
         if text is None:
             return False
         try:
             answer, schedulers = _decoded_marker(text)
         except (ValueError, KeyError) as fault:
             raise FluxError(
-                f"the marker at KVS key {MARKER} cannot be read: {fault}. See that a scheduler is loaded"
-                f" (flux module list), then remove it by: flux kvs unlink {MARKER}"
+                f"the marker at KVS key {MARKER_KEY} cannot be read: {fault}. See that a scheduler is loaded"
+                f" (flux module list), then remove it by: flux kvs unlink {MARKER_KEY}"
             ) from fault
         self._load_config()
         self._reload(schedulers)
@@ -228,47 +228,47 @@ class Retyping:
         return True
 
     def _answer(self, answer: Answer) -> None:
-        changes: dict[str, str | None] = {MARKER: None, ANSWER: encoded_answer(answer)}
+        changes: dict[str, str | None] = {MARKER_KEY: None, ANSWER_KEY: encode_answer(answer)}
         # A later wish, put in its place meanwhile, is not answered by this.
-        wish = read_wish(self.calls.read([WISH]).get(WISH))
+        wish = read_wish(self.calls.read([WISH_KEY]).get(WISH_KEY))
         if wish is not None and wish.id == answer.wish_id:
-            changes[WISH] = None
+            changes[WISH_KEY] = None
         self.calls.commit(changes)
 
     # --- before ---
 
-    def _drain(self, moves: Division) -> None:
+    def _drain(self, moves: SlotTypes) -> None:
         """Drain first: a broker that comes online from now on gets no job on what is about to be taken away."""
         ranks = {rank.host: rank for rank in self._look()}
         for slot in moves:
             if slot not in ranks:
                 raise SlotsUnchanged(f"slot {slot} is not in the instance's resources")
             if ranks[slot].drain_reason is None:
-                self.calls.ask("resource.drain", {"targets": str(ranks[slot].rank), "reason": DRAIN})
+                self.calls.ask("resource.drain", {"targets": str(ranks[slot].rank), "reason": DRAIN_REASON})
 
     def _look(self) -> tuple[FluxRank, ...]:
         resources, scheduler = (self.calls.ask(topic) for topic in _LOOK)
         return read_ranks(resources, scheduler, {})
 
-    def _second_look(self, moves: Division) -> None:
+    def _second_look(self, moves: SlotTypes) -> None:
         taken = [rank.host for rank in self._look() if rank.host in moves and (rank.online or rank.allocated)]
         taken += self.calls.leased(list(moves))
         if taken:
             raise SlotsUnchanged(f"slot {taken[0]} has been taken meanwhile")
 
-    def _write_file(self, moves: Division, promises: Mapping[TypeName, Promise]) -> None:
+    def _write_file(self, moves: SlotTypes, promises: Mapping[TypeName, Promise]) -> None:
         file = self.file()
         config = file.read()
-        if hosts_of(config) != hosts_of(self.calls.ask("config.get")):
+        if bootstrap_hosts(config) != bootstrap_hosts(self.calls.ask("config.get")):
             raise SlotsUnchanged(
                 f"{file.path} has another bootstrap table than this instance: is it its configuration?"
             )
         division = self._division(config) | dict(moves)
         held = held_units(self.calls.ask("resource.status"), self.calls.ask("sched.resource-status"))
-        lacking = units_missing(redivided(config, division, self.node_types, promises), held)
+        lacking = hosts_lacking_units(config_with_slot_types(config, division, self.node_types, promises), held)
         if lacking:
             raise SlotsUnchanged(f"{file.path} would declare less for {lacking[0]} than a job holds there")
-        file.write(redivided_text(file.text(), division, self.node_types, promises))
+        file.write(toml_with_slot_types(file.text(), division, self.node_types, promises))
 
     def _division_of_file(self) -> dict[SlotName, TypeName]:
         try:
@@ -278,7 +278,7 @@ class Retyping:
 
     def _division(self, config: Mapping[str, Any]) -> dict[SlotName, TypeName]:
         """The file's; where it is from before it said so, the site's."""
-        return division_in(config) or {
+        return read_slot_types(config) or {
             slot: node_type.name for node_type in self.node_types for slot in node_type.slots
         }
 
@@ -288,11 +288,11 @@ class Retyping:
         """Give the running configuration the file's division: what else was edited there waits for its restart."""
         division = self._division_of_file()
         try:
-            promises = promises_in(self.file().read())
-            config = redivided(self.calls.ask("config.get"), division, self.node_types, promises)
+            promises = read_promises(self.file().read())
+            config = config_with_slot_types(self.calls.ask("config.get"), division, self.node_types, promises)
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
-        self.calls.ask("config.load", config, timeout_s=LOAD_WITHIN_S)
+        self.calls.ask("config.load", config, timeout_s=LOAD_TIMEOUT_S)
 
     def _reload(self, schedulers: Sequence[Module]) -> None:
         loaded = {module.name: module for module in self._modules()}
@@ -307,14 +307,14 @@ class Retyping:
         self._await_scheduler()
 
     def _schedulers(self) -> list[Module]:
-        return schedulers_in(self.calls.ask("module.list"))
+        return read_schedulers(self.calls.ask("module.list"))
 
     def _modules(self) -> list[Module]:
         return [module for module, _ in _listed(self.calls.ask("module.list"))]
 
     def _remove(self, name: str) -> None:
         try:
-            self.calls.ask("module.remove", {"name": name, "cancel": False}, timeout_s=LOAD_WITHIN_S)
+            self.calls.ask("module.remove", {"name": name, "cancel": False}, timeout_s=LOAD_TIMEOUT_S)
         except CallFailed as failure:
             if failure.errno != errno.ENOENT:
                 raise
@@ -322,13 +322,13 @@ class Retyping:
     def _load(self, module: Module) -> None:
         payload = {"path": module.path, "name": module.name, "args": [], "exec": False}
         try:
-            self.calls.ask("module.load", payload, timeout_s=LOAD_WITHIN_S)
+            self.calls.ask("module.load", payload, timeout_s=LOAD_TIMEOUT_S)
         except CallFailed as failure:
             if failure.errno != errno.EEXIST:
                 raise
 
     def _await_scheduler(self) -> None:
-        deadline_s = time.monotonic() + LOAD_WITHIN_S
+        deadline_s = time.monotonic() + LOAD_TIMEOUT_S
         while True:
             try:
                 self.calls.ask("sched.resource-status")
@@ -342,7 +342,7 @@ class Retyping:
     # --- after ---
 
     def _drained_by_us(self) -> list[Rank]:
-        return [rank.rank for rank in self._look() if rank.drain_reason == DRAIN]
+        return [rank.rank for rank in self._look() if rank.drain_reason == DRAIN_REASON]
 
     def _undrain(self, ranks: Sequence[Rank]) -> None:
         still = set(self._drained_by_us())

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nodemanager.flux.bindings import Handle, named, part
+from nodemanager.flux.bindings import Handle, flux_call, flux_module
 
 _URGENCY = 16  # RFC 30's default
 _F58_MAX = 64
@@ -19,33 +19,33 @@ _F58_MAX = 64
 def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> int:
     """Submit a jobspec (RFC 14); the job's id. Raises ``CallFailed``."""
     ffi, raw = _c_api()
-    with named("job submission"):
+    with flux_call("job submission"):
         sent = raw.flux_job_submit(handle, json.dumps(jobspec).encode(), _URGENCY, 0)
-        with part("flux.future").Future(sent) as future:
+        with flux_module("flux.future").Future(sent) as future:
             future.wait_for(timeout_s)
             job_id = ffi.new("flux_jobid_t[1]")
             raw.flux_job_submit_get_id(future, job_id)
             return int(job_id[0])
 
 
-def read_id(text: str) -> int:
+def parse_id(text: str) -> int:
     """An id in any of its notations. Raises ``CallFailed`` for what is none."""
     ffi, raw = _c_api()
-    with named(f"job id {text}"):
+    with flux_call(f"job id {text}"):
         job_id = ffi.new("flux_jobid_t[1]")
         raw.flux_job_id_parse(text.encode(), job_id)
         return int(job_id[0])
 
 
-def written_id(job_id: int) -> str:
+def format_id(job_id: int) -> str:
     """As Flux shows it."""
     ffi, raw = _c_api()
-    with named(f"job id {job_id}"):
+    with flux_call(f"job id {job_id}"):
         text = ffi.new("char[]", _F58_MAX)
         raw.flux_job_id_encode(job_id, b"f58", text, _F58_MAX)
         return str(ffi.string(text).decode())
 
 
 def _c_api() -> tuple[Any, Any]:
-    core = part("_flux._core")
-    return core.ffi, part("flux.wrapper").Wrapper(core.ffi, core.lib, prefixes=["flux_job_"])
+    core = flux_module("_flux._core")
+    return core.ffi, flux_module("flux.wrapper").Wrapper(core.ffi, core.lib, prefixes=["flux_job_"])

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.ports import Clock, FluxError, QueueListener
 from nodemanager.flux.bindings import CallFailed
-from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
+from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
 from nodemanager.flux.reactor import Reactor
 
 _RECONNECT_MIN_S = 0.2
@@ -113,7 +113,7 @@ class _Following:
         self._fault: FluxError | None = None
         self._stopped = False
         # The queue, and what is missing before it may be handed over as complete.
-        self._queue = Queue()
+        self._queue = JobQueue()
         self._listing = True
         self._listing_started_s = 0.0
         self._caught_up = False
@@ -156,7 +156,7 @@ class _Following:
             self._cancel_jobs = self._follow_jobs()
 
     def _follow_jobs(self) -> Callable[[], None]:
-        self._queue = Queue()
+        self._queue = JobQueue()
         self._listing = True
         self._listing_started_s = self._clock.monotonic_s()
         self._caught_up = False
@@ -178,7 +178,7 @@ class _Following:
                 response.get("jobspec"),
                 response.get("R"),
             )
-            self._stirred |= concerns_ranks(event["name"])
+            self._stirred |= changes_allocation(event["name"])
         self._note_change()
 
     def _resource_said(self, response: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class _Following:
                 self._listener(changes)
         if self._stirred:
             self._stirred = False
-            self._listener(RanksStirred())
+            self._listener(RanksChanged())
 
     # --- queues: the probe ---
 

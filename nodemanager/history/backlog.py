@@ -9,23 +9,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.snapshot import Snapshot
 
-WAITING_MAX = 500
+BACKLOG_MAX = 500
 
 _NOTHING_KNOWN = Snapshot()
 
 
-def passed(published: Published) -> Published:
+def condense(published: Publication) -> Publication:
     """What still counts of a publication when a newer one is there.
 
     Its facts, what was decided, when, by which policy, and the nodes. Of the jobs, and of the reasons of all that
     was left as it was, the newest tells.
     """
     known, made = published.snapshot, published.plan
-    return Published(
+    return Publication(
         snapshot=replace(
             _NOTHING_KNOWN, now_s=known.now_s, wall_at=known.wall_at, nodes=known.nodes, strays=known.strays
         ),
@@ -37,27 +37,27 @@ def passed(published: Published) -> Published:
     )
 
 
-class Waiting:
+class Backlog:
     """Put in by the manager's thread, which never waits; taken by the chronicle's."""
 
     def __init__(self) -> None:
-        self.left_out = 0
-        self._publications: deque[Published] = deque()
+        self.dropped = 0
+        self._publications: deque[Publication] = deque()
         self._news = threading.Condition()
         self._ended = False
 
     def __len__(self) -> int:
         return len(self._publications)
 
-    def add(self, published: Published) -> None:
+    def add(self, published: Publication) -> None:
         """The newest is always taken in; where too many wait, the one before it is left out."""
         with self._news:
             if self._publications:
                 before = self._publications.pop()
-                if len(self._publications) < WAITING_MAX - 1:
-                    self._publications.append(passed(before))
+                if len(self._publications) < BACKLOG_MAX - 1:
+                    self._publications.append(condense(before))
                 else:
-                    self.left_out += 1
+                    self.dropped += 1
             self._publications.append(published)
             self._news.notify()
 
@@ -67,7 +67,7 @@ class Waiting:
             self._ended = True
             self._news.notify()
 
-    def take(self) -> list[Published]:
+    def take(self) -> list[Publication]:
         """All that waits, the newest last, as soon as anything does; nothing at the end."""
         with self._news:
             self._news.wait_for(lambda: self._publications or self._ended)

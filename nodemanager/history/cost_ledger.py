@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import Job
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.slots import NodeType, Rank, Tariff
@@ -25,9 +25,9 @@ NOBODY = -1  # in place of a user, where nobody's job ran
 STEP_MIN_S = 5.0
 # A pause of ours (a suspended machine, a stuck process) is not charged at once: who ran meanwhile is not known.
 STEP_MAX_S = 600.0
-WORK = "job"
+JOB_USE = "job"
 
-NOT_WORK: Mapping[NodeState, str] = {
+USE_WITHOUT_JOB: Mapping[NodeState, str] = {
     NodeState.REQUESTED: "boot",
     NodeState.BOOTING: "boot",
     NodeState.IDLE: "idle",
@@ -39,7 +39,7 @@ NOT_WORK: Mapping[NodeState, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class CostKey:
     """``hour``: hours since the epoch."""
 
     hour: int
@@ -50,15 +50,15 @@ class Account:
 
 
 @dataclass(slots=True)
-class Sum:
+class CostSum:
     cost: float = 0.0
     node_s: float = 0.0
 
 
-Spent = Mapping[Account, Sum]
+Costs = Mapping[CostKey, CostSum]
 
 
-class Spend:
+class CostLedger:
     """Follows the publications, and gives what was spent since the one before."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Spend:
         self._policy: Policy | None = None
         self._charged: dict[LaunchId, float] = {}
 
-    def of(self, published: Published) -> Spent:
+    def accrue(self, published: Publication) -> Costs:
         last = self._last
-        spent: defaultdict[Account, Sum] = defaultdict(Sum)
+        spent: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
         if last is not None and published.snapshot.now_s - last.now_s < STEP_MIN_S:
             return spent
         self._last = published.snapshot
@@ -94,7 +94,7 @@ class Spend:
             # the minimum, is the most that can be "unused".
             ahead_s = max(tariff.billing.window_s, billing.paid_s(tariff.billing, 0.0))
             ahead = float(tariff.price_per_hour) * ahead_s / HOUR_S
-            account = Account(hour, node.launch.type_name, NOBODY, "", "unused")
+            account = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
             spent[account].cost += min(ahead, max(0.0, unused))
         return spent
 
@@ -103,23 +103,23 @@ def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, int]]]:
     """The running jobs of each rank, with the cores that each holds there."""
     found: defaultdict[Rank, list[tuple[Job, int]]] = defaultdict(list)
     for job in snapshot.jobs.values():
-        for held in job.holds:
+        for held in job.allocations:
             found[held.rank].append((job, held.cores))
     return found
 
 
 def _shares(
     node: Node, policy: Policy, hour: int, jobs: list[tuple[Job, int]] | tuple[()]
-) -> Iterator[tuple[Account, float]]:
+) -> Iterator[tuple[CostKey, float]]:
     name, left = node.launch.type_name, 1.0
     if jobs:
         whole = _cores(node, policy) or sum(cores for _, cores in jobs)
         for job, cores in jobs:
             share = min(left, cores / whole)
             left -= share
-            yield Account(hour, name, job.userid, job.queue, WORK), share
+            yield CostKey(hour, name, job.userid, job.queue, JOB_USE), share
     if left > 0:
-        yield Account(hour, name, NOBODY, "", NOT_WORK[node.state]), left
+        yield CostKey(hour, name, NOBODY, "", USE_WITHOUT_JOB[node.state]), left
 
 
 def _cores(node: Node, policy: Policy) -> int:

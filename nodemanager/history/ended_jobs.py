@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobState, Shape
 
@@ -24,7 +24,7 @@ class EndedJob:
     shape: Shape
 
 
-class EndedJobs:
+class EndedJobTracker:
     """Follows the publications; it remembers the active jobs only.
 
     The facts tell of a job that came and ended from one publication to the next, the snapshot of what was missed
@@ -34,7 +34,7 @@ class EndedJobs:
     def __init__(self) -> None:
         self._jobs: Mapping[JobId, Job] = {}  # of the newest snapshot
 
-    def of(self, publications: Sequence[Published]) -> tuple[EndedJob, ...]:
+    def update(self, publications: Sequence[Publication]) -> tuple[EndedJob, ...]:
         """Those that ended since the last publication before these: at least one, in their order."""
         ended: dict[JobId, EndedJob] = {}
         between: dict[JobId, Job] = {}  # known by the facts alone

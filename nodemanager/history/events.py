@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import (
     CloudCallFailed,
     DecisionsPaused,
@@ -19,7 +19,7 @@ from nodemanager.core.facts import (
     FluxCallFailed,
     HoldPlaced,
     NodeReleased,
-    RetirementAsked,
+    RetirementRequested,
     SteeringNotKept,
 )
 from nodemanager.core.jobs import Job, JobId, JobState
@@ -33,19 +33,19 @@ from nodemanager.core.orders import (
     RecordLaunches,
     RefuseSlots,
 )
-from nodemanager.core.reason_text import Edge
+from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Figure, Reason
 from nodemanager.planner.outcome import NodeReasons
-from nodemanager.planner.plan import Action, type_of
+from nodemanager.planner.plan import Action, type_of_action
 
 # Why so many jobs wait, the first of the queue, is followed for each; of the rest only their number is known.
 JOBS_FOLLOWED = 2000
 
-NOTHING: Mapping[str, Figure] = {}
+NO_FIGURES: Mapping[str, Figure] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEvent:
     """One thing that happened. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
 
     ``kind``: decided, would (in ``observe`` mode), node (``what``: its new state), because (the reason of a node or
@@ -57,11 +57,11 @@ class Entry:
     subject: str
     what: str
     code: str = ""
-    figures: Mapping[str, Figure] = field(default_factory=lambda: NOTHING)
+    figures: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
     node_type: str = ""
 
 
-def order_of(action: Action) -> str:
+def order_name(action: Action) -> str:
     return type(action).__name__
 
 
@@ -89,31 +89,31 @@ def reason_of(action: Action) -> Reason | None:
     return reason
 
 
-class Entries:
+class EventTracker:
     """Follows the publications; it remembers the last one only."""
 
     def __init__(self) -> None:
-        self._last: Published | None = None
+        self._last: Publication | None = None
         self._waits: Mapping[JobId, str] = {}  # why jobs waited, by the code of the reason
         self._would: frozenset[str] = frozenset()
 
-    def of(self, publications: Sequence[Published]) -> tuple[Entry, ...]:
+    def update(self, publications: Sequence[Publication]) -> tuple[HistoryEvent, ...]:
         """What happened since the last publication before these: at least one, in their order."""
         newest = publications[-1]
         last, self._last = self._last, newest
-        entries: list[Entry] = []
+        entries: list[HistoryEvent] = []
         for it in publications:
-            edge = Edge(it.snapshot.now_s, it.snapshot.wall_at)
+            edge = ClockReading(it.snapshot.now_s, it.snapshot.wall_at)
             entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
             entries += self._decisions(it, edge)
-        edge = Edge(newest.snapshot.now_s, newest.snapshot.wall_at)
+        edge = ClockReading(newest.snapshot.now_s, newest.snapshot.wall_at)
         for changes in (_moves, _reasons, _jobs):
             entries += changes(last, newest, edge)
         entries += self._jobs_wait(last, newest, edge)
         entries += _of_the_service(last, newest, edge)
         return tuple(entries)
 
-    def _jobs_wait(self, last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+    def _jobs_wait(self, last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
         """Why each of the first jobs waits, whenever that has become another reason."""
         known, self._waits = self._waits, {}
         if now.plan.stands_still is not None:
@@ -126,16 +126,16 @@ class Entries:
             if said is None and (earlier := before.get(job_id)) is not None:
                 said = earlier.code  # it was not yet among the first
             if said != reason.code:
-                yield Entry(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
+                yield HistoryEvent(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
         self._waits = codes
 
-    def _decisions(self, published: Published, edge: Edge) -> Iterator[Entry]:
+    def _decisions(self, published: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
         said: set[str] = set()
         only_said = (("would", action) for action in published.plan.would)
         given = "decided" if published.acts else "would"
         for kind, action in (*((given, action) for action in published.plan.actions), *only_said):
             subject = subject_of(action)
-            line = f"{order_of(action)} {_slot_of(action) or subject}"
+            line = f"{order_name(action)} {_slot_of(action) or subject}"
             said.add(line)
             if kind == "would" and line in self._would:
                 continue
@@ -143,9 +143,9 @@ class Entries:
             figures = dict(edge.figures(reason)) if reason is not None else {}
             if isinstance(action, BootNode):
                 figures["serves"] = tuple(str(job) for job in action.serves)
-            node_type = type_of(action, published.snapshot) or ""
+            node_type = type_of_action(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
-            yield Entry(edge.wall_at, kind, subject, order_of(action), code, figures, node_type)
+            yield HistoryEvent(edge.wall_at, kind, subject, order_name(action), code, figures, node_type)
         if not published.plan.settled:  # nothing is said of buying until it is
             said |= {line for line in self._would if line.startswith(BootNode.__name__)}
         self._would = frozenset(said)
@@ -156,30 +156,30 @@ def _slot_of(action: Action) -> str:
     return action.launch.slot if isinstance(action, BootNode) else ""
 
 
-def _of_fact(fact: Fact, edge: Edge) -> Iterator[Entry]:
+def _of_fact(fact: Fact, edge: ClockReading) -> Iterator[HistoryEvent]:
     match fact:
         case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail):
             figures: Mapping[str, Figure] = {"detail": detail}
-            yield Entry(edge.wall_at, "failed", launch or "", operation, str(kind), figures)
+            yield HistoryEvent(edge.wall_at, "failed", launch or "", operation, str(kind), figures)
         case FluxCallFailed(launches=launches, order=order, why=why):
-            yield Entry(edge.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
+            yield HistoryEvent(edge.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
         case SteeringNotKept(why=why):
-            yield Entry(edge.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
+            yield HistoryEvent(edge.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
         case HoldPlaced(launch=launch, mark=mark):
-            yield Entry(edge.wall_at, "operator", launch, "hold", figures={"by": mark.by})
-        case RetirementAsked(launch=launch, mark=mark):
-            yield Entry(edge.wall_at, "operator", launch, "retire", figures={"by": mark.by})
+            yield HistoryEvent(edge.wall_at, "operator", launch, "hold", figures={"by": mark.by})
+        case RetirementRequested(launch=launch, mark=mark):
+            yield HistoryEvent(edge.wall_at, "operator", launch, "retire", figures={"by": mark.by})
         case NodeReleased(launch=launch):
-            yield Entry(edge.wall_at, "operator", launch, "release")
+            yield HistoryEvent(edge.wall_at, "operator", launch, "release")
         case DecisionsPaused(mark=mark):
-            yield Entry(edge.wall_at, "operator", "", "pause", figures={"by": mark.by})
+            yield HistoryEvent(edge.wall_at, "operator", "", "pause", figures={"by": mark.by})
         case DecisionsResumed():
-            yield Entry(edge.wall_at, "operator", "", "resume")
+            yield HistoryEvent(edge.wall_at, "operator", "", "resume")
         case _:
             pass
 
 
-def _moves(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+def _moves(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     before = last.snapshot.nodes if last is not None else {}
     after = now.snapshot.nodes
     if before is after:
@@ -189,12 +189,14 @@ def _moves(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry
         if known is node or (known is not None and known.state is node.state):
             continue
         figures: dict[str, Figure] = {"was": str(known.state) if known is not None else "unknown"}
-        if node.story:
-            figures["story"] = edge.story(node.story[-1])
-        yield Entry(edge.wall_at, "node", id_, str(node.state), "", figures, node.launch.type_name)
+        if node.moves:
+            figures["story"] = edge.with_wall_time(node.moves[-1])
+        yield HistoryEvent(edge.wall_at, "node", id_, str(node.state), "", figures, node.launch.type_name)
     for id_, node in before.items():
         if id_ not in after:
-            yield Entry(edge.wall_at, "node", id_, "ended", "", _end_figures(node.launch), node.launch.type_name)
+            yield HistoryEvent(
+                edge.wall_at, "node", id_, "ended", "", _end_figures(node.launch), node.launch.type_name
+            )
 
 
 def _end_figures(launch: Launch) -> Mapping[str, Figure]:
@@ -206,7 +208,7 @@ def type_subject(name: str) -> str:
     return f"type {name}"
 
 
-def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+def _reasons(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     """Why a node, or a type, is left or treated as it is: whenever that has become another reason."""
     if now.plan.stands_still is not None:
         return
@@ -219,23 +221,23 @@ def _reasons(last: Published | None, now: Published, edge: Edge) -> Iterator[Ent
         node = now.snapshot.nodes.get(id_)
         if node is not None:
             figures, node_type = edge.figures(reason), node.launch.type_name
-            yield Entry(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
+            yield HistoryEvent(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
     for name, reason in now.plan.types.items():
         said = before.types.get(name) if before is not None else None
         if said is None or said.code != reason.code:
             figures = edge.figures(reason)
-            yield Entry(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
+            yield HistoryEvent(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
 
 
-def _nodes_reasoned_about(last: Published | None, now: Published) -> Iterable[LaunchId]:
+def _nodes_reasoned_about(last: Publication | None, now: Publication) -> Iterable[LaunchId]:
     """The nodes whose reason may be another."""
     before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
     if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
-        return nodes.others_than(before)
+        return nodes.changed_since(before)
     return nodes
 
 
-def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+def _jobs(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     known = last.snapshot.jobs if last is not None else {}
     jobs = now.snapshot.jobs
     if jobs is known:
@@ -243,12 +245,12 @@ def _jobs(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]
     for id_, job in jobs.items():
         old = known.get(id_)
         if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
-            yield Entry(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
+            yield HistoryEvent(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
     for id_ in [id_ for id_ in known if id_ not in jobs]:
-        yield Entry(edge.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], edge))
+        yield HistoryEvent(edge.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], edge))
 
 
-def _job_figures(job: Job, edge: Edge) -> Mapping[str, Figure]:
+def _job_figures(job: Job, edge: ClockReading) -> Mapping[str, Figure]:
     return {
         "user": job.userid,
         "queue": job.queue,
@@ -257,25 +259,25 @@ def _job_figures(job: Job, edge: Edge) -> Mapping[str, Figure]:
     }
 
 
-def _of_the_service(last: Published | None, now: Published, edge: Edge) -> Iterator[Entry]:
+def _of_the_service(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     was = last.plan.stands_still if last is not None else None
     still = now.plan.stands_still
     if still is not None and (was is None or was.code != still.code):
-        yield Entry(edge.wall_at, "standstill", "", "begins", still.code, edge.figures(still))
+        yield HistoryEvent(edge.wall_at, "standstill", "", "begins", still.code, edge.figures(still))
     elif still is None and was is not None:
-        yield Entry(edge.wall_at, "standstill", "", "ends", was.code)
+        yield HistoryEvent(edge.wall_at, "standstill", "", "ends", was.code)
     known = last.snapshot.intruders if last is not None else ()
     for intruder in now.snapshot.intruders:
         if intruder not in known:
-            yield Entry(edge.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
+            yield HistoryEvent(edge.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
     blocks = last.snapshot.blocks if last is not None else {}
     for scope, block in now.snapshot.blocks.items():
         if blocks.get(scope) != block:
-            yield Entry(
+            yield HistoryEvent(
                 edge.wall_at,
                 "block",
                 str(scope),
                 "begins",
                 block.reason.code,
-                {**edge.figures(block.reason), "until_at": edge.wall(block.until_s)},
+                {**edge.figures(block.reason), "until_at": edge.to_wall(block.until_s)},
             )

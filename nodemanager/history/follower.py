@@ -12,94 +12,94 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import Fact
-from nodemanager.history.backlog import Waiting, passed
-from nodemanager.history.cost_ledger import Spend, Spent
-from nodemanager.history.ended_jobs import EndedJob, EndedJobs
-from nodemanager.history.events import Entries, Entry
-from nodemanager.history.node_lives import Life, Lives
-from nodemanager.history.observe_savings import Advice, Advised
+from nodemanager.history.backlog import Backlog, condense
+from nodemanager.history.cost_ledger import CostLedger, Costs
+from nodemanager.history.ended_jobs import EndedJob, EndedJobTracker
+from nodemanager.history.events import EventTracker, HistoryEvent
+from nodemanager.history.node_lives import LifeTracker, NodeLife
+from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker
 
 # It shares the interpreter with the brain, so it rests for so many times as long as it has worked; but not so long
 # that people would miss what has happened.
-REST = 19.0
+REST_FACTOR = 19.0
 REST_MAX_S = 1.0
 
 
 def rest_s(worked_s: float) -> float:
     """For how long the chronicle leaves the interpreter to the brain."""
-    return min(REST_MAX_S, REST * worked_s)
+    return min(REST_MAX_S, REST_FACTOR * worked_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class HistoryUpdate:
     """What publications show to have happened since those before; ``published`` is the newest of them."""
 
-    published: Published
+    newest: Publication
     facts: tuple[Fact, ...]
     phases_s: tuple[Mapping[str, float], ...]
-    entries: tuple[Entry, ...]
-    lives: tuple[tuple[Life | None, Life], ...]
-    spent: Spent
-    advised: Advised | None = None
-    ended: tuple[EndedJob, ...] = ()
+    events: tuple[HistoryEvent, ...]
+    life_changes: tuple[tuple[NodeLife | None, NodeLife], ...]
+    costs: Costs
+    savings: ObserveSavings | None = None
+    ended_jobs: tuple[EndedJob, ...] = ()
 
     @property
-    def to_write(self) -> bool:
+    def has_rows(self) -> bool:
         """Whether the journal has anything of it to keep."""
-        return any((self.entries, self.lives, self.spent, self.advised, self.ended))
+        return any((self.events, self.life_changes, self.costs, self.savings, self.ended_jobs))
 
     @property
-    def in_short(self) -> Happened:
+    def condensed(self) -> HistoryUpdate:
         """What happened, without all that was known: for who keeps it a while."""
-        return replace(self, published=passed(self.published), facts=(), phases_s=())
+        return replace(self, newest=condense(self.newest), facts=(), phases_s=())
 
 
 class Follower:
     """Works out what happened."""
 
     def __init__(self) -> None:
-        self._entries = Entries()
-        self._lives = Lives()
-        self._spend = Spend()
-        self._advice = Advice()
-        self._ended = EndedJobs()
+        self._entries = EventTracker()
+        self._lives = LifeTracker()
+        self._spend = CostLedger()
+        self._advice = SavingsTracker()
+        self._ended = EndedJobTracker()
 
-    def of(self, publications: Sequence[Published]) -> Happened:
+    def follow(self, publications: Sequence[Publication]) -> HistoryUpdate:
         """From one publication at the least, in their order: the newest whole, those before it as ``passed``."""
         newest = publications[-1]
         facts = tuple(fact for it in publications for fact in it.facts)
-        return Happened(
-            published=newest,
+        return HistoryUpdate(
+            newest=newest,
             facts=facts,
             phases_s=tuple(it.phases_s for it in publications),
-            entries=self._entries.of(publications),
-            lives=self._lives.of(newest, facts),
-            spent=self._spend.of(newest),
-            advised=self._advice.of(publications),
-            ended=self._ended.of(publications),
+            events=self._entries.update(publications),
+            life_changes=self._lives.update(newest, facts),
+            costs=self._spend.accrue(newest),
+            savings=self._advice.update(publications),
+            ended_jobs=self._ended.update(publications),
         )
 
 
-class Chronicle:
+class HistoryThread:
     """Its ``publish`` is the manager's; the sinks are called from its own thread, in their order."""
 
-    def __init__(self, sinks: Sequence[Callable[[Happened], None]]) -> None:
+    def __init__(self, sinks: Sequence[Callable[[HistoryUpdate], None]]) -> None:
         self._sinks = sinks
-        self._waiting = Waiting()
+        self._waiting = Backlog()
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
         self._ended = threading.Event()
 
     @property
-    def left_out(self) -> int:
+    def dropped(self) -> int:
         """How many publications were not followed."""
-        return self._waiting.left_out
+        return self._waiting.dropped
 
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         self._waiting.add(published)
 
     def stop(self, within_s: float) -> None:
@@ -112,7 +112,7 @@ class Chronicle:
         follower = Follower()
         while publications := self._waiting.take():
             began_s = time.monotonic()
-            happened = follower.of(publications)
+            happened = follower.follow(publications)
             for sink in self._sinks:
                 sink(happened)
             self._ended.wait(rest_s(time.monotonic() - began_s))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, Fact
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
-from nodemanager.core.reason_text import Edge
+from nodemanager.core.reason_text import ClockReading
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.snapshot import Node
 
-AT_WORK = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
+JOINED_STATES = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class NodeLife:
     """Moments are wall-clock; None is not yet, or not known: what a manager finds standing has lived before.
 
     ``outcome`` of the boot: "" while it is open, "joined", or why it never did: ``create_`` with the kind of the
@@ -37,15 +37,15 @@ class Life:
     cost: float = 0.0
 
 
-class Lives:
+class LifeTracker:
     """Follows the publications, and gives the lives in which something happened."""
 
     def __init__(self) -> None:
-        self._lives: dict[LaunchId, Life] = {}
+        self._lives: dict[LaunchId, NodeLife] = {}
         self._failures: dict[LaunchId, str] = {}
         self._nodes: Mapping[LaunchId, Node] = {}
 
-    def of(self, published: Published, facts: Iterable[Fact]) -> tuple[tuple[Life | None, Life], ...]:
+    def update(self, published: Publication, facts: Iterable[Fact]) -> tuple[tuple[NodeLife | None, NodeLife], ...]:
         """Each life that is not as it was, as it was (None: it begins) and as it is."""
         for fact in facts:
             if isinstance(fact, CloudCallFailed) and fact.operation == "create" and fact.launch is not None:
@@ -54,7 +54,7 @@ class Lives:
         if before is nodes:
             return ()
         self._nodes = nodes
-        edge = Edge(published.snapshot.now_s, published.snapshot.wall_at)
+        edge = ClockReading(published.snapshot.now_s, published.snapshot.wall_at)
         changed = []
         for id_, node in nodes.items():
             if before.get(id_) is node:
@@ -69,7 +69,7 @@ class Lives:
                 changed.append((ended, self._ended(ended, node, edge)))
         return tuple(changed)
 
-    def _ended(self, life: Life, node: Node, edge: Edge) -> Life:
+    def _ended(self, life: NodeLife, node: Node, edge: ClockReading) -> NodeLife:
         why = node.retiring.code if node.retiring is not None else ""
         failure = self._failures.pop(life.launch, "")
         outcome = life.outcome or (f"create_{failure}" if failure else why or _outcome_of(node))
@@ -82,14 +82,14 @@ def _outcome_of(node: Node) -> str:
     return "failed_at_provider" if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
 
 
-def _begun(node: Node) -> Life:
+def _begun(node: Node) -> NodeLife:
     launch = node.launch
-    return Life(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
+    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
 
 
-def _lived(life: Life, node: Node, edge: Edge, published: Published) -> Life:
+def _lived(life: NodeLife, node: Node, edge: ClockReading, published: Publication) -> NodeLife:
     up = node.cloud is not None and node.cloud.state is CloudState.RUNNING
-    joined = node.state in AT_WORK
+    joined = node.state in JOINED_STATES
     first_job = node.state is NodeState.BUSY
     tariff = billing.tariff_of(node.launch, published.policy)
     lived_s = billing.age_s(node, edge.now_s)
@@ -97,8 +97,8 @@ def _lived(life: Life, node: Node, edge: Edge, published: Published) -> Life:
     return replace(
         life,
         up_at=life.up_at or (edge.wall_at if up or joined else None),
-        joined_at=life.joined_at or (edge.wall(node.since_s) if joined else None),
-        first_job_at=life.first_job_at or (edge.wall(node.since_s) if first_job else None),
+        joined_at=life.joined_at or (edge.to_wall(node.since_s) if joined else None),
+        first_job_at=life.first_job_at or (edge.to_wall(node.since_s) if first_job else None),
         outcome=life.outcome or ("joined" if joined else ""),
         cost=max(life.cost, cost),
     )

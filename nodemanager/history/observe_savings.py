@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, DrainNode
@@ -23,19 +23,19 @@ from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.plan import Action
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
-TOLD_EVERY_S = 60.0
+REPORT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitComparison:
     """How long a job that has begun waited, and would have waited."""
 
-    as_it_was_s: float
-    as_advised_s: float
+    actual_s: float
+    advised_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class ObserveSavings:
     """What was seen in ``span_s``: what the fleet cost, and would have cost; of money, an estimate.
 
     ``busy_touched``: nodes that would have been sent away while a job ran there. It is there to stay 0.
@@ -46,23 +46,23 @@ class Advised:
     cost: float
     cost_advised: float
     busy_touched: int
-    waits: Mapping[JobId, Wait] = field(default_factory=dict)
+    waits: Mapping[JobId, WaitComparison] = field(default_factory=dict)
 
 
-class Advice:
+class SavingsTracker:
     """Follows the publications, and gives what they come to, once a minute and whenever a job begins."""
 
     def __init__(self) -> None:
-        self._last: Published | None = None
+        self._last: Publication | None = None
         self._jobs: Mapping[JobId, Job] | None = None  # as they were last looked at; None: not yet
         self._away: frozenset[LaunchId] = frozenset()  # would have been sent away by now
         self._bought: Counter[TypeName] = Counter()  # would have been bought, and nobody stands there
         self._ordered: dict[JobId, tuple[float, TypeName]] = {}  # when, and what, for a job at first
         self._span_s = self._cost = self._cost_advised = 0.0
         self._busy_touched = 0
-        self._waits: dict[JobId, Wait] = {}
+        self._waits: dict[JobId, WaitComparison] = {}
 
-    def of(self, publications: Sequence[Published]) -> Advised | None:
+    def update(self, publications: Sequence[Publication]) -> ObserveSavings | None:
         """Of all but the newest, the nodes and what was said of them count; the jobs are read off the newest."""
         newest = publications[-1]
         away = self._away
@@ -86,11 +86,11 @@ class Advice:
         self._bought = Counter()
         self._ordered = {}
 
-    def _told(self, snapshot: Snapshot) -> Advised | None:
-        if not self._waits and self._span_s < TOLD_EVERY_S:
+    def _told(self, snapshot: Snapshot) -> ObserveSavings | None:
+        if not self._waits and self._span_s < REPORT_EVERY_S:
             return None
         hour = int(snapshot.wall_at // HOUR_S)
-        told = Advised(hour, self._span_s, self._cost, self._cost_advised, self._busy_touched, self._waits)
+        told = ObserveSavings(hour, self._span_s, self._cost, self._cost_advised, self._busy_touched, self._waits)
         self._span_s = self._cost = self._cost_advised = 0.0
         self._busy_touched = 0
         self._waits = {}
@@ -98,13 +98,13 @@ class Advice:
 
     # --- what it costs ---
 
-    def _charge(self, last: Published, now: Published) -> None:
+    def _charge(self, last: Publication, now: Publication) -> None:
         span_s = min(STEP_MAX_S, max(0.0, now.snapshot.now_s - last.snapshot.now_s))
         types = last.policy.types
         prices = {
             node.id: float(billing.price_per_hour(node.launch, last.policy))
             for node in last.snapshot.nodes.values()
-            if node.costs and _is_observed(node.launch.type_name, last)
+            if node.may_be_billed and _is_observed(node.launch.type_name, last)
         }
         stands = sum(prices.values())
         away = sum(price for id_, price in prices.items() if id_ in self._away)
@@ -115,7 +115,7 @@ class Advice:
 
     # --- how long jobs wait ---
 
-    def _see_jobs(self, now: Published, away: Collection[LaunchId]) -> None:
+    def _see_jobs(self, now: Publication, away: Collection[LaunchId]) -> None:
         """``away``: the nodes that would have been away at any time since jobs were last looked at."""
         jobs = now.snapshot.jobs
         before, self._jobs = self._jobs, jobs
@@ -128,21 +128,23 @@ class Advice:
         waiting = (id_ for id_ in self._ordered if id_ in jobs and jobs[id_].state is not JobState.RUN)
         self._ordered = {id_: self._ordered[id_] for id_ in waiting}
 
-    def _wait_of(self, job: Job, now: Published, away: Collection[LaunchId]) -> Wait:
+    def _wait_of(self, job: Job, now: Publication, away: Collection[LaunchId]) -> WaitComparison:
         snapshot = now.snapshot
         began_at = job.began_at if job.began_at is not None else snapshot.wall_at
         wait_s = max(0.0, began_at - job.submitted_at)
-        missed = _standing_on({held.rank for held in job.holds}, away, snapshot)
+        missed = _standing_on({held.rank for held in job.allocations}, away, snapshot)
         if missed:
-            return Wait(wait_s, wait_s + max(_boot_s(node.launch.type_name, now) for node in missed))
+            return WaitComparison(wait_s, wait_s + max(_boot_s(node.launch.type_name, now) for node in missed))
         if job.id not in self._ordered:
-            return Wait(wait_s, wait_s)
+            return WaitComparison(wait_s, wait_s)
         ordered_at, type_name = self._ordered[job.id]
-        return Wait(wait_s, min(wait_s, max(0.0, ordered_at + _boot_s(type_name, now) - job.submitted_at)))
+        return WaitComparison(
+            wait_s, min(wait_s, max(0.0, ordered_at + _boot_s(type_name, now) - job.submitted_at))
+        )
 
     # --- what is said ---
 
-    def _heed(self, published: Published) -> None:
+    def _heed(self, published: Publication) -> None:
         plan, nodes = published.plan, published.snapshot.nodes
         if plan.stands_still is not None:
             return
@@ -159,11 +161,11 @@ class Advice:
                     self._ordered.setdefault(job, (published.snapshot.wall_at, order.launch.type_name))
 
 
-def _is_observed(name: TypeName, published: Published) -> bool:
+def _is_observed(name: TypeName, published: Publication) -> bool:
     return not published.acts or name in published.policy.observed
 
 
-def _boot_s(name: TypeName, published: Published) -> float:
+def _boot_s(name: TypeName, published: Publication) -> float:
     return timings.boot_s(published.snapshot, name) or published.policy.boot_timeout_s
 
 
@@ -179,7 +181,7 @@ def _at_work(node: Node) -> bool:
 # --- in a line --------------------------------------------------------------------------------------------
 
 
-def in_a_line(
+def format_savings(
     span_s: float, cost: float, cost_advised: float, busy_touched: int, p95_longer_s: float | None
 ) -> str:
     """``7 days: 41 % cheaper, p95 wait +2 min, 0 busy nodes touched``"""

@@ -18,9 +18,9 @@ from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
 from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
 from nodemanager.join.key_material import Material, MaterialError
-from nodemanager.join.lease_holders import Holders
-from nodemanager.join.rate_limits import Buckets, address_of
-from nodemanager.join.ticket_store import Ledger, LedgerError, decoded_hardware, encoded_hardware
+from nodemanager.join.lease_holders import LeaseHolders
+from nodemanager.join.rate_limits import TokenBuckets, parse_address
+from nodemanager.join.ticket_store import TicketStore, TicketStoreError, decode_hardware, encode_hardware
 from nodemanager.join.tickets import SiteKey
 
 REPORTS_PER_S = 0.2  # of one launch
@@ -30,7 +30,7 @@ SILENT_RENEWALS = 2.5  # a node that has missed so many is taken to have ended
 SILENT_MAX_S = 120.0  # at the most, however seldom a site has its nodes renew
 
 
-class Refused(StrEnum):
+class RefusalCode(StrEnum):
     """Why a request is not granted; ``doc/joining.md`` says what a client does about each."""
 
     MALFORMED = "malformed"
@@ -50,7 +50,7 @@ class Refused(StrEnum):
 class Refusal:
     """``launch`` is set only where who asked has proven to know its secret."""
 
-    code: Refused
+    code: RefusalCode
     launch: LaunchId | None = None
     retry_after_s: float = 0.0
     why: str = ""  # for the log alone
@@ -68,7 +68,7 @@ Answer = Granted | Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AdmissionRules:
     """What the site wants of the service, and has it tell the nodes."""
 
     head_host: str
@@ -89,131 +89,131 @@ class _View:
     hosts_digest: str
 
 
-class JoinDesk:
+class JoinAdmission:
     """Redeem, fetch, renew, report. Nothing it raises, returns or says holds a secret but ``Granted.body``."""
 
     def __init__(
         self,
         key: SiteKey,
-        rules: Rules,
+        rules: AdmissionRules,
         roster: RosterSource,
         material: Callable[[], Material],
-        ledger: Ledger,
+        ledger: TicketStore,
         wall_at: Callable[[], float],
     ) -> None:
         self._key = key
         self._rules = rules
         self._roster = roster
         self._material = material
-        self._ledger = ledger
+        self._store = ledger
         self._wall_at = wall_at
-        self._reports = Buckets(REPORTS_PER_S, REPORTS_BURST)
-        self._holders = Holders(min(SILENT_MAX_S, SILENT_RENEWALS * rules.renew_s))
-        self._view = _view_of((), rules)
+        self._reports = TokenBuckets(REPORTS_PER_S, REPORTS_BURST)
+        self._holders = LeaseHolders(min(SILENT_MAX_S, SILENT_RENEWALS * rules.renew_s))
+        self._view = _make_view((), rules)
 
     def redeem(self, launch: LaunchId, ticket: str, nonce: str, source: str, instance: str = "") -> Answer:
         """A ticket for all that a node needs. The same nonce gets the same; another is a replay."""
-        if not tickets.same(ticket, self._key.ticket(launch)):
-            return Refusal(Refused.WRONG)
+        if not tickets.equal_secrets(ticket, self._key.ticket(launch)):
+            return Refusal(RefusalCode.WRONG)
         try:
-            return self._redeem(launch, tickets.nonce_hash(nonce), source, instance)
-        except (LedgerError, RosterUnreadableError, MaterialError) as error:
-            return Refusal(Refused.UNAVAILABLE, launch, RETRY_S, str(error))
+            return self._redeem(launch, tickets.hash_nonce(nonce), source, instance)
+        except (TicketStoreError, RosterUnreadableError, MaterialError) as error:
+            return Refusal(RefusalCode.UNAVAILABLE, launch, RETRY_S, str(error))
 
     def _redeem(self, launch: LaunchId, nonce_hash: str, source: str, instance: str) -> Answer:
-        view, silence_s = self._look()
+        view, silence_s = self._current_view()
         entry = view.entries.get(launch)
         if entry is None:
-            return Refusal(Refused.NOT_CURRENT, launch)
+            return Refusal(RefusalCode.NOT_CURRENT, launch)
         if not self._may_come_from(source, entry):
-            return Refusal(Refused.WRONG_SOURCE, launch, why=f"from {source}, not {', '.join(entry.addresses)}")
-        user = self._ledger.user(launch)
+            return Refusal(RefusalCode.WRONG_SOURCE, launch, why=f"from {source}, not {', '.join(entry.addresses)}")
+        user = self._store.nonce_hash_of(launch)
         in_time = self._wall_at() < entry.redeemable_until_at
         material = self._material()  # what cannot be given must not use up a ticket
         if user is None and in_time:
-            user = self._ledger.use(launch, nonce_hash, source, self._wall_at())
+            user = self._store.mark_used(launch, nonce_hash, source, self._wall_at())
         if user is not None and user != nonce_hash:
-            self._keep(launch, JoinPhase.REPLAYED, f"its ticket was shown again by {source}")
-            return Refusal(Refused.USED, launch, why=f"from {source}")
+            self._keep_report(launch, JoinPhase.REPLAYED, f"its ticket was shown again by {source}")
+            return Refusal(RefusalCode.USED, launch, why=f"from {source}")
         if not in_time:
-            return Refusal(Refused.EXPIRED, launch)
-        holds, alarm = self._heard(launch, instance, source)
+            return Refusal(RefusalCode.EXPIRED, launch)
+        holds, alarm = self._note_process(launch, instance, source)
         if not holds:
-            return _in_use(launch, source)
-        self._keep(launch, JoinPhase.REDEEMED, f"by {source}")
-        given = self._given(entry, view, silence_s, material)
+            return _in_use_refusal(launch, source)
+        self._keep_report(launch, JoinPhase.REDEEMED, f"by {source}")
+        given = self._broker_body(entry, view, silence_s, material)
         return Granted(launch, entry, {**given, "lease_key": self._key.lease_key(launch, nonce_hash)}, alarm)
 
     def fetch(self, launch: LaunchId, key: str, source: str, instance: str = "") -> Answer:
         """All that a node needs, anew: asked before each start of a broker, of which a launch has one."""
-        answer = self._for_leaseholder(launch, key, self._given)
+        answer = self._answer_leaseholder(launch, key, self._broker_body)
         if isinstance(answer, Refusal):
             return answer
-        holds, alarm = self._heard(launch, instance, source)
-        return replace(answer, alarm=alarm) if holds else _in_use(launch, source)
+        holds, alarm = self._note_process(launch, instance, source)
+        return replace(answer, alarm=alarm) if holds else _in_use_refusal(launch, source)
 
     def renew(self, launch: LaunchId, key: str, hosts_digest: str, source: str, instance: str = "") -> Answer:
         """Whether the lease still stands, whether a manager lives, and the addresses if they have changed."""
 
         def say(entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
-            said = self._standing(entry, view, silence_s, material)
+            said = self._lease_body(entry, view, silence_s, material)
             if said["hosts_digest"] == hosts_digest:
                 del said["hosts"]
             return said
 
-        answer = self._for_leaseholder(launch, key, say)
+        answer = self._answer_leaseholder(launch, key, say)
         if isinstance(answer, Refusal):
             return answer
-        return replace(answer, alarm=self._heard(launch, instance, source)[1])
+        return replace(answer, alarm=self._note_process(launch, instance, source)[1])
 
     def report(self, launch: LaunchId, key: str, phase: JoinPhase, detail: str, source: str) -> Answer:
         """Keep what a node says of itself for the manager."""
         del source
-        answer = self._for_leaseholder(launch, key, lambda *_: {})
+        answer = self._answer_leaseholder(launch, key, lambda *_: {})
         if isinstance(answer, Refusal):
             return answer
-        if wait_s := self._reports.wait_s(launch, self._wall_at()):
-            return Refusal(Refused.TOO_MANY, launch, wait_s)
+        if wait_s := self._reports.take(launch, self._wall_at()):
+            return Refusal(RefusalCode.TOO_MANY, launch, wait_s)
         if phase is JoinPhase.MEASURED:
             try:
-                detail = encoded_hardware(decoded_hardware(detail))
+                detail = encode_hardware(decode_hardware(detail))
             except ValueError as fault:
-                return Refusal(Refused.MALFORMED, launch, why=str(fault))
+                return Refusal(RefusalCode.MALFORMED, launch, why=str(fault))
         try:
-            self._keep(launch, phase, _printable(detail))
-        except LedgerError as error:
-            return Refusal(Refused.UNAVAILABLE, launch, RETRY_S, str(error))
+            self._keep_report(launch, phase, _printable(detail))
+        except TicketStoreError as error:
+            return Refusal(RefusalCode.UNAVAILABLE, launch, RETRY_S, str(error))
         return answer
 
     def forget_older_than(self, age_s: float) -> None:
         """Forget launches that are long gone. Raises ``LedgerError``, ``RosterUnreadableError``."""
         roster, _ = self._roster.current()
-        self._ledger.forget([entry.launch for entry in roster], self._wall_at() - age_s)
+        self._store.forget([entry.launch for entry in roster], self._wall_at() - age_s)
 
     # --- how ---
 
-    def _for_leaseholder(
+    def _answer_leaseholder(
         self,
         launch: LaunchId,
         key: str,
         answer: Callable[[RosterEntry, _View, float, Material], dict[str, Any]],
     ) -> Answer:
         try:
-            user = self._ledger.user(launch)
+            user = self._store.nonce_hash_of(launch)
             # Who never redeemed anything is told what one with a wrong key is told.
-            if not tickets.same(key, self._key.lease_key(launch, user or "")) or user is None:
-                return Refusal(Refused.WRONG)
-            view, silence_s = self._look()
+            if not tickets.equal_secrets(key, self._key.lease_key(launch, user or "")) or user is None:
+                return Refusal(RefusalCode.WRONG)
+            view, silence_s = self._current_view()
             entry = view.entries.get(launch)
             if entry is None:
-                return Refusal(Refused.NOT_CURRENT, launch)
+                return Refusal(RefusalCode.NOT_CURRENT, launch)
             return Granted(launch, entry, answer(entry, view, silence_s, self._material()))
-        except (LedgerError, RosterUnreadableError, MaterialError) as error:
-            return Refusal(Refused.UNAVAILABLE, retry_after_s=RETRY_S, why=str(error))
+        except (TicketStoreError, RosterUnreadableError, MaterialError) as error:
+            return Refusal(RefusalCode.UNAVAILABLE, retry_after_s=RETRY_S, why=str(error))
 
-    def _given(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
+    def _broker_body(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
         return {
-            **self._standing(entry, view, silence_s, material),
+            **self._lease_body(entry, view, silence_s, material),
             "slot": entry.slot,
             "cluster": self._rules.cluster,
             "flux_version": material.flux_version,
@@ -223,7 +223,7 @@ class JoinDesk:
             "command": broker_command(entry.slot),
         }
 
-    def _standing(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
+    def _lease_body(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
         return {
             "may_start": entry.may_start,
             "online": entry.online,
@@ -235,36 +235,36 @@ class JoinDesk:
             "hosts_digest": view.hosts_digest,
         }
 
-    def _heard(self, launch: LaunchId, instance: str, source: str) -> tuple[bool, str]:
+    def _note_process(self, launch: LaunchId, instance: str, source: str) -> tuple[bool, str]:
         """Whether this process may start a broker, and what is to be said of it."""
-        heard = self._holders.heard(launch, instance, self._wall_at())
+        heard = self._holders.note_request(launch, instance, self._wall_at())
         if not heard.is_second:
             return heard.holds, ""
         alarm = f"its lease key is used by two processes at once, one of them from {source}: was its disk copied?"
-        with suppress(LedgerError):  # an alarm that cannot be kept is in our own log
-            self._keep(launch, JoinPhase.REPLAYED, alarm)
+        with suppress(TicketStoreError):  # an alarm that cannot be kept is in our own log
+            self._keep_report(launch, JoinPhase.REPLAYED, alarm)
         return heard.holds, alarm
 
-    def _look(self) -> tuple[_View, float]:
+    def _current_view(self) -> tuple[_View, float]:
         """The roster as it is asked for, made anew only where the roster is another."""
         roster, silence_s = self._roster.current()
         if roster is not self._view.roster:
-            self._view = _view_of(roster, self._rules)
+            self._view = _make_view(roster, self._rules)
             self._holders.keep_only(self._view.entries)
         return self._view, silence_s
 
     def _may_come_from(self, source: str, entry: RosterEntry) -> bool:
         if not self._rules.check_source:
             return True
-        address = address_of(source)
-        return address is not None and address in (address_of(known) for known in entry.addresses)
+        address = parse_address(source)
+        return address is not None and address in (parse_address(known) for known in entry.addresses)
 
-    def _keep(self, launch: LaunchId, phase: JoinPhase, detail: str) -> None:
-        self._ledger.report(NodeReported(launch, phase, detail, self._wall_at()))
+    def _keep_report(self, launch: LaunchId, phase: JoinPhase, detail: str) -> None:
+        self._store.keep_report(NodeReported(launch, phase, detail, self._wall_at()))
 
 
-def _in_use(launch: LaunchId, source: str) -> Refusal:
-    return Refusal(Refused.IN_USE, launch, RETRY_S, f"{source} asks, and another was heard of just now")
+def _in_use_refusal(launch: LaunchId, source: str) -> Refusal:
+    return Refusal(RefusalCode.IN_USE, launch, RETRY_S, f"{source} asks, and another was heard of just now")
 
 
 def broker_command(slot: str) -> list[str]:
@@ -280,22 +280,22 @@ def broker_command(slot: str) -> list[str]:
     ]
 
 
-def _view_of(roster: Roster, rules: Rules) -> _View:
+def _make_view(roster: Roster, rules: AdmissionRules) -> _View:
     hosts = _hosts(roster, rules)
     digest = hashlib.sha256(json.dumps(hosts, sort_keys=True).encode()).hexdigest()[:16]
     return _View(roster, {entry.launch: entry for entry in roster}, hosts, digest)
 
 
-def _hosts(roster: Roster, rules: Rules) -> dict[str, str]:
+def _hosts(roster: Roster, rules: AdmissionRules) -> dict[str, str]:
     """Each name with its address: the leader's, and every slot's whose node the provider shows."""
     found = {rules.head_host: rules.head_address}
-    found |= {entry.slot: address for entry in roster if (address := _reachable(entry.addresses))}
-    return {name: address for name, address in found.items() if address_of(address) is not None}
+    found |= {entry.slot: address for entry in roster if (address := _reachable_address(entry.addresses))}
+    return {name: address for name, address in found.items() if parse_address(address) is not None}
 
 
-def _reachable(addresses: tuple[str, ...]) -> str:
+def _reachable_address(addresses: tuple[str, ...]) -> str:
     """The address by which other nodes reach a node: a private one where it has any."""
-    private = (text for text in addresses if (address := address_of(text)) is not None and address.is_private)
+    private = (text for text in addresses if (address := parse_address(text)) is not None and address.is_private)
     return next(private, next(iter(addresses), ""))
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from nodemanager.config.site import Site
-from nodemanager.join.key_material import MaterialError, multi_user
+from nodemanager.join.key_material import MaterialError, why_multi_user
 
 # By the provider's name. A node that powers itself off is not gone at every provider.
-END_OF_COST: Mapping[str, str] = MappingProxyType(
+POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
     {
         "local": "a node that ends itself is gone: its processes are all there is of it",
         "flux": "a node that ends itself is gone: the job that it is ends with its broker",
@@ -22,12 +22,12 @@ END_OF_COST: Mapping[str, str] = MappingProxyType(
 )
 
 
-def refuses_several_users(site: Site) -> str:
+def multi_user_refusal(site: Site) -> str:
     """Why the join service does not serve this instance; "" where it does, or where there is none yet."""
     if not (site.flux.bootstrap_dir / "conf.d").is_dir():
         return ""
     try:
-        why = multi_user(site.flux.bootstrap_dir)
+        why = why_multi_user(site.flux.bootstrap_dir)
     except MaterialError as error:
         return str(error)
     return f"join = service serves instances of one user; {why}" if why else ""

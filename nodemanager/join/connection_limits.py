@@ -23,14 +23,14 @@ CLOSE_WITHIN_S = 3.0  # what the other side gets to agree to the end of TLS
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionBounds:
     """``headers_s``: within what a request's headers come, after TLS and after each answer."""
 
     connections_max: int = 2000
-    of_one_source_max: int = 128
+    per_source_max: int = 128
     handshake_s: float = 10.0
     headers_s: float = 10.0
-    life_s: float = 60.0  # of a connection, whatever it does
+    lifetime_s: float = 60.0  # of a connection, whatever it does
 
 
 def allowed_connections(wanted: int) -> int:
@@ -45,13 +45,13 @@ def allowed_connections(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - FILES_SPARE))
 
 
-class Inside(asyncio.Protocol):
+class SecuredProtocol(asyncio.Protocol):
     """What a connection becomes once it is secured. It calls ``left`` when it is lost."""
 
-    left: Callable[[], None]
+    on_lost: Callable[[], None]
 
 
-class Gate:
+class ConnectionGate:
     """Makes the protocol of each connection, for ``asyncio``'s ``create_server`` without TLS.
 
     ``is_too_fast`` is asked of each by its source; ``inside`` makes what it becomes. One event loop's.
@@ -60,37 +60,37 @@ class Gate:
     def __init__(
         self,
         context: ssl.SSLContext,
-        bounds: Bounds,
+        bounds: ConnectionBounds,
         is_too_fast: Callable[[str], bool],
-        inside: Callable[[], Inside],
+        inside: Callable[[], SecuredProtocol],
     ) -> None:
         self.context = context
         self.bounds = bounds
-        self.inside = inside
+        self.make_secured = inside
         self.tasks: set[asyncio.Task[None]] = set()
         self._is_too_fast = is_too_fast
-        self._here: Counter[str] = Counter()
+        self._open_by_source: Counter[str] = Counter()
 
     def __call__(self) -> asyncio.Protocol:
-        return _Visitor(self)
+        return _PendingConnection(self)
 
-    def let_in(self, source: str) -> bool:
-        is_full = self._here.total() >= self.bounds.connections_max
-        if is_full or self._here[source] >= self.bounds.of_one_source_max or self._is_too_fast(source):
+    def admit(self, source: str) -> bool:
+        is_full = self._open_by_source.total() >= self.bounds.connections_max
+        if is_full or self._open_by_source[source] >= self.bounds.per_source_max or self._is_too_fast(source):
             return False
-        self._here[source] += 1
+        self._open_by_source[source] += 1
         return True
 
-    def leaves(self, source: str) -> None:
-        self._here[source] -= 1
-        if not self._here[source]:
-            del self._here[source]
+    def release(self, source: str) -> None:
+        self._open_by_source[source] -= 1
+        if not self._open_by_source[source]:
+            del self._open_by_source[source]
 
 
-class _Visitor(asyncio.Protocol):
+class _PendingConnection(asyncio.Protocol):
     """One connection, until it is secured. What it sends at once with its handshake is kept for what comes next."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
         self._source: str | None = None
         self._early = b""
@@ -99,13 +99,13 @@ class _Visitor(asyncio.Protocol):
         plain = cast("asyncio.Transport", transport)
         peer = plain.get_extra_info("peername")
         source = network_of(peer[0] if peer else "")
-        if not self._gate.let_in(source):
+        if not self._gate.admit(source):
             plain.abort()
             return
         self._source = source
         plain.pause_reading()  # until TLS reads
         loop = asyncio.get_running_loop()
-        self._end = loop.call_later(self._gate.bounds.life_s, plain.abort)
+        self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
         task = loop.create_task(self._secure(plain))
         self._gate.tasks.add(task)
         task.add_done_callback(self._gate.tasks.discard)
@@ -121,12 +121,12 @@ class _Visitor(asyncio.Protocol):
                 ssl_shutdown_timeout=CLOSE_WITHIN_S,
             )
         except OSError:  # ssl.SSLError is one
-            self._leave()
+            self._release()
             return
         if secured is None or self._source is None:  # it has gone meanwhile
             return
-        inside = self._gate.inside()
-        inside.left = self._leave
+        inside = self._gate.make_secured()
+        inside.on_lost = self._release
         secured.set_protocol(inside)
         inside.connection_made(secured)
         if self._early:
@@ -137,11 +137,11 @@ class _Visitor(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Once, whoever says it first."""
         if self._source is not None:
             self._end.cancel()
             source, self._source = self._source, None
-            self._gate.leaves(source)
+            self._gate.release(source)

@@ -20,7 +20,7 @@ from nodemanager.core.facts import JoinFact
 from nodemanager.core.nodes import LaunchId, Roster, RosterEntry
 from nodemanager.core.ports import JoinError
 from nodemanager.core.slots import SlotName
-from nodemanager.join.ticket_store import LedgerError, Page, read_page
+from nodemanager.join.ticket_store import ReportPage, TicketStoreError, read_page
 
 _VERSION = 1
 
@@ -29,7 +29,7 @@ class RosterUnreadableError(Exception):
     """There is no roster, or none that can be read."""
 
 
-class Folder:
+class ExchangePaths:
     """Where the files of one site are."""
 
     def __init__(self, material_dir: Path) -> None:
@@ -40,40 +40,40 @@ class Folder:
 class FileExchange:
     """``JoinPort`` over those files: the manager's side."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._ledger = 0
+    def __init__(self, folder: ExchangePaths) -> None:
+        self._paths = folder
+        self._store_mark = 0
         self._read_until = 0
         self._log: Any = structlog.get_logger()
 
     def post(self, roster: Roster, wall_at: float) -> None:
-        path = self._folder.roster
+        path = self._paths.roster
         draft = path.with_name(f".{path.name}.new")
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(encoded(roster, wall_at))
+                file.write(encode_roster(roster, wall_at))
             draft.replace(path)
         except OSError as error:
             raise JoinError(f"{path} cannot be written: {error.strerror}") from error
 
     def reports(self) -> tuple[JoinFact, ...]:
-        pages: list[Page] = []
-        ledger, read_until = self._ledger, self._read_until
+        pages: list[ReportPage] = []
+        ledger, read_until = self._store_mark, self._read_until
         try:
-            while page := read_page(self._folder.ledger, ledger, read_until):
+            while page := read_page(self._paths.ledger, ledger, read_until):
                 pages.append(page)
-                ledger, read_until = page.ledger, page.place
+                ledger, read_until = page.store_mark, page.last_id
                 if page.is_last:
                     break
-        except LedgerError as error:
+        except TicketStoreError as error:
             raise JoinError(str(error)) from error
-        self._ledger, self._read_until = ledger, read_until
+        self._store_mark, self._read_until = ledger, read_until
         for why in (why for page in pages for why in page.unreadable):
             self._log.error("report_unreadable", why=why)
         return tuple(fact for page in pages for fact in page.facts)
 
 
-def encoded(roster: Roster, wall_at: float) -> str:
+def encode_roster(roster: Roster, wall_at: float) -> str:
     entries = [
         [entry.launch, entry.slot, entry.redeemable_until_at, entry.may_start, entry.online, entry.addresses]
         for entry in roster
@@ -81,7 +81,7 @@ def encoded(roster: Roster, wall_at: float) -> str:
     return json.dumps({"version": _VERSION, "written_at": wall_at, "entries": entries})
 
 
-def decoded(text: str) -> tuple[Roster, float]:
+def decode_roster(text: str) -> tuple[Roster, float]:
     """The roster, and when it was written. Raises ``ValueError``."""
     read: Any = json.loads(text)
     try:
@@ -117,20 +117,20 @@ class RosterFile:
         self._wall_at = wall_at
         self._stamp: tuple[int, int] | None = None
         self._roster: Roster = ()
-        self._beat_s = 0.0
+        self._heartbeat_s = 0.0
 
     def current(self) -> tuple[Roster, float]:
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp != self._stamp:
-                self._take_in(stamp)
+                self._load(stamp)
         except (OSError, ValueError) as error:
             raise RosterUnreadableError(f"{self._path}: {error}; does a manager run?") from error
-        return self._roster, self._monotonic_s() - self._beat_s
+        return self._roster, self._monotonic_s() - self._heartbeat_s
 
-    def _take_in(self, stamp: tuple[int, int]) -> None:
-        roster, written_at = decoded(self._path.read_text(encoding="utf-8"))
+    def _load(self, stamp: tuple[int, int]) -> None:
+        roster, written_at = decode_roster(self._path.read_text(encoding="utf-8"))
         age_s = max(0.0, self._wall_at() - written_at) if self._stamp is None else 0.0
         self._stamp, self._roster = stamp, roster
-        self._beat_s = self._monotonic_s() - age_s
+        self._heartbeat_s = self._monotonic_s() - age_s

@@ -39,21 +39,21 @@ BROKER_STOP_S = 5.0  # what a broker gets to leave in good order; one whose lead
 DRAIN_TIMEOUT_S = 5.0
 STEP_MAX_S = 1.0
 SHELL_EMPTY_MAX_S = 300.0  # a job's shell without a task for so long has none any more, and waits for a dead rank 0
-TAIL_MAX_BYTES = 1500
+LOG_TAIL_MAX_BYTES = 1500
 REPORTS_MAX = 20
 NOTICE_EVERY_S = 5.0  # how often the provider is asked whether it takes this node back; EC2 gives two minutes
 NOTICE_TIMEOUT_S = 1.0
-METADATA = "http://169.254.169.254"
+METADATA_SERVICE = "http://169.254.169.254"
 HOSTS_BEGIN = "# flux-node-join: begin"
 HOSTS_END = "# flux-node-join: end"
 
 EXIT_SETTINGS = 78
 
 # What a refusal means that no further try will change: the ticket is not, or no longer, worth anything here.
-FINAL = ("wrong", "expired", "used", "malformed", "too_large")
+FINAL_REFUSALS = ("wrong", "expired", "used", "malformed", "too_large")
 
 
-class Refused(Exception):
+class JoinRefused(Exception):
     """The service answered, and did not grant it. ``code`` is its word."""
 
     def __init__(self, code: str) -> None:
@@ -61,7 +61,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Unreachable(Exception):
+class ServiceUnreachable(Exception):
     """No address of the service gave an answer."""
 
 
@@ -69,7 +69,7 @@ class CannotJoin(Exception):
     """This machine cannot join as it is; the text says why, for whoever made its image."""
 
 
-class Settings:
+class ClientSettings:
     """What the user-data said."""
 
     def __init__(self, values: Dict[str, str]) -> None:
@@ -86,15 +86,15 @@ class Settings:
         self.user = values.get("USER") or ""
         self.systemd = values.get("SYSTEMD") == "yes"
         self.notice = values.get("NOTICE") or ""  # whose metadata tell that this node is taken back; "" is nobody's
-        self.metadata = values.get("METADATA") or METADATA
-        self.machine = as_marks(values.get("MACHINE") or "")  # on which the settings were kept; {} is not known
+        self.metadata = values.get("METADATA") or METADATA_SERVICE
+        self.machine = parse_marks(values.get("MACHINE") or "")  # on which the settings were kept; {} is not known
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
 # --- what is decided --------------------------------------------------------------------------------------
 
 
-class Joining:
+class JoinClient:
     """A node's way into the instance and through its life there, a step at a time.
 
     ``machine`` is all that it touches. A step never waits: it gives the seconds until the next is due, or None when
@@ -121,12 +121,14 @@ class Joining:
         self.start_due_s = now_s
         self.start_pause_s = RETRY_FIRST_S
         self.started_s: Optional[float] = None  # when the broker that runs was started
-        self.given: Dict[str, Any] = {}  # what a broker may be started with; {} until it was asked for anew
-        self.running_with = ""  # the digest of what the running broker was started with
+        self.broker_material: Dict[
+            str, Any
+        ] = {}  # what a broker may be started with; {} until it was asked for anew
+        self.running_digest = ""  # the digest of what the running broker was started with
         self.hosts_digest = ""
         self.notice_due_s = now_s
         self.reclaimed = ""  # the provider is about to take this node back; its words
-        self.cannot = ""  # why this machine will never join
+        self.why_cannot_join = ""  # why this machine will never join
         # First of all what this machine really has: the manager compares it with what the slot declares.
         measured = machine.measured()
         self.reports: List[Tuple[str, str]] = [("measured", json.dumps(measured))] if measured else []
@@ -137,11 +139,11 @@ class Joining:
     def step(self) -> Optional[float]:
         """Do what is due now."""
         now_s = self.machine.now_s()
-        self._look_at_broker(now_s)
-        if self._is_over(now_s):
+        self._check_broker(now_s)
+        if self._should_end(now_s):
             self._end()
             return None
-        self._look_for_notice(now_s)
+        self._check_reclaim_notice(now_s)
         if now_s >= self.call_due_s:
             self._call(now_s)
         if self._may_start(self.machine.now_s()):
@@ -154,12 +156,12 @@ class Joining:
 
     def _call(self, now_s: float) -> None:
         try:
-            self._converse()
-        except Unreachable as error:
+            self._exchange()
+        except ServiceUnreachable as error:
             self.machine.log("the join service cannot be reached: {}".format(error))
             self._call_later(now_s)
-        except Refused as refusal:
-            self._take_refusal(refusal.code, now_s)
+        except JoinRefused as refusal:
+            self._handle_refusal(refusal.code, now_s)
         except (KeyError, TypeError, ValueError, OSError) as error:
             # An answer of another protocol, or a disk that is full: neither is worth a job that runs here.
             self.machine.log("this call came to nothing: {!r}".format(error))
@@ -173,12 +175,12 @@ class Joining:
             if self._waits_to_start() and now_s < self.start_due_s:
                 self.call_due_s = min(self.call_due_s, self.start_due_s)
 
-    def _converse(self) -> None:
+    def _exchange(self) -> None:
         if not self.lease_key:
             self._redeem()
         elif self._waits_to_start() and self.machine.now_s() >= self.start_due_s:
             # Just before each start: whose the slot is may have changed, and so may the certificate.
-            self._take_given(self._ask("fetch", {"key": self.lease_key}))
+            self._accept_material(self._ask("fetch", {"key": self.lease_key}))
         else:
             self._renew()
         self._send_reports()
@@ -190,28 +192,28 @@ class Joining:
         answer = self._ask("redeem", {"ticket": self.ticket, "nonce": self.nonce})
         self.lease_key = str(answer["lease_key"])
         self._save()
-        self._take_given(answer)
+        self._accept_material(answer)
 
     def _renew(self) -> None:
         answer = self._ask("renew", {"key": self.lease_key, "hosts_digest": self.hosts_digest})
-        self._take_standing(answer)
-        old = self.running_with and answer["material"] != self.running_with
+        self._accept_lease(answer)
+        old = self.running_digest and answer["material"] != self.running_digest
         if old and not answer["online"] and not self.machine.job_runs():
             # It began with what is no longer true (the certificate was changed), and waits for ever to be let in.
             self._report("ended", "the broker was stopped: what it was started with has changed")
             self._stop_broker()
 
-    def _take_given(self, answer: Dict[str, Any]) -> None:
-        self._take_standing(answer)
+    def _accept_material(self, answer: Dict[str, Any]) -> None:
+        self._accept_lease(answer)
         try:
             self.machine.check(answer)
         except CannotJoin as error:
-            self.cannot = str(error)
-            self._report("failed", self.cannot)
+            self.why_cannot_join = str(error)
+            self._report("failed", self.why_cannot_join)
             return
-        self.given = answer if answer["may_start"] else {}
+        self.broker_material = answer if answer["may_start"] else {}
 
-    def _take_standing(self, answer: Dict[str, Any]) -> None:
+    def _accept_lease(self, answer: Dict[str, Any]) -> None:
         self.renew_s = max(0.05, float(answer["renew_s"]))
         self.orphan_grace_s = float(answer["orphan_grace_s"])
         self.manager_heard_s = max(
@@ -221,14 +223,14 @@ class Joining:
             self.machine.write_hosts(answer["hosts"])
             self.hosts_digest = str(answer["hosts_digest"])
 
-    def _take_refusal(self, code: str, now_s: float) -> None:
+    def _handle_refusal(self, code: str, now_s: float) -> None:
         if code == "not_current" and self.lease_key:
             # The lease has ended, or the record is being made anew. No broker is started meanwhile.
-            self.given = {}
+            self.broker_material = {}
             self.machine.log("the join service refuses: not_current; the slot is no longer this node's")
             if self.lease_missing_s is None:
                 self.lease_missing_s = now_s
-        elif code in FINAL and not self.lease_key:
+        elif code in FINAL_REFUSALS and not self.lease_key:
             self._give_up("the join service refuses the ticket: " + code)
             return
         else:
@@ -237,7 +239,7 @@ class Joining:
 
     def _give_up(self, why: str) -> None:
         """Ask for nothing more. This node ends once it has heard of no manager for long enough."""
-        self.cannot = why
+        self.why_cannot_join = why
         self.machine.log(why + "; this node does not join")
         self.call_due_s = self.machine.now_s() + 10 * 365 * 86400.0
 
@@ -256,7 +258,7 @@ class Joining:
             phase, detail = self.reports[0]
             try:
                 self._ask("report", {"key": self.lease_key, "phase": phase, "detail": detail})
-            except Refused as refusal:
+            except JoinRefused as refusal:
                 if refusal.code in ("too_many", "unavailable"):
                     return
             self.reports.pop(0)
@@ -271,52 +273,52 @@ class Joining:
     # --- the broker ---
 
     def _waits_to_start(self) -> bool:
-        return self.started_s is None and not self.cannot
+        return self.started_s is None and not self.why_cannot_join
 
     def _may_start(self, now_s: float) -> bool:
-        return bool(self.given) and self._waits_to_start() and now_s >= self.start_due_s
+        return bool(self.broker_material) and self._waits_to_start() and now_s >= self.start_due_s
 
     def _start(self, now_s: float) -> None:
-        given, self.given = self.given, {}
+        given, self.broker_material = self.broker_material, {}
         try:
             self.machine.start_broker(given)
         except CannotJoin as error:
-            self.cannot = str(error)
-            self._report("failed", self.cannot)
+            self.why_cannot_join = str(error)
+            self._report("failed", self.why_cannot_join)
             return
         except (KeyError, OSError) as error:
-            self._ended(now_s)
+            self._note_broker_end(now_s)
             self._report("ended", "the broker could not be started: {!r}".format(error))
             return
         self.started_s = now_s
-        self.running_with = str(given["material"])
+        self.running_digest = str(given["material"])
         self._report("started", "as {}".format(given["slot"]))
 
-    def _look_at_broker(self, now_s: float) -> None:
+    def _check_broker(self, now_s: float) -> None:
         """A broker ends when rank 0 goes away: it is started again for ever, each time a little later."""
         if self.started_s is None:
             return
         status = self.machine.broker_status()
         if status is None:
             return
-        self._ended(now_s)
+        self._note_broker_end(now_s)
         self._report("ended", "the broker ended with {}\n{}".format(status, self.machine.broker_tail()))
 
-    def _ended(self, now_s: float) -> None:
+    def _note_broker_end(self, now_s: float) -> None:
         steady = self.started_s is not None and now_s - self.started_s >= STEADY_S
         self.start_pause_s = RETRY_FIRST_S if steady else self.start_pause_s
         self.start_due_s = now_s + self.start_pause_s * self.machine.uniform(0.5, 1.0)
         self.start_pause_s = min(RETRY_MAX_S, 2 * self.start_pause_s)
         self.started_s = None
-        self.running_with = ""
-        self.given = {}
+        self.running_digest = ""
+        self.broker_material = {}
         self.call_due_s = min(self.call_due_s, now_s)
 
     def _stop_broker(self) -> None:
         self.machine.stop_broker()
-        self._ended(self.machine.now_s())
+        self._note_broker_end(self.machine.now_s())
 
-    def _look_for_notice(self, now_s: float) -> None:
+    def _check_reclaim_notice(self, now_s: float) -> None:
         """A spot node is told a little before it is taken back: the manager must know while there is time."""
         if self.reclaimed or now_s < self.notice_due_s:
             return
@@ -327,7 +329,7 @@ class Joining:
 
     # --- the end ---
 
-    def _is_over(self, now_s: float) -> bool:
+    def _should_end(self, now_s: float) -> bool:
         silent = now_s - self.manager_heard_s >= self.silence_max_s
         orphaned = self.lease_missing_s is not None and now_s - self.lease_missing_s >= self.orphan_grace_s
         if not (silent or orphaned) or self.machine.job_runs():
@@ -352,10 +354,10 @@ class Joining:
 # --- what it touches --------------------------------------------------------------------------------------
 
 
-class Machine:
+class LocalMachine:
     """This machine: its clock, its files, its processes, and the way to the join service."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.broker: Optional[subprocess.Popen[bytes]] = None
         self.rundir = ""
@@ -388,7 +390,7 @@ class Machine:
         try:
             processors = os.sched_getaffinity(0)
             return {
-                "cores": cores_of(processors),
+                "cores": count_cores(processors),
                 "threads": len(processors),
                 "gpus": count_gpus(),
                 "memory_bytes": memory_bytes(),
@@ -408,7 +410,7 @@ class Machine:
         # another machine that runs the same launch.
         if not isinstance(kept, dict) or kept.get("launch") != self.settings.launch:
             return {}
-        return kept if is_same_machine(as_marks(kept.get("machine")), machine_marks()) else {}
+        return kept if is_same_machine(parse_marks(kept.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
         kept = dict(state, launch=self.settings.launch, machine=machine_marks())
@@ -421,7 +423,7 @@ class Machine:
             before = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
             after = with_hosts(before, hosts)
             if after != before:
-                write_through(path, after)
+                replace_or_overwrite(path, after)
         except OSError as error:
             self.log("{} cannot be written: {}".format(path, error.strerror))
 
@@ -435,13 +437,13 @@ class Machine:
             chosen = (self.first_address + index) % count
             address = self.settings.addresses[chosen]
             try:
-                answer = post(address, self.settings.fingerprint, "/v1/" + what, body)
+                answer = post_json(address, self.settings.fingerprint, "/v1/" + what, body)
             except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
                 faults.append("{}: {}".format(address, error))
                 continue
             self.first_address = chosen
             return answer
-        raise Unreachable("; ".join(faults))
+        raise ServiceUnreachable("; ".join(faults))
 
     def reclaim_notice(self) -> str:
         """What the provider says of taking this node back; "" if it does not, or cannot be asked."""
@@ -602,8 +604,8 @@ class Machine:
         """The last lines that the broker wrote."""
         try:
             with open(str(self.log_file()), "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_MAX_BYTES))
-                return log.read(TAIL_MAX_BYTES).decode(errors="replace").strip()
+                log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_MAX_BYTES))
+                return log.read(LOG_TAIL_MAX_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 
@@ -696,7 +698,7 @@ class PinnedConnection(http.client.HTTPSConnection):
             raise ConnectionError("it has another certificate than this node was told of")
 
 
-def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+def post_json(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
     """One request. Raises Refused for an answer that grants nothing, OSError or ValueError for none."""
     connection = PinnedConnection(address, fingerprint)
     try:
@@ -709,7 +711,7 @@ def post(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dic
     if len(raw) > ANSWER_MAX_BYTES or not isinstance(answer, dict):
         raise ValueError("it answers what is no answer")
     if response.status != 200:
-        raise Refused(str(answer.get("error", response.status)))
+        raise JoinRefused(str(answer.get("error", response.status)))
     return answer
 
 
@@ -722,7 +724,7 @@ VGA_CLASS = "0x0300"
 GPU_VENDORS = ("0x10de", "0x1002")
 
 
-def cores_of(processors: Iterable[int]) -> int:
+def count_cores(processors: Iterable[int]) -> int:
     """How many cores these hardware threads are of; as many as they are where the kernel does not say."""
     cores = set()
     for processor in processors:
@@ -787,7 +789,7 @@ def is_same_machine(one: Dict[str, str], other: Dict[str, str]) -> bool:
     return True
 
 
-def as_marks(kept: Any) -> Dict[str, str]:
+def parse_marks(kept: Any) -> Dict[str, str]:
     """Marks as they were kept, in JSON or read from it; {} for anything else."""
     if isinstance(kept, str):
         try:
@@ -817,7 +819,7 @@ def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
             command = read_proc(pid, "cmdline")
             if is_shell(command) and pid not in parents.values():
                 empty_shells.append(pid)
-            elif command and not serves_the_broker(command):
+            elif command and not is_broker_helper(command):
                 tasks.append(pid)
         elif rundir and is_task(read_proc(pid, "environ"), rundir):
             tasks.append(pid)
@@ -828,7 +830,7 @@ def is_shell(command: bytes) -> bool:
     return os.path.basename(command.split(b"\0")[0]) == b"flux-shell"
 
 
-def serves_the_broker(command: bytes) -> bool:
+def is_broker_helper(command: bytes) -> bool:
     """Whether a broker's child runs for the broker itself: housekeeping, a module, its start and its end."""
     words = [os.path.basename(word) for word in command.split(b"\0")[:4]]
     return any(
@@ -856,13 +858,13 @@ def read_proc(pid: int, name: str) -> bytes:
 
 def write_private(path: Path, text: str, uid: int = -1) -> None:
     """Write a file for its owner only, so that it is read whole, as it was or as it is."""
-    os.replace(draft_of(path, text.encode("utf-8"), 0o600, uid), str(path))
+    os.replace(write_draft(path, text.encode("utf-8"), 0o600, uid), str(path))
 
 
-def write_through(path: Path, text: str) -> None:
+def replace_or_overwrite(path: Path, text: str) -> None:
     """Replace a file that others read, with its mode; where it is a mount of its own, write into it."""
     data = text.encode("utf-8", errors="surrogateescape")
-    draft = draft_of(path, data, os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644)
+    draft = write_draft(path, data, os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644)
     try:
         os.replace(draft, str(path))
     except OSError:  # containers mount their hosts file, which can be written and not be replaced
@@ -872,7 +874,7 @@ def write_through(path: Path, text: str) -> None:
             file.truncate()
 
 
-def draft_of(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
+def write_draft(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
     """What is to take a file's place, on disk beside it. Its owner is given by its descriptor: a name may lie."""
     draft = "{}.flux-node-join".format(path)
     with os.fdopen(new_file(draft, 0o600), "wb") as file:
@@ -927,18 +929,18 @@ def is_plain(name: str, address: str) -> bool:
 
 def flux_toml(bootstrap: Dict[str, Any], certificate: str) -> str:
     """A follower's configuration. The rest it is given by its leader."""
-    lines = ["[bootstrap]", "curve_cert = " + toml(certificate)]
-    lines += ["{} = {}".format(key, toml(value)) for key, value in bootstrap.items()]
+    lines = ["[bootstrap]", "curve_cert = " + toml_value(certificate)]
+    lines += ["{} = {}".format(key, toml_value(value)) for key, value in bootstrap.items()]
     # A node's own name is not that of its slot.
     return "\n".join([*lines, "", "[resource]", "noverify = true", ""])
 
 
-def toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value in one line. JSON's strings are TOML's but for one character."""
     if isinstance(value, dict):
-        return "{ " + ", ".join("{} = {}".format(key, toml(item)) for key, item in value.items()) + " }"
+        return "{ " + ", ".join("{} = {}".format(key, toml_value(item)) for key, item in value.items()) + " }"
     if isinstance(value, list):
-        return "[ " + ", ".join(toml(item) for item in value) + " ]"
+        return "[ " + ", ".join(toml_value(item) for item in value) + " ]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -968,14 +970,14 @@ WantedBy=multi-user.target
 """
 
 
-def unit_word(text: str) -> str:
+def quote_unit_word(text: str) -> str:
     """A word of a command in a unit, whatever it holds: systemd.service(5), "Command lines"."""
     for mark, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         text = text.replace(mark, instead)
     return '"{}"'.format(text)
 
 
-def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
+def install_service(settings: ClientSettings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
     """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
     if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
         return False
@@ -984,7 +986,7 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
     if source != program:
         write_private(program, source.read_text(encoding="utf-8"))
     words = {"python": sys.executable, "program": str(program), "folder": str(settings.folder)}
-    text = UNIT.format(**{name: unit_word(word) for name, word in words.items()})
+    text = UNIT.format(**{name: quote_unit_word(word) for name, word in words.items()})
     unit.write_text(text, encoding="utf-8")
     for command in (["daemon-reload"], ["enable", unit.name], ["restart", unit.name]):
         if subprocess.run(["systemctl", *command], check=False).returncode != 0:
@@ -995,18 +997,18 @@ def hand_over(settings: Settings, unit: Path, systemd: str = "/run/systemd/syste
 # --- the process ------------------------------------------------------------------------------------------
 
 
-def read_settings(arguments: List[str]) -> Settings:
+def read_settings(arguments: List[str]) -> ClientSettings:
     """From the folder named on the command line, else from the environment."""
     if arguments:
         kept = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
-        return Settings({str(key): str(value) for key, value in kept.items()})
+        return ClientSettings({str(key): str(value) for key, value in kept.items()})
     mark = "FLUX_NODE_JOIN_"
     values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
     values.pop("MACHINE", None)
-    return Settings(values)
+    return ClientSettings(values)
 
 
-def keep_settings(settings: Settings) -> None:
+def save_settings(settings: ClientSettings) -> None:
     """Write them to the node's folder, for every later start."""
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = dict(settings.values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
@@ -1014,7 +1016,7 @@ def keep_settings(settings: Settings) -> None:
     write_private(settings.folder / "join.json", json.dumps(kept))
 
 
-def run(joining: Joining) -> int:
+def run(joining: JoinClient) -> int:
     def stop(*_: object) -> NoReturn:
         raise SystemExit(0)
 
@@ -1039,19 +1041,19 @@ def main(arguments: List[str]) -> int:
     except (KeyError, ValueError, OSError) as error:
         sys.stderr.write("flux-node-join: FLUX_NODE_JOIN_* or FOLDER/join.json is needed: {!r}\n".format(error))
         return EXIT_SETTINGS
-    machine = Machine(settings)
+    machine = LocalMachine(settings)
     if not arguments:
         try:
-            keep_settings(settings)
+            save_settings(settings)
         except OSError as error:
             # A node that cannot join costs all the same: it ends as one that nobody lets in.
             machine.log("{} cannot be used: {}; this node does not join".format(settings.folder, error.strerror))
             time.sleep(settings.silence_max_s)
             machine.power_off()
             return 1
-        if hand_over(settings, Path("/etc/systemd/system/flux-node-join.service")):
+        if install_service(settings, Path("/etc/systemd/system/flux-node-join.service")):
             return 0
-    return run(Joining(machine, settings.launch, settings.ticket, settings.silence_max_s))
+    return run(JoinClient(machine, settings.launch, settings.ticket, settings.silence_max_s))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nodemanager.config.site import Join, Site
+from nodemanager.config.site import JoinMethod, Site
 from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux, make_certificate
-from nodemanager.join.tickets import is_open_to_others, make_key
+from nodemanager.join.tickets import is_open_to_others, make_site_key
 
 _TLS_YEARS = 20
 _VERSION_TIMEOUT_S = 20
@@ -44,7 +44,7 @@ class MaterialError(Exception):
     """What the join service needs is not there, or cannot be used; the text says what to do."""
 
 
-class Paths:
+class MaterialPaths:
     """The files of one folder."""
 
     def __init__(self, material_dir: Path) -> None:
@@ -83,15 +83,18 @@ def make_material(site: Site, bootstrap_dir: Path) -> str:
     Keys that are there stay: tickets and user-data depend on them. A pair of which a half is missing is made anew.
     Raises :class:`MaterialError`.
     """
-    paths = Paths(site.join.material_dir)
+    paths = MaterialPaths(site.join.material_dir)
     _refuse_multi_user(bootstrap_dir)
     try:
         site.join.material_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not paths.site_key.exists():
-            make_key(paths.site_key)
+            make_site_key(paths.site_key)
         if not (paths.tls_certificate.exists() and paths.tls_key.exists()):
             _make_tls(site, paths)  # one is of no use without the other
-        copied = {"bootstrap": _table(bootstrap_dir), "owner_uid": (bootstrap_dir / "curve.cert").stat().st_uid}
+        copied = {
+            "bootstrap": _bootstrap_table(bootstrap_dir),
+            "owner_uid": (bootstrap_dir / "curve.cert").stat().st_uid,
+        }
         replace_file(paths.bootstrap, json.dumps(copied, indent=1) + "\n")
         replace_file(paths.curve_certificate, (bootstrap_dir / "curve.cert").read_text(encoding="utf-8"))
     except OSError as error:
@@ -120,11 +123,11 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
         raise MaterialError(str(error)) from error
     except OSError as error:
         raise MaterialError(f"{certificate}: {error.strerror}") from error
-    if site.flux.join is Join.SERVICE:
+    if site.flux.join is JoinMethod.SERVICE:
         make_material(site, bootstrap_dir)
 
 
-def _make_tls(site: Site, paths: Paths) -> None:
+def _make_tls(site: Site, paths: MaterialPaths) -> None:
     """A key and a certificate that it signs itself. Nodes ask for its fingerprint, and for nothing else in it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{site.cluster} join service")])
@@ -183,10 +186,10 @@ def fingerprint(certificate: Path) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def tls_context(paths: Paths) -> ssl.SSLContext:
+def tls_context(paths: MaterialPaths) -> ssl.SSLContext:
     """The service's own certificate and its key, for the server's side. Raises :class:`MaterialError`."""
     fingerprint(paths.tls_certificate)
-    _refuse_open(paths.tls_key)
+    _refuse_if_open(paths.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(paths.tls_certificate, paths.tls_key)
@@ -198,7 +201,7 @@ def tls_context(paths: Paths) -> ssl.SSLContext:
     return context
 
 
-def _refuse_open(path: Path) -> None:
+def _refuse_if_open(path: Path) -> None:
     try:
         status = path.stat()
     except OSError as error:
@@ -213,7 +216,7 @@ class MaterialSource:
     """Reads the folder again when something in it was replaced, so that ``rotate-cert`` needs no restart of us."""
 
     def __init__(self, material_dir: Path, flux_version: str) -> None:
-        self._paths = Paths(material_dir)
+        self._paths = MaterialPaths(material_dir)
         self._flux_version = flux_version
         self._stamps: tuple[tuple[int, int], ...] = ()
         self._material: Material | None = None
@@ -235,7 +238,7 @@ class MaterialSource:
         return self._material
 
     def _read(self) -> Material:
-        _refuse_open(self._paths.curve_certificate)
+        _refuse_if_open(self._paths.curve_certificate)
         kept = json.loads(self._paths.bootstrap.read_text(encoding="utf-8"))
         return Material(
             bootstrap=dict(kept["bootstrap"]),
@@ -267,15 +270,15 @@ def installed_flux_version(flux_command: str = "flux") -> str:
     return found[0]
 
 
-def _table(bootstrap_dir: Path) -> dict[str, Any]:
-    table = dict(_configuration(bootstrap_dir).get("bootstrap", {}))
+def _bootstrap_table(bootstrap_dir: Path) -> dict[str, Any]:
+    table = dict(_read_conf_d(bootstrap_dir).get("bootstrap", {}))
     table.pop("curve_cert", None)
     if not table.get("hosts"):
         raise MaterialError(f"{bootstrap_dir / 'conf.d'} has no [bootstrap] hosts: run flux-node-manager init")
     return table
 
 
-def _configuration(bootstrap_dir: Path) -> dict[str, Any]:
+def _read_conf_d(bootstrap_dir: Path) -> dict[str, Any]:
     """All tables of ``conf.d``, as Flux reads them: file by file, a later table over an earlier."""
     tables: dict[str, Any] = {}
     for file in sorted((bootstrap_dir / "conf.d").glob("*.toml")):
@@ -289,9 +292,9 @@ def _configuration(bootstrap_dir: Path) -> dict[str, Any]:
 # --- several users ----------------------------------------------------------------------------------------
 
 
-def multi_user(bootstrap_dir: Path) -> str:
+def why_multi_user(bootstrap_dir: Path) -> str:
     """What makes the instance one for several users, "" where nothing does. Raises :class:`MaterialError`."""
-    tables = _configuration(bootstrap_dir)
+    tables = _read_conf_d(bootstrap_dir)
     for table, key in (("access", "allow-guest-user"), ("exec", "imp")):
         if tables.get(table, {}).get(key):
             return f"[{table}] {key} in {bootstrap_dir / 'conf.d'}: {_MULTI_USER}"
@@ -299,7 +302,7 @@ def multi_user(bootstrap_dir: Path) -> str:
 
 
 def _refuse_multi_user(bootstrap_dir: Path) -> None:
-    if why := multi_user(bootstrap_dir):
+    if why := why_multi_user(bootstrap_dir):
         raise MaterialError(
             f"join = service serves instances of one user; {why}. Use join = directory, or an image"
         )

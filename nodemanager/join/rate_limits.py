@@ -9,7 +9,7 @@ SOURCES_MAX = 10_000
 NETWORK_BITS = 64  # of an IPv6 address: whoever has one has as a rule the whole network
 
 
-def address_of(text: str) -> IPv4Address | IPv6Address | None:
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
     """An address, however it is written: ``::ffff:10.0.0.5`` is one of IPv4. None for what is none, as a name."""
     try:
         address = ip_address(text.partition("%")[0])
@@ -21,13 +21,13 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
 
 def network_of(source: str) -> str:
     """Whom an address is counted for: itself, or its /64 where it is of IPv6; what is no address, as it is."""
-    address = address_of(source)
+    address = parse_address(source)
     if isinstance(address, IPv6Address):
         return str(ip_network((address, NETWORK_BITS), strict=False))
     return str(address or source)
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket a source, filled at ``rate_per_s`` up to ``burst``. The longest unheard of is forgotten first."""
 
     def __init__(self, rate_per_s: float, burst: float, sources_max: int = SOURCES_MAX) -> None:
@@ -36,7 +36,7 @@ class Buckets:
         self._sources_max = sources_max
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, source: str, now_s: float) -> float:
+    def take(self, source: str, now_s: float) -> float:
         """Take one from the source's bucket; 0, or how long until there is one."""
         left, since_s = self._left.pop(source, (self._burst, now_s))
         left = min(self._burst, left + max(0.0, now_s - since_s) * self._rate_per_s)

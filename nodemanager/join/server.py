@@ -34,20 +34,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import JoinPhase, LaunchId
 from nodemanager.join import flux_node_join
-from nodemanager.join.admission import Answer, Granted, JoinDesk, Refusal, Refused, Rules
-from nodemanager.join.connection_limits import BACKLOG, Bounds, Gate, Inside, allowed_connections
-from nodemanager.join.exchange import Folder, RosterFile, RosterUnreadableError
+from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal, RefusalCode
+from nodemanager.join.connection_limits import (
+    BACKLOG,
+    ConnectionBounds,
+    ConnectionGate,
+    SecuredProtocol,
+    allowed_connections,
+)
+from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
 from nodemanager.join.key_material import (
     MaterialError,
+    MaterialPaths,
     MaterialSource,
-    Paths,
     fingerprint,
     installed_flux_version,
     tls_context,
 )
-from nodemanager.join.rate_limits import Buckets, network_of
-from nodemanager.join.ticket_store import Ledger, LedgerError
-from nodemanager.join.tickets import KeyUnusableError, read_key
+from nodemanager.join.rate_limits import TokenBuckets, network_of
+from nodemanager.join.ticket_store import TicketStore, TicketStoreError
+from nodemanager.join.tickets import KeyUnusableError, read_site_key
 
 REDEEM, FETCH, RENEW, REPORT = "/v1/redeem", "/v1/fetch", "/v1/renew", "/v1/report"
 CLIENT = "/v1/flux-node-join"
@@ -62,24 +68,24 @@ LINES_BURST = 10
 REFUSALS_LOGGED_PER_S = 1.0  # of all sources together
 REFUSALS_LOGGED_BURST = 200
 FORGET_EVERY_S = 3600.0
-KEPT_S = 14 * 86_400.0  # what is remembered of a launch that is no more
+FORGET_AFTER_S = 14 * 86_400.0  # what is remembered of a launch that is no more
 
-STATUS: Mapping[Refused, int] = {
-    Refused.MALFORMED: 400,
-    Refused.WRONG: 403,
-    Refused.EXPIRED: 403,
-    Refused.WRONG_SOURCE: 403,
-    Refused.NOT_CURRENT: 404,
-    Refused.TOO_SLOW: 408,
-    Refused.USED: 409,
-    Refused.IN_USE: 409,
-    Refused.TOO_LARGE: 413,
-    Refused.TOO_MANY: 429,
-    Refused.UNAVAILABLE: 503,
+STATUS: Mapping[RefusalCode, int] = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.WRONG: 403,
+    RefusalCode.EXPIRED: 403,
+    RefusalCode.WRONG_SOURCE: 403,
+    RefusalCode.NOT_CURRENT: 404,
+    RefusalCode.TOO_SLOW: 408,
+    RefusalCode.USED: 409,
+    RefusalCode.IN_USE: 409,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.TOO_MANY: 429,
+    RefusalCode.UNAVAILABLE: 503,
 }
 
 # The others are for us to say.
-SAID_BY_NODES = frozenset(JoinPhase) - {JoinPhase.REDEEMED, JoinPhase.REPLAYED}
+PHASES_FROM_NODES = frozenset(JoinPhase) - {JoinPhase.REDEEMED, JoinPhase.REPLAYED}
 
 _Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 _Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -121,28 +127,30 @@ class _Report(_Fetch):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     requests_per_s: float = 20.0
     requests_burst: float = 200.0
 
 
-class Counter:
+class JoinApi:
     """The way from a request to the desk and back."""
 
-    def __init__(self, desk: JoinDesk, limits: Limits, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._desk = desk
-        self._buckets = Buckets(limits.requests_per_s, limits.requests_burst)
+    def __init__(
+        self, desk: JoinAdmission, limits: RequestLimits, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._admission = desk
+        self._buckets = TokenBuckets(limits.requests_per_s, limits.requests_burst)
         self._monotonic_s = monotonic_s
         # Who knocks must not fill the disk; nor who was let in.
-        self._lines = Buckets(LINES_PER_S, LINES_BURST)
-        self._granted_lines = Buckets(LINES_PER_S, LINES_BURST)
-        self._all_refusals = Buckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)
+        self._refusal_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
+        self._granted_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
+        self._all_refusals = TokenBuckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)
         # SQLite waits for the disk: in a thread of its own, not in the loop's.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
         self._log: Any = structlog.get_logger()
-        self._client = Path(flux_node_join.__file__).read_text(encoding="utf-8")
+        self._client_source = Path(flux_node_join.__file__).read_text(encoding="utf-8")
 
-    def app(self) -> Starlette:
+    def make_app(self) -> Starlette:
         app = Starlette(
             routes=[
                 Route(REDEEM, self._route(_Redeem, self._redeem), methods=["POST"]),
@@ -151,43 +159,45 @@ class Counter:
                 Route(REPORT, self._route(_Report, self._report), methods=["POST"]),
                 Route(CLIENT, self._serve_client, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: _plain},
-            middleware=[Middleware(_Paced, too_many=self._too_many)],
+            exception_handlers={HTTPException: _http_error_response},
+            middleware=[Middleware(_RateLimited, too_many=self._rate_refusal)],
         )
         app.router.redirect_slashes = False
         return app
 
-    def _too_many(self, path: str, source: str) -> Refusal | None:
+    def _rate_refusal(self, path: str, source: str) -> Refusal | None:
         """Of whatever is asked, before it is looked at."""
-        wait_s = self._buckets.wait_s(network_of(source), self._monotonic_s())
+        wait_s = self._buckets.take(network_of(source), self._monotonic_s())
         if not wait_s:
             return None
-        refusal = Refusal(Refused.TOO_MANY, retry_after_s=wait_s)
+        refusal = Refusal(RefusalCode.TOO_MANY, retry_after_s=wait_s)
         # A path that is none of ours may be anything, a ticket too.
-        self._tell(path if path in PATHS else "another path", source, refusal)
+        self._log_answer(path if path in PATHS else "another path", source, refusal)
         return refusal
 
     def _redeem(self, body: _Redeem, source: str) -> Answer:
-        return self._desk.redeem(LaunchId(body.launch), body.ticket, body.nonce, source, body.instance)
+        return self._admission.redeem(LaunchId(body.launch), body.ticket, body.nonce, source, body.instance)
 
     def _fetch(self, body: _Fetch, source: str) -> Answer:
-        return self._desk.fetch(LaunchId(body.launch), body.key, source, body.instance)
+        return self._admission.fetch(LaunchId(body.launch), body.key, source, body.instance)
 
     def _renew(self, body: _Renew, source: str) -> Answer:
-        return self._desk.renew(LaunchId(body.launch), body.key, body.hosts_digest, source, body.instance)
+        return self._admission.renew(LaunchId(body.launch), body.key, body.hosts_digest, source, body.instance)
 
     def _report(self, body: _Report, source: str) -> Answer:
-        if body.phase not in SAID_BY_NODES:
-            return Refusal(Refused.MALFORMED)
-        return self._desk.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
+        if body.phase not in PHASES_FROM_NODES:
+            return Refusal(RefusalCode.MALFORMED)
+        return self._admission.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
 
-    async def forget_now_and_then(self) -> None:
+    async def forget_periodically(self) -> None:
         """Drop what is remembered of launches long gone, for ever."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._desk.forget_older_than, KEPT_S)
-            except (LedgerError, RosterUnreadableError) as error:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._admission.forget_older_than, FORGET_AFTER_S
+                )
+            except (TicketStoreError, RosterUnreadableError) as error:
                 self._log.warning("unavailable", what="forgetting", why=str(error))
 
     # --- one request ---
@@ -198,7 +208,7 @@ class Counter:
         async def handle(request: Request) -> Response:
             source = _source(request)
             answer = await self._answer(request, source, kind, decide)
-            self._tell(request.url.path, source, answer)
+            self._log_answer(request.url.path, source, answer)
             return _response(answer)
 
         return handle
@@ -207,24 +217,24 @@ class Counter:
         self, request: Request, source: str, kind: type[_B], decide: Callable[[_B, str], Answer]
     ) -> Answer:
         try:
-            raw = await asyncio.wait_for(_body(request), BODY_WITHIN_S)
+            raw = await asyncio.wait_for(_read_body(request), BODY_WITHIN_S)
         except TimeoutError:
-            return Refusal(Refused.TOO_SLOW)
+            return Refusal(RefusalCode.TOO_SLOW)
         except ClientDisconnect:
-            return Refusal(Refused.MALFORMED)
+            return Refusal(RefusalCode.MALFORMED)
         if raw is None:
-            return Refusal(Refused.TOO_LARGE)
+            return Refusal(RefusalCode.TOO_LARGE)
         try:
             body = kind.model_validate_json(raw)
         except ValidationError:  # what it says may hold what was sent
-            return Refusal(Refused.MALFORMED)
+            return Refusal(RefusalCode.MALFORMED)
         return await asyncio.get_running_loop().run_in_executor(self._thread, decide, body, source)
 
     async def _serve_client(self, request: Request) -> Response:
         del request
-        return PlainTextResponse(self._client)
+        return PlainTextResponse(self._client_source)
 
-    def _tell(self, path: str, source: str, answer: Answer) -> None:
+    def _log_answer(self, path: str, source: str, answer: Answer) -> None:
         if not self._is_worth_a_line(path, source, answer):
             return
         match answer:
@@ -232,9 +242,9 @@ class Counter:
                 self._log.error("ticket_replayed", node=launch, source=source, why=alarm)
             case Granted(launch=launch, entry=entry):
                 self._log.info("granted", what=path, node=launch, slot=entry.slot, source=source)
-            case Refusal(code=Refused.USED, launch=launch):
+            case Refusal(code=RefusalCode.USED, launch=launch):
                 self._log.error("ticket_replayed", node=launch, source=source)
-            case Refusal(code=Refused.UNAVAILABLE, why=why):
+            case Refusal(code=RefusalCode.UNAVAILABLE, why=why):
                 self._log.error("unavailable", what=path, why=why)
             case Refusal(code=code, launch=launch, why=why):
                 self._log.warning("refused", what=path, code=str(code), node=launch, source=source, why=why)
@@ -243,22 +253,22 @@ class Counter:
         now_s = self._monotonic_s()
         if isinstance(answer, Granted):
             is_news = answer.alarm or path != RENEW
-            return bool(is_news) and not self._granted_lines.wait_s(answer.launch, now_s)
-        if self._lines.wait_s(network_of(source), now_s):
+            return bool(is_news) and not self._granted_lines.take(answer.launch, now_s)
+        if self._refusal_lines.take(network_of(source), now_s):
             return False
         # Who has shown that it knows a launch's secret is not drowned by those who have not.
-        return answer.launch is not None or not self._all_refusals.wait_s("", now_s)
+        return answer.launch is not None or not self._all_refusals.take("", now_s)
 
 
-class _Paced:
+class _RateLimited:
     """Every request of a source counts, whatever path and method it is of."""
 
     def __init__(self, app: ASGIApp, too_many: Callable[[str, str], Refusal | None]) -> None:
         self._app = app
-        self._too_many = too_many
+        self._rate_refusal = too_many
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._too_many(scope["path"], _source(Request(scope))) if scope["type"] == "http" else None
+        refusal = self._rate_refusal(scope["path"], _source(Request(scope))) if scope["type"] == "http" else None
         await (self._app if refusal is None else _response(refusal))(scope, receive, send)
 
 
@@ -266,7 +276,7 @@ def _source(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-async def _body(request: Request) -> bytes | None:
+async def _read_body(request: Request) -> bytes | None:
     """The request's body; None if it is too large, of which no more than that is read."""
     chunks: list[bytes] = []
     size_bytes = 0
@@ -282,26 +292,26 @@ def _response(answer: Answer) -> Response:
     if isinstance(answer, Granted):
         return JSONResponse(dict(answer.body))
     headers = {"Retry-After": str(int(answer.retry_after_s) + 1)} if answer.retry_after_s else {}
-    if answer.code in (Refused.TOO_LARGE, Refused.TOO_SLOW):
+    if answer.code in (RefusalCode.TOO_LARGE, RefusalCode.TOO_SLOW):
         headers["Connection"] = "close"  # what is still on its way is no request
     return JSONResponse({"error": str(answer.code)}, STATUS[answer.code], headers)
 
 
-async def _plain(request: Request, error: Exception) -> Response:
+async def _http_error_response(request: Request, error: Exception) -> Response:
     """No such path, or not by this method: in the words of the protocol, without those of the request."""
     del request
     status = error.status_code if isinstance(error, HTTPException) else 400
-    return JSONResponse({"error": str(Refused.MALFORMED)}, status)
+    return JSONResponse({"error": str(RefusalCode.MALFORMED)}, status)
 
 
 # --- the process ------------------------------------------------------------------------------------------
 
 
-class _Impatient(H11Protocol):
+class _TimeoutProtocol(H11Protocol):
     """A connection on which no request is under way is not kept open for long, whatever part of one it sends."""
 
     headers_s: float
-    left: Callable[[], None]
+    on_lost: Callable[[], None]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -310,7 +320,7 @@ class _Impatient(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.left()
+        self.on_lost()
 
     def on_response_complete(self) -> None:
         self._answers += 1
@@ -318,9 +328,9 @@ class _Impatient(H11Protocol):
         super().on_response_complete()
 
     def _expect_request(self) -> None:
-        self.loop.call_later(self.headers_s, self._leave_the_slow, self._answers)
+        self.loop.call_later(self.headers_s, self._close_if_slow, self._answers)
 
-    def _leave_the_slow(self, answers: int) -> None:
+    def _close_if_slow(self, answers: int) -> None:
         is_under_way = self.cycle is not None and not self.cycle.response_complete
         if self._answers == answers and not is_under_way and not self.transport.is_closing():
             self.transport.close()
@@ -332,10 +342,10 @@ class JoinServer(uvicorn.Server):
     ``requests_per_s`` and ``burst`` are what one source may ask; its connections may come a little faster.
     """
 
-    says: Mapping[str, str] = MappingProxyType({})
+    started_fields: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
-        self, app: Starlette, listen: str, context: ssl.SSLContext, limits: Limits, bounds: Bounds
+        self, app: Starlette, listen: str, context: ssl.SSLContext, limits: RequestLimits, bounds: ConnectionBounds
     ) -> None:
         host, _, port = listen.rpartition(":")
         super().__init__(
@@ -343,7 +353,7 @@ class JoinServer(uvicorn.Server):
                 app,
                 host=host.strip("[]"),
                 port=int(port),
-                http=_Impatient,
+                http=_TimeoutProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -358,47 +368,47 @@ class JoinServer(uvicorn.Server):
         self._bounds = bounds
         self._context = context
         rate = CONNECTIONS_PER_REQUEST
-        self._connections = Buckets(rate * limits.requests_per_s, rate * limits.requests_burst)
+        self._connections = TokenBuckets(rate * limits.requests_per_s, rate * limits.requests_burst)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's own, which has TLS begin before anybody can count. Raises :class:`ServiceNotReady`."""
         del sockets
         loop = asyncio.get_running_loop()
-        gate = Gate(self._context, self._bounds, self._is_too_fast, self._inside)
+        gate = ConnectionGate(self._context, self._bounds, self._is_too_fast, self._make_protocol)
         host, port = self.config.host, self.config.port
         try:
             self.servers = [await loop.create_server(gate, host, port, backlog=BACKLOG)]
         except OSError as error:
             raise ServiceNotReady(f"[Join] listen = {self._listen}: {error.strerror or error}") from error
         self.started = True
-        structlog.get_logger().info("join_service_started", **self.says)
+        structlog.get_logger().info("join_service_started", **self.started_fields)
 
     def _is_too_fast(self, source: str) -> bool:
-        return self._connections.wait_s(source, time.monotonic()) > 0
+        return self._connections.take(source, time.monotonic()) > 0
 
-    def _inside(self) -> Inside:
-        protocol = _Impatient(self.config, self.server_state, self.lifespan.state)
+    def _make_protocol(self) -> SecuredProtocol:
+        protocol = _TimeoutProtocol(self.config, self.server_state, self.lifespan.state)
         protocol.headers_s = self._bounds.headers_s
-        return cast("Inside", protocol)
+        return cast("SecuredProtocol", protocol)
 
 
-def paced_faults(log: Any, monotonic_s: Callable[[], float] = time.monotonic) -> Callable[..., None]:
+def fault_logger(log: Any, monotonic_s: Callable[[], float] = time.monotonic) -> Callable[..., None]:
     """For an event loop: what it would log of each connection and each try to accept one, now and then."""
-    lines = Buckets(LINES_PER_S, LINES_BURST)
+    lines = TokenBuckets(LINES_PER_S, LINES_BURST)
 
     def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
         what = str(context.get("message") or "a fault")
-        if not lines.wait_s(what, monotonic_s()):
+        if not lines.take(what, monotonic_s()):
             log.error("connection_fault", what=what, why=repr(context.get("exception")))
 
     return tell
 
 
-def desk_of(site: Site) -> JoinDesk:
+def make_admission(site: Site) -> JoinAdmission:
     """The desk of a site, from the files that ``init`` made. Raises :class:`ServiceNotReady`."""
-    paths, folder = Paths(site.join.material_dir), Folder(site.join.material_dir)
-    rules = Rules(
+    paths, folder = MaterialPaths(site.join.material_dir), ExchangePaths(site.join.material_dir)
+    rules = AdmissionRules(
         head_host=site.flux.head_host,
         head_address=site.flux.head_address,
         check_source=site.join.check_source,
@@ -409,42 +419,42 @@ def desk_of(site: Site) -> JoinDesk:
     try:
         material = MaterialSource(site.join.material_dir, site.join.flux_version or installed_flux_version())
         material.current()
-        return JoinDesk(
-            key=read_key(paths.site_key),
+        return JoinAdmission(
+            key=read_site_key(paths.site_key),
             rules=rules,
             roster=RosterFile(folder.roster, time.monotonic, time.time),
             material=material.current,
-            ledger=Ledger(folder.ledger),
+            ledger=TicketStore(folder.ledger),
             wall_at=time.time,
         )
-    except (MaterialError, KeyUnusableError, LedgerError) as error:
+    except (MaterialError, KeyUnusableError, TicketStoreError) as error:
         raise ServiceNotReady(str(error)) from error
 
 
 async def serve(site: Site) -> None:
     """Run until SIGTERM or SIGINT. Raises :class:`ServiceNotReady`."""
     log: Any = structlog.get_logger()
-    paths = Paths(site.join.material_dir)
-    desk = desk_of(site)
+    paths = MaterialPaths(site.join.material_dir)
+    desk = make_admission(site)
     try:
         pin, context = fingerprint(paths.tls_certificate), tls_context(paths)
     except MaterialError as error:
         raise ServiceNotReady(str(error)) from error
-    limits = Limits(site.join.requests_per_s, site.join.requests_burst)
-    counter = Counter(desk, limits)
-    wanted = Bounds()
+    limits = RequestLimits(site.join.requests_per_s, site.join.requests_burst)
+    counter = JoinApi(desk, limits)
+    wanted = ConnectionBounds()
     bounds = replace(wanted, connections_max=allowed_connections(wanted.connections_max))
     if bounds != wanted:
         log.warning("few_connections", connections_max=bounds.connections_max, why="raise the limit of open files")
-    server = JoinServer(counter.app(), site.join.listen, context, limits, bounds)
+    server = JoinServer(counter.make_app(), site.join.listen, context, limits, bounds)
     # Of what is no request uvicorn would say a line each.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    asyncio.get_running_loop().set_exception_handler(paced_faults(log))
+    asyncio.get_running_loop().set_exception_handler(fault_logger(log))
     # uvicorn ends at these, and then gives them back to whoever handled them before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    server.says = {"listen": site.join.listen, "fingerprint": pin}
-    forgetting = asyncio.create_task(counter.forget_now_and_then())
+    server.started_fields = {"listen": site.join.listen, "fingerprint": pin}
+    forgetting = asyncio.create_task(counter.forget_periodically())
     try:
         await server.serve()
     finally:

@@ -30,7 +30,7 @@ MEMORY_MAX_BYTES = 2**60
 _HARDWARE_MAX = {"cores": THREADS_MAX, "threads": THREADS_MAX, "gpus": GPUS_MAX, "memory_bytes": MEMORY_MAX_BYTES}
 _HARDWARE_ALLOWED = ", ".join(f"{name} (at most {most})" for name, most in _HARDWARE_MAX.items())
 _MARK_MAX = 2**31 - 1
-_BUSY_S = 5.0
+_BUSY_TIMEOUT_S = 5.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS used (
@@ -48,34 +48,34 @@ Reports = tuple[tuple[int, JoinFact], ...]  # each with its id, oldest first
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ReportPage:
     """What stands in a ledger beyond a place, up to ``READ_MAX`` rows. The oldest first.
 
     ``ledger`` tells one ledger from the one that takes its place. ``unreadable`` says of each row that is no report
     why.
     """
 
-    ledger: int
-    place: int
+    store_mark: int
+    last_id: int
     facts: tuple[JoinFact, ...]
     unreadable: tuple[str, ...]
     is_last: bool
 
 
-class LedgerError(Exception):
+class TicketStoreError(Exception):
     """The file cannot be opened, read or written now."""
 
 
-class Ledger:
+class TicketStore:
     """The service's own file. Used by one thread at a time. Every method raises :class:`LedgerError`."""
 
     def __init__(self, path: Path | str) -> None:
         try:
             if isinstance(path, Path):
                 path.touch(0o600)
-            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{path} cannot be used: {error}") from error
+            raise TicketStoreError(f"{path} cannot be used: {error}") from error
         try:
             # What was answered must be remembered after a power failure too.
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -86,29 +86,29 @@ class Ledger:
                 self._db.execute(f"PRAGMA user_version = {1 + secrets.randbelow(_MARK_MAX)}")
         except sqlite3.Error as error:
             self._db.close()
-            raise LedgerError(f"{path} cannot be used: {error}") from error
+            raise TicketStoreError(f"{path} cannot be used: {error}") from error
 
     def close(self) -> None:
         self._db.close()
 
-    def use(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
+    def mark_used(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
         """Mark a ticket as used; give the hash of the nonce that it was first used with, this one or another."""
         row = (launch, nonce_hash, source, now_at)
         try:
             self._db.execute("INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (launch) DO NOTHING", row)
         except sqlite3.Error as error:
-            raise LedgerError(f"a ticket could not be marked as used: {error}") from error
-        return self.user(launch) or nonce_hash
+            raise TicketStoreError(f"a ticket could not be marked as used: {error}") from error
+        return self.nonce_hash_of(launch) or nonce_hash
 
-    def user(self, launch: LaunchId) -> str | None:
+    def nonce_hash_of(self, launch: LaunchId) -> str | None:
         """The hash of the nonce that the ticket was used with; None if it was not used."""
         try:
             found = self._db.execute("SELECT nonce_hash FROM used WHERE launch = ?", [launch]).fetchone()
         except sqlite3.Error as error:
-            raise LedgerError(f"whether a ticket was used could not be read: {error}") from error
+            raise TicketStoreError(f"whether a ticket was used could not be read: {error}") from error
         return str(found[0]) if found is not None else None
 
-    def report(self, report: NodeReported) -> None:
+    def keep_report(self, report: NodeReported) -> None:
         """Keep a report for the manager. Only the latest of a launch are kept, and only so many replays of it."""
         row = (report.launch, report.phase, report.detail[:DETAIL_MAX_CHARS], report.reported_at)
         is_replay = report.phase is JoinPhase.REPLAYED
@@ -127,7 +127,7 @@ class Ledger:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise LedgerError(f"a report could not be kept: {error}") from error
+            raise TicketStoreError(f"a report could not be kept: {error}") from error
 
     def _count_replays(self, launch: LaunchId) -> int:
         rows = self._db.execute(
@@ -151,14 +151,14 @@ class Ledger:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise LedgerError(f"old marks could not be dropped: {error}") from error
+            raise TicketStoreError(f"old marks could not be dropped: {error}") from error
 
     def reports(self, after: int) -> Reports:
         """The reports beyond an id, each with its own, oldest first."""
-        return tuple((id_, fact) for id_, fact in _rows(self._db, after) if not isinstance(fact, str))
+        return tuple((id_, fact) for id_, fact in _read_rows(self._db, after) if not isinstance(fact, str))
 
 
-def read_page(path: Path, ledger: int, place: int) -> Page | None:
+def read_page(path: Path, ledger: int, place: int) -> ReportPage | None:
     """What stands beyond a place of a ledger; from the start where it is another ledger. None where there is none.
 
     Raises :class:`LedgerError`.
@@ -166,36 +166,36 @@ def read_page(path: Path, ledger: int, place: int) -> Page | None:
     if not path.exists():
         return None
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)) as db:
             db.execute("BEGIN")  # all of one moment
             mark = int(db.execute("PRAGMA user_version").fetchone()[0])
             last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'reports'").fetchone()
             # One that was restored is the same, and was here before: it is behind what was read.
             goes_on = mark == ledger and (last[0] if last is not None else 0) >= place
-            rows = _rows(db, place if goes_on else 0)
+            rows = _read_rows(db, place if goes_on else 0)
     except sqlite3.Error as error:
-        raise LedgerError(f"{path} cannot be read: {error}") from error
-    return Page(
-        ledger=mark,
-        place=rows[-1][0] if rows else (place if goes_on else 0),
+        raise TicketStoreError(f"{path} cannot be read: {error}") from error
+    return ReportPage(
+        store_mark=mark,
+        last_id=rows[-1][0] if rows else (place if goes_on else 0),
         facts=tuple(fact for _, fact in rows if not isinstance(fact, str)),
         unreadable=tuple(fact for _, fact in rows if isinstance(fact, str)),
         is_last=len(rows) < READ_MAX,
     )
 
 
-def _rows(db: sqlite3.Connection, after: int) -> list[tuple[int, JoinFact | str]]:
+def _read_rows(db: sqlite3.Connection, after: int) -> list[tuple[int, JoinFact | str]]:
     """Rows beyond an id: each a fact, or why it is none."""
     query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
-    return [(row[0], _fact(*row)) for row in db.execute(query, (after, READ_MAX))]
+    return [(row[0], _fact_from_row(*row)) for row in db.execute(query, (after, READ_MAX))]
 
 
-def _fact(id_: int, launch: str, phase: str, detail: str, reported_at: float) -> JoinFact | str:
+def _fact_from_row(id_: int, launch: str, phase: str, detail: str, reported_at: float) -> JoinFact | str:
     try:
         report = NodeReported(LaunchId(launch), JoinPhase(phase), detail, reported_at)
         if report.phase is not JoinPhase.MEASURED:
             return report
-        return NodeMeasured(report.launch, decoded_hardware(detail), reported_at)
+        return NodeMeasured(report.launch, decode_hardware(detail), reported_at)
     except ValueError as fault:
         return f"report {id_} of {launch}: {fault}"
 
@@ -203,12 +203,12 @@ def _fact(id_: int, launch: str, phase: str, detail: str, reported_at: float) ->
 # --- what a machine has -----------------------------------------------------------------------------------
 
 
-def encoded_hardware(hardware: Hardware) -> str:
+def encode_hardware(hardware: Hardware) -> str:
     """As :func:`decoded_hardware` reads it, and nothing else that came with it."""
     return json.dumps(asdict(hardware))
 
 
-def decoded_hardware(text: str) -> Hardware:
+def decode_hardware(text: str) -> Hardware:
     """What a client says of its machine, as a JSON object of four whole numbers. Raises ``ValueError``."""
     try:
         read = json.loads(text)

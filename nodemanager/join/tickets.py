@@ -47,17 +47,17 @@ class SiteKey:
         return hmac.new(self._key, "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def same(one: str, other: str) -> bool:
+def equal_secrets(one: str, other: str) -> bool:
     """Compare two secrets without telling by the time it takes how far they agree."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-def nonce_hash(nonce: str) -> str:
+def hash_nonce(nonce: str) -> str:
     """All that is kept of a client's nonce."""
     return hashlib.sha256(nonce.encode()).hexdigest()
 
 
-def make_key(path: Path) -> None:
+def make_site_key(path: Path) -> None:
     """Write a new key, readable for its owner only. Raises ``FileExistsError``: a key is never overwritten."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(secrets.token_hex(KEY_BYTES) + "\n")
@@ -68,7 +68,7 @@ def is_open_to_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & _OTHERS)
 
 
-def read_key(path: Path) -> SiteKey:
+def read_site_key(path: Path) -> SiteKey:
     """Raises :class:`KeyUnusableError`."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:

@@ -11,42 +11,42 @@ from collections.abc import Mapping
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.nodes import LaunchId
 from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux
-from nodemanager.join.key_material import MaterialError, Paths, fingerprint
-from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_key
+from nodemanager.join.key_material import MaterialError, MaterialPaths, fingerprint
+from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_site_key
 
 SIZE_MAX_BYTES = 4096
 
 
 # Providers whose metadata service tells a spot node that it is about to be taken back.
-NOTICES = {Provider.EC2: "ec2", Provider.GCE: "gce", Provider.AZURE: "azure"}
+NOTICE_SERVICES = {Provider.EC2: "ec2", Provider.GCE: "gce", Provider.AZURE: "azure"}
 
 
 class UserDataError(Exception):
     """No node can be made to join as the site is; the text says why."""
 
 
-class UserData:
+class JoinUserData:
     """The scripts of one site. Its files are read once. Raises :class:`UserDataError`."""
 
     def __init__(self, site: Site) -> None:
-        paths = Paths(site.join.material_dir)
+        paths = MaterialPaths(site.join.material_dir)
         try:
-            self._key: SiteKey = read_key(paths.site_key)
-            self._values = _values(site, fingerprint(paths.tls_certificate))
+            self._key: SiteKey = read_site_key(paths.site_key)
+            self._values = _script_values(site, fingerprint(paths.tls_certificate))
         except (KeyUnusableError, MaterialError, BootstrapError) as error:
             raise UserDataError(str(error)) from error
         self._client = site.join.client
 
     def __call__(self, launch: LaunchId) -> str:
         values = {**self._values, "LAUNCH": launch, "TICKET": self._key.ticket(launch)}
-        return script(values, self._client)
+        return join_script(values, self._client)
 
 
-def script(values: Mapping[str, str], client: str) -> str:
+def join_script(values: Mapping[str, str], client: str) -> str:
     """The script with these settings. ``client``: the path of flux-node-join in the image; "" has it fetched."""
-    lines = [f"export FLUX_NODE_JOIN_{name}={quoted(value)}" for name, value in sorted(values.items())]
-    start = f"exec {quoted(client)}\n" if client else _FETCH
-    made = _HEAD + "\n".join(lines) + "\n" + start
+    lines = [f"export FLUX_NODE_JOIN_{name}={shell_quote(value)}" for name, value in sorted(values.items())]
+    start = f"exec {shell_quote(client)}\n" if client else _FETCH_CLIENT
+    made = _SCRIPT_HEAD + "\n".join(lines) + "\n" + start
     size_bytes = len(made.encode())
     if size_bytes >= SIZE_MAX_BYTES:
         raise UserDataError(
@@ -55,12 +55,12 @@ def script(values: Mapping[str, str], client: str) -> str:
     return made
 
 
-def quoted(value: str) -> str:
+def shell_quote(value: str) -> str:
     """A word of the shell, in quotes whatever it holds: what is safe without is not for us to judge."""
     return "'" + value.replace("'", "'\\''") + "'"
 
 
-def _values(site: Site, pin: str) -> dict[str, str]:
+def _script_values(site: Site, pin: str) -> dict[str, str]:
     # A local node runs this machine's flux; any other one that of its image.
     flux = find_flux(site.join.flux) if site.cloud.provider is Provider.LOCAL else site.join.flux
     return {
@@ -73,11 +73,11 @@ def _values(site: Site, pin: str) -> dict[str, str]:
         "FLUX": flux,
         "USER": site.join.node_user,
         "SYSTEMD": "yes" if site.join.systemd else "no",
-        "NOTICE": NOTICES.get(site.cloud.provider, ""),
+        "NOTICE": NOTICE_SERVICES.get(site.cloud.provider, ""),
     }
 
 
-_HEAD = """\
+_SCRIPT_HEAD = """\
 #!/bin/sh
 # Joins this node to its Flux instance. The ticket is good for one use.
 # shellcheck disable=SC2016 # values are kept as they are, commands too
@@ -87,7 +87,7 @@ umask 077
 
 # A node that nobody lets in must end its own cost too, so the fetch is given up after the same silence; and one
 # that cannot keep anything ends then, so that there is time to look at it.
-_FETCH = """\
+_FETCH_CLIENT = """\
 export FLUX_NODE_JOIN_PARENT="$PPID"
 mkdir -p "$FLUX_NODE_JOIN_DIR" || {
   sleep "$FLUX_NODE_JOIN_SILENCE_MAX_S"

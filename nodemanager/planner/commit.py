@@ -32,20 +32,20 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
-from nodemanager.planner.observe.backoff import BOOT_FAILURES, boot_failed
-from nodemanager.planner.observe.rank_facts import stop_held_up
+from nodemanager.planner.observe.backoff import BOOT_FAILURES, count_failed_boot
+from nodemanager.planner.observe.rank_facts import delay_stop
 from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move
-from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
 # What an order to a node is while it is under way, and the move that giving it makes.
-UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
+CALL_AND_MOVE: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
     DrainNode: (CallKind.DRAIN, Event.RETIRED),
     CordonNode: (CallKind.DRAIN, None),
     UndrainNode: (CallKind.UNDRAIN, None),
@@ -55,7 +55,7 @@ UNDER_WAY: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
 }
 
 
-def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
+def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """After the plan was made and the outside asked for news, whether its actions are ordered or only said."""
     due_s = snapshot.now_s + policy.call_timeout_s
     if plan.settled:
@@ -73,9 +73,9 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case SweepCloud():
                 snapshot = replace(snapshot, swept_s=snapshot.now_s)
             case KeepSteering():
-                snapshot = replace(snapshot, keeper=_asked(snapshot.keeper, due_s))
+                snapshot = replace(snapshot, steering_write=_asked(snapshot.steering_write, due_s))
             case KeepSpend():
-                snapshot = replace(snapshot, bookkeeper=_asked(snapshot.bookkeeper, due_s))
+                snapshot = replace(snapshot, spend_write=_asked(snapshot.spend_write, due_s))
             case _:
                 assert_never(ask)
     return snapshot
@@ -83,11 +83,11 @@ def asked(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
 
 def _stops_held_up(snapshot: Snapshot) -> Snapshot:
     """While nothing is decided no stop gets any further."""
-    leaving = [node for node in roll_of(snapshot).restless.values() if node.state in LEAVING]
-    return with_nodes(snapshot, {node.id: stop_held_up(node) for node in leaving if not node.stop_held_up})
+    leaving = [node for node in node_index_of(snapshot).to_check.values() if node.state in LEAVING]
+    return with_nodes(snapshot, {node.id: delay_stop(node) for node in leaving if not node.stop_delayed})
 
 
-def committed(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
+def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """After the plan's actions were ordered."""
     changed: dict[LaunchId, Node] = {}
     strays = dict(snapshot.strays)
@@ -144,7 +144,7 @@ def _latest(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot)
 
 def _boot_given_up(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
     """Once for a node: its drain may be ordered again."""
-    return boot_failed(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
+    return count_failed_boot(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
 
 
 def _asked(source: Source, due_s: float) -> Source:
@@ -160,14 +160,14 @@ def _sent(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
 
 
 def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
-    kind, event = UNDER_WAY[type(order)]
+    kind, event = CALL_AND_MOVE[type(order)]
     now_s = snapshot.now_s
     changes: dict[str, Any] = {"call": _sent(kind, snapshot, policy)}
     if isinstance(order, DrainNode):
         again = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if again else now_s
         changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
-        changes["stop_held_up"] = again and node.stop_held_up
+        changes["stop_delayed"] = again and node.stop_delayed
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
         changes["retiring"] = order.reason  # it goes once its jobs have ended
     if isinstance(order, UndrainNode):

@@ -13,20 +13,20 @@ from nodemanager.core.jobs import Job, JobId
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName
-from nodemanager.planner.placement.flux_scheduler import Standing
-from nodemanager.planner.placement.placement import Layout
-from nodemanager.planner.placement.supply import Place
+from nodemanager.planner.placement.flux_scheduler import Availability
+from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.placement.supply import SlotAndRank
 from nodemanager.planner.state.queue_index import BatchKey, key_of
 from nodemanager.planner.state.snapshot import Node
 
 NAMES_MAX = 10
 
-SERVED_BY: Mapping[Standing, str] = {
-    Standing.UP: "fits_on_a_node_that_is_up",
-    Standing.KEPT: "node_kept_for_it",
-    Standing.SOON: "node_free_soon",
-    Standing.COMING: "node_coming",
-    Standing.NEW: "node_ordered",
+REASON_BY_AVAILABILITY: Mapping[Availability, str] = {
+    Availability.UP: "fits_on_a_node_that_is_up",
+    Availability.KEPT: "node_kept_for_it",
+    Availability.SOON: "node_free_soon",
+    Availability.COMING: "node_coming",
+    Availability.NEW: "node_ordered",
 }
 
 
@@ -34,17 +34,17 @@ SERVED_BY: Mapping[Standing, str] = {
 class Purchase:
     """One node to be bought. ``serves``: the first few of the jobs that it is bought for."""
 
-    place: Place
+    place: SlotAndRank
     node_type: NodeType
     zone: str
     serves: tuple[JobId, ...]
-    jobs: int
+    job_count: int
 
 
 class JobReasons(Mapping[JobId, Reason]):
     """Why each waiting job waits: worked out where it is asked for, as there may be very many."""
 
-    def __init__(self, jobs: Mapping[JobId, Job], layout: Layout, settling: Reason | None) -> None:
+    def __init__(self, jobs: Mapping[JobId, Job], layout: Placement, settling: Reason | None) -> None:
         self._jobs = jobs
         self._layout = layout
         self._settling = settling
@@ -71,7 +71,7 @@ class JobReasons(Mapping[JobId, Reason]):
     def items(self) -> ItemsView[JobId, Reason]:
         return _JobReasonsItems(self)
 
-    def in_order(self) -> Iterator[tuple[JobId, Reason]]:
+    def in_id_order(self) -> Iterator[tuple[JobId, Reason]]:
         """All of them, by id, in less time than one by one: those of a batch that are not served wait alike."""
         layout, demand = self._layout, self._layout.demand
         stuck = layout.stuck[0] if layout.stuck is not None else None
@@ -87,7 +87,7 @@ class JobReasons(Mapping[JobId, Reason]):
                     alike[key] = self._reason(key, ids, index)
                 yield id_, alike[key]
 
-    def tally(self) -> Mapping[str, int]:
+    def count_by_reason(self) -> Mapping[str, int]:
         """How many jobs wait for which reason. Those that are served count as one kind, whatever serves them."""
         counts = Counter(reason.code for reason in self._layout.demand.withheld.values())
         for key, ids in self._layout.demand.batches.items():
@@ -105,7 +105,7 @@ class JobReasons(Mapping[JobId, Reason]):
         layout = self._layout
         if key in layout.demand.put_off:
             return layout.demand.put_off[key]
-        if index < layout.served_of(key):
+        if index < layout.count_served(key):
             return self._served(key, ids, index)
         stuck = layout.stuck
         if stuck is not None and ids[index] == stuck[0]:
@@ -117,21 +117,23 @@ class JobReasons(Mapping[JobId, Reason]):
 
     def _served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
         layout, id_ = self._layout, ids[index]
-        standing: dict[SlotName, Standing] = {}
+        standing: dict[SlotName, Availability] = {}
         free_in_s = 0.0
         for bin_, _ in layout.seating.seats.get(id_, ()):
-            standing[bin_.slot] = bin_.standing
+            standing[bin_.slot] = bin_.availability
             free_in_s = max(free_in_s, bin_.free_in_s)
-        for place, offer in layout.dealt.nodes_of(key, index):
-            standing[place[0]] = offer.standing
+        for place, offer in layout.assignment.nodes_of(key, index):
+            standing[place[0]] = offer.availability
         latest = max(standing.values())
-        if latest is Standing.NEW and self._settling is not None:
+        if latest is Availability.NEW and self._settling is not None:
             return self._settling
         nodes = tuple(slot for slot, when in standing.items() if when is latest)
         unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
-        soon = {"free_in_s": free_in_s} if latest is Standing.SOON else {}
-        zone = {"zone": layout.zones[key.shape]} if latest is not Standing.UP and key.shape in layout.zones else {}
-        return because(SERVED_BY[latest], nodes=nodes, **soon, **zone, **unheeded)
+        soon = {"free_in_s": free_in_s} if latest is Availability.SOON else {}
+        zone = (
+            {"zone": layout.zones[key.shape]} if latest is not Availability.UP and key.shape in layout.zones else {}
+        )
+        return because(REASON_BY_AVAILABILITY[latest], nodes=nodes, **soon, **zone, **unheeded)
 
 
 class _JobReasonsItems(ItemsView[JobId, Reason]):
@@ -140,7 +142,7 @@ class _JobReasonsItems(ItemsView[JobId, Reason]):
         self._reasons = reasons
 
     def __iter__(self) -> Iterator[tuple[JobId, Reason]]:
-        return self._reasons.in_order()
+        return self._reasons.in_id_order()
 
 
 # A job, its batch (None: it is withheld), the ids of that, and its own place among them.
@@ -168,7 +170,7 @@ class NodeReasons(Mapping[LaunchId, Reason]):
     def __iter__(self) -> Iterator[LaunchId]:
         return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
 
-    def others_than(self, before: NodeReasons) -> Sequence[LaunchId]:
+    def changed_since(self, before: NodeReasons) -> Sequence[LaunchId]:
         """Those whose reason may be another than it was before. Most are only at work, now as then."""
         found = {*self.decided, *before.decided}
         if self._nodes is not before._nodes:
@@ -180,26 +182,26 @@ class NodeReasons(Mapping[LaunchId, Reason]):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class FleetNeeds:
     """``needed``: the slots that waiting jobs are laid out on, with the first few of those jobs."""
 
     needed: Mapping[SlotName, tuple[JobId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     purchases: tuple[Purchase, ...] = ()
 
 
-def verdicts(jobs: Mapping[JobId, Job], layout: Layout) -> Verdicts:
+def fleet_needs(jobs: Mapping[JobId, Job], layout: Placement) -> FleetNeeds:
     """What the layout needs of the fleet. Nodes for the first in the queue are bought first."""
     needed: dict[SlotName, list[JobId]] = {}
     for key, seated in layout.seating.seated.items():
-        for id_ in layout.demand.batches[key][: min(seated, layout.served_of(key))]:
+        for id_ in layout.demand.batches[key][: min(seated, layout.count_served(key))]:
             for bin_, _ in layout.seating.seats[id_]:
                 needed.setdefault(bin_.slot, []).append(id_)
     purchases: list[Purchase] = []
-    for laid in layout.dealt.nodes():
-        serves, count = layout.dealt.jobs_on(laid, NAMES_MAX)
-        if laid.offer.standing is Standing.NEW:
+    for laid in layout.assignment.nodes():
+        serves, count = layout.assignment.jobs_on(laid, NAMES_MAX)
+        if laid.offer.availability is Availability.NEW:
             purchases.append(Purchase(laid.place, laid.offer.node_type, laid.zone, serves, count))
         else:
             needed.setdefault(laid.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))
-    return Verdicts({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))
+    return FleetNeeds({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.planner.plan import Plan, settles_at_s
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
@@ -19,7 +19,7 @@ PLAN_EVERY_S = 1.0
 QUIET_EVERY_S = 5.0
 
 
-def plan_by_s(snapshot: Snapshot, made: Plan, policy: Policy) -> float:
+def next_plan_s(snapshot: Snapshot, made: Plan, policy: Policy) -> float:
     """When to plan again after a plan that was just made, and whose orders stand in the snapshot."""
     now_s = snapshot.now_s
     moments = [*_moments(snapshot, policy)]
@@ -34,7 +34,7 @@ def _quiet(snapshot: Snapshot, made: Plan) -> bool:
     """Whether nothing is ordered or wanted, and whoever is not at work only stands idle."""
     if made.stands_still is not None or made.actions or made.jobs or snapshot.strays or snapshot.doubted_lists:
         return False
-    return all(map(_only_idle, roll_of(snapshot).restless.values()))
+    return all(map(_only_idle, node_index_of(snapshot).to_check.values()))
 
 
 def _only_idle(node: Node) -> bool:
@@ -43,7 +43,7 @@ def _only_idle(node: Node) -> bool:
 
 def _patience_ends_s(snapshot: Snapshot, made: Plan) -> Iterator[float]:
     """When each idle node has been so for long enough, or the window that is paid for it closes."""
-    for id_ in roll_of(snapshot).restless:
+    for id_ in node_index_of(snapshot).to_check:
         reason = made.nodes[id_]
         match reason.code, reason.figures:
             case "idle_not_long", {"idle_s": float(idle_s), "idle_timeout_s": float(timeout_s)}:
@@ -68,6 +68,6 @@ def _moments(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
             yield source.answer_due_s
         elif source.seen_s is not None:
             yield source.seen_s + every_s
-    for node in roll_of(snapshot).calling.values():
+    for node in node_index_of(snapshot).with_call.values():
         if node.call is not None:
             yield node.call.deadline_s

@@ -41,26 +41,26 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.cost import budget
-from nodemanager.planner.make_room import give_way
-from nodemanager.planner.node_steps import BUSY, TURN, NodeAction, Outlook, step
+from nodemanager.planner.make_room import make_room
+from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, StepContext, next_step
 from nodemanager.planner.observe.backoff import Allowance
-from nodemanager.planner.observe.operator import held_of, steered_nodes
-from nodemanager.planner.observe.safe_mode import safe_mode
-from nodemanager.planner.outcome import JobReasons, NodeReasons, Purchase, Verdicts, verdicts
+from nodemanager.planner.observe.operator import count_held, steered_nodes
+from nodemanager.planner.observe.safe_mode import why_safe_mode
+from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, fleet_needs
 from nodemanager.planner.placement import supply
-from nodemanager.planner.placement.placement import Layout
-from nodemanager.planner.placement.within_budget import lay_out
-from nodemanager.planner.requeue import requeues
-from nodemanager.planner.spares import idle_or_coming, spare_purchases, usable
+from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.placement.within_budget import place_within_budget
+from nodemanager.planner.requeue import requeue_orders
+from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
 from nodemanager.planner.state.frozen import replace, worked_out
-from nodemanager.planner.state.node_index import calls_in_flight, roll_of
+from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
 WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
-ON_THE_WAY = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
+IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
@@ -72,8 +72,8 @@ class Basis:
 
     snapshot: Snapshot
     policy: Policy
-    layout: Layout
-    found: Verdicts
+    layout: Placement
+    needs: FleetNeeds
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,22 @@ class Plan:
     def types(self) -> Mapping[TypeName, Reason]:
         """Why each is bought, or not."""
         of = self.basis
-        return type_reasons(of.policy, of.layout, of.found) if of is not None else {}
+        return type_reasons(of.policy, of.layout, of.needs) if of is not None else {}
 
     @worked_out
     def warnings(self) -> tuple[Reason, ...]:
         """What the site should mend."""
         of = self.basis
-        return warnings(of.snapshot, of.policy, of.layout, of.found) if of is not None else ()
+        return warnings(of.snapshot, of.policy, of.layout, of.needs) if of is not None else ()
 
     @property
     def decided(self) -> Mapping[LaunchId, Reason]:
         """The reasons of those nodes about which there was something to decide."""
         return self.nodes.decided if isinstance(self.nodes, NodeReasons) else self.nodes
 
-    def waiting(self) -> Mapping[str, int]:
+    def count_by_reason(self) -> Mapping[str, int]:
         """How many jobs wait for which reason."""
-        return self.jobs.tally() if isinstance(self.jobs, JobReasons) else {}
+        return self.jobs.count_by_reason() if isinstance(self.jobs, JobReasons) else {}
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -118,14 +118,14 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     if not policy.observed or made.stands_still is not None:
         return made
     # Jobs are served by the types that act alone; what would be done with all of them is another plan.
-    said = _decided(snapshot, policy.unobserved).actions
-    begun = [it for it in made.actions if type_of(it, snapshot) in policy.observed]
+    said = _decided(snapshot, policy.acting_everywhere).actions
+    begun = [it for it in made.actions if type_of_action(it, snapshot) in policy.observed]
     return replace(
-        made, would=tuple(it for it in said if type_of(it, snapshot) in policy.observed and it not in begun)
+        made, would=tuple(it for it in said if type_of_action(it, snapshot) in policy.observed and it not in begun)
     )
 
 
-def type_of(action: Action, snapshot: Snapshot) -> TypeName | None:
+def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
     """The node type that an order is about; None where it is about several, or about a node that is not known."""
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
@@ -148,19 +148,21 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.wish is not None:
-            return Plan(asks, actions=(slot_types.answer(snapshot.wish, snapshot, policy),), price_per_hour=price)
-        if (redeclared := slot_types.redeclaration(snapshot, policy)) is not None:
+            return Plan(
+                asks, actions=(slot_types.answer_wish(snapshot.wish, snapshot, policy),), price_per_hour=price
+            )
+        if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    layout = lay_out(snapshot, policy, price)
-    found = verdicts(snapshot.jobs, layout)
-    quiet = settled(snapshot, policy)
+    layout = place_within_budget(snapshot, policy, price)
+    found = fleet_needs(snapshot.jobs, layout)
+    quiet = is_settled(snapshot, policy)
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
-    unsent = unsent_leases.weigh(snapshot, policy, price, layout, found, settling)
+    unsent = unsent_leases.review(snapshot, policy, price, layout, found, settling)
     steps, reasons = _steps(snapshot, policy, layout, found, unsent)
     boots = _boots(snapshot, policy, layout, found) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *requeues(snapshot, policy), *boots),
+        actions=(*steps, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
         jobs=JobReasons(snapshot.jobs, layout, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
@@ -185,10 +187,10 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
     unkept = snapshot.steering != snapshot.steering_on_record
-    if unkept and snapshot.claimed and _may_ask(snapshot.keeper, now_s):
+    if unkept and snapshot.claimed and _may_ask(snapshot.steering_write, now_s):
         asks.append(KeepSteering(snapshot.steering))
-    spend = budget.to_keep(snapshot, policy)
-    if spend is not None and _may_ask(snapshot.bookkeeper, now_s):
+    spend = budget.spend_to_write(snapshot, policy)
+    if spend is not None and _may_ask(snapshot.spend_write, now_s):
         asks.append(KeepSpend(spend))
     return tuple(asks)
 
@@ -209,12 +211,12 @@ def _older_than(source: Source, age_s: float, now_s: float) -> bool:
 
 def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     """While something is on its way in or out the list is news; else it is a check."""
-    roll = roll_of(snapshot)
+    roll = node_index_of(snapshot)
     moving = (
-        any(roll.states.get(state) for state in ON_THE_WAY)
+        any(roll.count_by_state.get(state) for state in IN_TRANSITION)
         or snapshot.strays
         or snapshot.doubted_lists
-        or any(node.absences for node in roll.restless.values())
+        or any(node.absences for node in roll.to_check.values())
     )
     return policy.probe_s if moving else policy.relist_s
 
@@ -231,9 +233,9 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
-    if snapshot.differs is not None:
-        return snapshot.differs
-    if (safe := safe_mode(snapshot, policy)) is not None:
+    if snapshot.site_mismatch is not None:
+        return snapshot.site_mismatch
+    if (safe := why_safe_mode(snapshot, policy)) is not None:
         return safe
     paused = snapshot.steering.paused
     return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
@@ -257,13 +259,13 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
     return quiet_s
 
 
-def settled(snapshot: Snapshot, policy: Policy) -> bool:
+def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     """Whether it is time to buy: the queue is quiet, and the ranks were looked at since they last stirred.
 
     And it is known which queues are stopped. Somebody may have stopped one while the instance was away, or while it
     had no scheduler, which hides it: so they are asked for since.
     """
-    if snapshot.away_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.away_s:
+    if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
     overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
     looked = snapshot.stirred_s is None or overdue
@@ -276,24 +278,24 @@ def settled(snapshot: Snapshot, policy: Policy) -> bool:
 def _steps(
     snapshot: Snapshot,
     policy: Policy,
-    layout: Layout,
-    found: Verdicts,
-    unsent: Mapping[LaunchId, unsent_leases.Weighed],
+    layout: Placement,
+    found: FleetNeeds,
+    unsent: Mapping[LaunchId, unsent_leases.LeaseReview],
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
-    roll = roll_of(snapshot)
-    leaving = roll.states.get(NodeState.DRAINING, 0) + roll.states.get(NodeState.STOPPING, 0)
-    leaving -= held_of(snapshot, NodeState.DRAINING)
+    roll = node_index_of(snapshot)
+    leaving = roll.count_by_state.get(NodeState.DRAINING, 0) + roll.count_by_state.get(NodeState.STOPPING, 0)
+    leaving -= count_held(snapshot, NodeState.DRAINING)
     ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
-    ended |= {node.id for node in unsent_leases.ending(snapshot)}
-    outlook = Outlook(
+    ended |= {node.id for node in unsent_leases.ending_leases(snapshot)}
+    outlook = StepContext(
         snapshot=snapshot,
         policy=policy,
         needed=found.needed,
-        gives_way=give_way(snapshot, policy, layout, found.needed, ended),
+        makes_room=make_room(snapshot, policy, layout, found.needed, ended),
         unsent=unsent,
-        live=sum(roll.types.values()) - leaving - len(ended),
-        usable=usable(snapshot, policy),
-        ready=idle_or_coming(snapshot, policy, found.needed, ended),
+        count_live=sum(roll.count_by_type.values()) - leaving - len(ended),
+        count_usable=count_usable(snapshot, policy),
+        count_ready=count_ready(snapshot, policy, found.needed, ended),
         overspent=layout.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
@@ -302,9 +304,9 @@ def _steps(
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
     # With the budget spent, something is to be decided about those at work, too.
-    to_decide = {**(roll.restless if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
+    to_decide = {**(roll.to_check if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: _turn(node, policy)):
-        taken = step(node, outlook)
+        taken = next_step(node, outlook)
         reasons[node.launch.id] = taken.reason
         if taken.action is not None:
             actions.append(taken.action)
@@ -314,10 +316,14 @@ def _steps(
 def _turn(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     """Of those that may go, as they are idle, the dearest does first: fewer are kept, and the cheap ones."""
     node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    return TURN[node.state], -node_type.price_per_hour if node_type is not None else Decimal(0), node.launch.id
+    return (
+        STATE_RANKING[node.state],
+        -node_type.price_per_hour if node_type is not None else Decimal(0),
+        node.launch.id,
+    )
 
 
-def _boots(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[BootNode, ...]:
+def _boots(snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, layout, found)
     # What quotas and breakers leave is less than the layout asks for: what is beyond it is had no more at the next.
     allowance = Allowance(snapshot, policy)
@@ -333,7 +339,9 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
     return BootNode(
-        launch, purchase.serves, because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.jobs)
+        launch,
+        purchase.serves,
+        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.job_count),
     )
 
 
@@ -342,7 +350,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 
     One that a job could begin on is drained before that, and looked at once more.
     """
-    ownerless = sorted(supply.strays(snapshot), key=lambda stray: stray.node.provider_id)
+    ownerless = sorted(supply.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from nodemanager.core.jobs import JobState
 from nodemanager.core.orders import RequeueJob
 from nodemanager.core.reasons import because
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
-def requeues(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
+def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
     """The jobs that are to be submitted once more now, each once; none of those on nodes that are only observed."""
     taken_back = {
         node.launch.rank: node
-        for node in roll_of(snapshot).restless.values()
+        for node in node_index_of(snapshot).to_check.values()
         if node.reclaimed is not None and _takes_no_job(node) and node.launch.type_name not in policy.observed
     }
     if not taken_back or _may_have_been(snapshot):
@@ -28,7 +28,7 @@ def requeues(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
     for job in snapshot.jobs.values():
         if not job.requeue or job.state is not JobState.RUN or job.id in again or job.id in snapshot.requeued:
             continue
-        node = next((taken_back[held.rank] for held in job.holds if held.rank in taken_back), None)
+        node = next((taken_back[held.rank] for held in job.allocations if held.rank in taken_back), None)
         if node is not None:
             orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
     return tuple(orders)

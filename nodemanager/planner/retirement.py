@@ -11,7 +11,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node
 
 
-def weigh(
+def should_retire(
     node: Node,
     node_type: NodeType | None,
     policy: Policy,

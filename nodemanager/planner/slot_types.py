@@ -16,14 +16,14 @@ from nodemanager.core.orders import ChangeSlots, RefuseSlots
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 from nodemanager.planner.observe.hardware import WISH_PREFIX
-from nodemanager.planner.placement.supply import strays
+from nodemanager.planner.placement.supply import ownerless_strays
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 
-Division = Mapping[SlotName, TypeName]
+SlotTypes = Mapping[SlotName, TypeName]
 
 
-def divided(policy: Policy, division: Division) -> Policy:
+def with_slot_types(policy: Policy, division: SlotTypes) -> Policy:
     """The policy with the slots where the instance has them; where that does not say, where the site has them."""
     if not division:
         return policy
@@ -35,10 +35,10 @@ def divided(policy: Policy, division: Division) -> Policy:
     return policy if types == policy.node_types else replace(policy, node_types=types)
 
 
-def movable(snapshot: Snapshot) -> tuple[SlotName, ...]:
+def movable_slots(snapshot: Snapshot) -> tuple[SlotName, ...]:
     """The slots that may change their type now, the last rank first: the first ones are leased first."""
     leased = {node.launch.slot for node in snapshot.nodes.values()}
-    leased |= {stray.node.identity.slot for stray in strays(snapshot) if stray.node.identity is not None}
+    leased |= {stray.node.identity.slot for stray in ownerless_strays(snapshot) if stray.node.identity is not None}
     ranks = sorted(snapshot.ranks.values(), key=lambda rank: -rank.rank)
     return tuple(rank.host for rank in ranks if may_move(rank) and rank.host not in leased)
 
@@ -48,27 +48,27 @@ def may_move(rank: FluxRank) -> bool:
     return not (rank.online or rank.allocated or rank.excluded or drained_by_others(rank))
 
 
-def answer(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:
+def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:
     """What becomes of a wish. It is answered at once, one way or the other; nothing is kept for later."""
     in_place = {
         slot: node_type.name for slot, node_type in policy.type_of_slot.items() if slot in snapshot.rank_of_slot
     }
-    found = moves(wish.counts, in_place, movable(snapshot), policy.types.keys())
+    found = choose_moves(wish.counts, in_place, movable_slots(snapshot), policy.types.keys())
     if isinstance(found, Reason):
         return RefuseSlots(wish, found)
-    return ChangeSlots(wish, found.moves, because("slots_wished", slots=len(found.moves)))
+    return ChangeSlots(wish, found.slot_types, because("slots_wished", slots=len(found.slot_types)))
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class SlotMoves:
     """The slots that change, each with the type that it gets. Empty where all is as wished."""
 
-    moves: Division
+    slot_types: SlotTypes
 
 
-def moves(
-    counts: Mapping[TypeName, int], division: Division, free: Iterable[SlotName], types: Iterable[TypeName]
-) -> Moves | Reason:
+def choose_moves(
+    counts: Mapping[TypeName, int], division: SlotTypes, free: Iterable[SlotName], types: Iterable[TypeName]
+) -> SlotMoves | Reason:
     """Which slots to move so that the named types have as many as wished; or why that cannot be.
 
     ``free``: those that may move, best first. Types that are not named keep theirs, so the named ones together
@@ -93,14 +93,14 @@ def moves(
     for name, lacking in sorted(left.items()):
         if lacking:
             return because("slots_in_use", node_type=name, to_give=surplus[name], free=surplus[name] - lacking)
-    return Moves(dict(zip(going, gaining, strict=True)))
+    return SlotMoves(dict(zip(going, gaining, strict=True)))
 
 
-def redeclaration(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
+def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
     """Have a type declared as its nodes really are, at a moment at which none of its slots is in use."""
     if not snapshot.to_promise:
         return None
-    free = set(movable(snapshot))
+    free = set(movable_slots(snapshot))
     for name, promise in sorted(snapshot.to_promise.items()):
         node_type = policy.types.get(name)
         slots = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot] if node_type is not None else []

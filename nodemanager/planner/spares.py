@@ -10,39 +10,39 @@ from nodemanager.core.drains import drained_by_others
 from nodemanager.core.nodes import COMING, USABLE, CallKind, LaunchId, NodeState
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.observe.node_health import gets_no_work
-from nodemanager.planner.outcome import Purchase, Verdicts
-from nodemanager.planner.placement.infeasibility import cheapest
-from nodemanager.planner.placement.placement import Layout
-from nodemanager.planner.placement.supply import Market, Place
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.outcome import FleetNeeds, Purchase
+from nodemanager.planner.placement.infeasibility import by_price
+from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.placement.supply import SlotAndRank, Supply
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
 def spare_purchases(
-    snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
+    snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds
 ) -> list[tuple[Purchase, str]]:
     """What is to be bought beside what jobs need, each with why."""
     bought: list[tuple[Purchase, str]] = []
     if not policy.has_spares and policy.nodes_min <= 0:
         return bought
-    till = _Till(layout.market, layout, found)
-    have = idle_or_coming(snapshot, policy, found.needed)
+    till = _Till(layout.supply, layout, found)
+    have = count_ready(snapshot, policy, found.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
             place = till.take(node_type)
             bought += (
-                [(Purchase(place, node_type, layout.market.open_zones[node_type.name][0], (), 0), "spare")]
+                [(Purchase(place, node_type, layout.supply.open_zones[node_type.name][0], (), 0), "spare")]
                 if place is not None
                 else []
             )
-    short = -beyond_nodes_min(snapshot, policy)
+    short = -count_beyond_nodes_min(snapshot, policy)
     for _ in range(short - len(found.purchases) - len(bought)):
-        for node_type in sorted(policy.node_types, key=cheapest):
+        for node_type in sorted(policy.node_types, key=by_price):
             place = till.take(node_type)
             if place is not None:
                 bought.append(
-                    (Purchase(place, node_type, layout.market.open_zones[node_type.name][0], (), 0), "nodes_min")
+                    (Purchase(place, node_type, layout.supply.open_zones[node_type.name][0], (), 0), "nodes_min")
                 )
                 break
             if till.waits_for(node_type):
@@ -50,21 +50,21 @@ def spare_purchases(
     return bought
 
 
-def usable(snapshot: Snapshot, policy: Policy) -> int:
+def count_usable(snapshot: Snapshot, policy: Policy) -> int:
     """How many nodes are up and take jobs. Where no least number is to be kept they are not told apart."""
     if policy.nodes_min <= 0:
-        return sum(roll_of(snapshot).states.get(state, 0) for state in USABLE)
+        return sum(node_index_of(snapshot).count_by_state.get(state, 0) for state in USABLE)
     return sum(node.state in USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values())
 
 
-def beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
+def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
     """How many nodes that take jobs, or will, there are beyond the least number; those ended are not counted."""
     counted = (*USABLE, *COMING)
     nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
     return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.nodes_min
 
 
-def idle_or_coming(
+def count_ready(
     snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object], ended: Container[LaunchId] = ()
 ) -> dict[TypeName, int]:
     """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares.
@@ -74,7 +74,7 @@ def idle_or_coming(
     counts: dict[TypeName, int] = {}
     if not policy.has_spares:
         return counts
-    for node in roll_of(snapshot).restless.values():
+    for node in node_index_of(snapshot).to_check.values():
         ready = node.state in COMING or (node.state is NodeState.IDLE and node.retiring is None)
         unneeded = node.launch.slot not in needed and node.id not in ended
         if ready and unneeded and takes_jobs(node, snapshot, policy):
@@ -106,27 +106,27 @@ def _lease_ends(node: Node) -> bool:
 class _Till:
     """What is left to buy once the jobs have theirs."""
 
-    market: Market
-    layout: Layout
-    found: Verdicts
+    market: Supply
+    layout: Placement
+    found: FleetNeeds
     nodes_left: int = field(init=False)
     price_left: Decimal = field(init=False)
     taken: set[SlotName] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes_left = self.layout.shelf.nodes_left
+        self.nodes_left = self.layout.allocation.nodes_left
         self.price_left = self.layout.price_left
         self.taken = {purchase.place[0] for purchase in self.found.purchases} | set(self.found.needed)
 
-    def take(self, node_type: NodeType) -> Place | None:
+    def take(self, node_type: NodeType) -> SlotAndRank | None:
         """A free slot of the type, within the limits; None if there is none."""
-        return self._first(node_type, self.market.free_now(node_type))
+        return self._first(node_type, self.market.slots_free_now(node_type))
 
     def waits_for(self, node_type: NodeType) -> bool:
         """Whether a slot of the type is free in a moment: that is waited for before a dearer one is bought."""
-        return self._first(node_type, self.market.free_soon(node_type)) is not None
+        return self._first(node_type, self.market.slots_free_soon(node_type)) is not None
 
-    def _first(self, node_type: NodeType, places: Iterator[Place]) -> Place | None:
+    def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
         price = node_type.price_per_hour
         if node_type.name in self.market.blocked or self.nodes_left <= 0 or price > self.price_left:
             return None

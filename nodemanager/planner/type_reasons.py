@@ -15,16 +15,16 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.observe.node_health import alarms
-from nodemanager.planner.outcome import NAMES_MAX, Verdicts
+from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
-from nodemanager.planner.placement.infeasibility import pieces_on
-from nodemanager.planner.placement.placement import Layout
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.placement.infeasibility import pieces_per_node
+from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 
 
-def type_reasons(policy: Policy, layout: Layout, found: Verdicts) -> Mapping[TypeName, Reason]:
+def type_reasons(policy: Policy, layout: Placement, found: FleetNeeds) -> Mapping[TypeName, Reason]:
     """For each type: that it is bought, or the first thing that speaks against it."""
     bought = Counter(purchase.node_type.name for purchase in found.purchases)
     prices = [purchase.node_type.price_per_hour for purchase in found.purchases]
@@ -38,25 +38,25 @@ def type_reasons(policy: Policy, layout: Layout, found: Verdicts) -> Mapping[Typ
     }
 
 
-def _why_not(node_type: NodeType, layout: Layout, instead: Reason | None) -> Reason:
-    market, name = layout.market, node_type.name
+def _why_not(node_type: NodeType, layout: Placement, instead: Reason | None) -> Reason:
+    market, name = layout.supply, node_type.name
     if name in market.blocked:
         return market.blocked[name]
     if instead is None:
         return _nothing_bought(layout)
-    short = [work.shape for work in layout.shelf.works]
+    short = [work.shape for work in layout.allocation.works]
     if not any(
-        pieces_on(node_type, shape, layout.shelf.memory_bytes(shape))
-        and market.slots_that_suit(node_type, shape.constraint)
+        pieces_per_node(node_type, shape, layout.allocation.memory_bytes(shape))
+        and market.count_slots_for(node_type, shape.constraint)
         for shape in short
     ):
         return because("fits_no_job_that_is_short")
-    if market.free(name) <= 0:
-        return because("no_free_slot", node_type=name, slots=market.ground.slots.get(name, 0), short=0)
+    if market.count_free(name) <= 0:
+        return because("no_free_slot", node_type=name, slots=market.rank_index.slots.get(name, 0), short=0)
     return instead
 
 
-def _nothing_bought(layout: Layout) -> Reason:
+def _nothing_bought(layout: Placement) -> Reason:
     if layout.stuck is not None:
         return because("job_held_up", job=str(layout.stuck[0]), why=layout.stuck[2].code)
     held_up = [(key, why) for key, why in layout.unserved.items() if key in layout.served]
@@ -66,7 +66,7 @@ def _nothing_bought(layout: Layout) -> Reason:
     return because("job_held_up", job=str(layout.demand.batches[key][layout.served[key]]), why=why.code)
 
 
-def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
+def warnings(snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds) -> tuple[Reason, ...]:
     """What the site should mend: see the module."""
     return (
         *_unguarded(snapshot, policy, layout, found),
@@ -75,15 +75,15 @@ def warnings(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts
     )
 
 
-def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdicts) -> tuple[Reason, ...]:
+def _unguarded(snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds) -> tuple[Reason, ...]:
     """Where the scheduler may give a node with GPUs to a job that wants none, though cheaper ones would do.
 
     It gives a job the node with the most free cores; only a property or a queue keeps small jobs off.
     """
-    there = roll_of(snapshot).types
+    there = node_index_of(snapshot).count_by_type
     bought = {purchase.node_type.name for purchase in found.purchases}
     told = list(alarms(snapshot, policy))
-    told += [why for why in layout.market.blocked.values() if why.code == "breaker_open"]
+    told += [why for why in layout.supply.blocked.values() if why.code == "breaker_open"]
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (there.get(node_type.name) or node_type.name in bought):
             continue
@@ -94,17 +94,17 @@ def _unguarded(snapshot: Snapshot, policy: Policy, layout: Layout, found: Verdic
     return tuple(told)
 
 
-def _open_to(node_type: NodeType, shape: Shape, layout: Layout) -> bool:
+def _open_to(node_type: NodeType, shape: Shape, layout: Placement) -> bool:
     """Whether the job may start there, and on a type without GPUs as well."""
 
     def may_start(on: NodeType) -> bool:
-        return pieces_on(on, shape) > 0 and layout.market.slots_that_suit(on, shape.constraint) > 0
+        return pieces_per_node(on, shape) > 0 and layout.supply.count_slots_for(on, shape.constraint) > 0
 
-    others = (it for it in layout.market.policy.node_types if it.gpus == 0)
+    others = (it for it in layout.supply.policy.node_types if it.gpus == 0)
     return may_start(node_type) and any(may_start(other) for other in others)
 
 
-def _taken(snapshot: Snapshot, policy: Policy, layout: Layout) -> Iterator[Reason]:
+def _taken(snapshot: Snapshot, policy: Policy, layout: Placement) -> Iterator[Reason]:
     """Where jobs that use no GPU fill the nodes that the first job waits for which needs one.
 
     For that one another node is bought, as far as the limits go. In queue order only jobs ahead of it can take that
@@ -117,8 +117,8 @@ def _taken(snapshot: Snapshot, policy: Policy, layout: Layout) -> Iterator[Reaso
     for node_type in policy.node_types:
         if (
             node_type.gpus
-            and pieces_on(node_type, shape)
-            and layout.market.slots_that_suit(node_type, shape.constraint)
+            and pieces_per_node(node_type, shape)
+            and layout.supply.count_slots_for(node_type, shape.constraint)
         ):
             ranks = (snapshot.ranks.get(snapshot.rank_of_slot.get(slot, Rank(-1))) for slot in node_type.slots)
             taken = [rank.host for rank in ranks if rank is not None and _filled_without_gpus(rank, shape)]
@@ -127,7 +127,7 @@ def _taken(snapshot: Snapshot, policy: Policy, layout: Layout) -> Iterator[Reaso
                 yield because("gpu_node_taken", node_type=node_type.name, job=str(job), nodes=nodes)
 
 
-def _wait_for_gpus(layout: Layout) -> Iterator[tuple[int, JobId, Shape]]:
+def _wait_for_gpus(layout: Placement) -> Iterator[tuple[int, JobId, Shape]]:
     """Of each kind of job that wants GPUs the first that does not sit on what is up."""
     for key, ids in layout.demand.batches.items():
         if key.shape.gpus_per_slot and key not in layout.demand.put_off:
@@ -144,7 +144,7 @@ def _filled_without_gpus(rank: FluxRank, shape: Shape) -> bool:
     return unused and rank.cores_free < wanted
 
 
-def _across_zones(layout: Layout) -> tuple[Reason, ...]:
+def _across_zones(layout: Placement) -> tuple[Reason, ...]:
     """Where a job that wants one zone will start on nodes of several: they are up and free, and it fits on them."""
     told = []
     for key, ids in layout.demand.batches.items():

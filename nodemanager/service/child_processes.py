@@ -10,7 +10,7 @@ from threading import Thread
 EXIT_ORPHANED = 1
 
 
-def end_with(parent: Connection) -> None:
+def end_with_parent(parent: Connection) -> None:
     """End this process when nobody holds the other end of a pipe any more, in which nothing is ever said."""
     Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
 

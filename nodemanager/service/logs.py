@@ -11,7 +11,7 @@ import sys
 
 import structlog
 
-from nodemanager.service.systemd import to_journal
+from nodemanager.service.systemd import writes_to_systemd_journal
 
 LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # syslog's
 
@@ -19,7 +19,7 @@ LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # sys
 def configure(level: int = logging.INFO) -> None:
     """Set the process's logging up. Called once, by the command line."""
     on_terminal = sys.stderr.isatty()
-    in_journal = to_journal(sys.stderr)
+    in_journal = writes_to_systemd_journal(sys.stderr)
     shared: list[structlog.typing.Processor] = [structlog.processors.add_log_level]
     if not in_journal:
         shared.append(structlog.processors.TimeStamper(fmt="iso", utc=not on_terminal))

@@ -7,41 +7,41 @@ from typing import Any
 
 import structlog
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.config.site import Site
 from nodemanager.config.text.settings import Viewers
-from nodemanager.history.follower import Chronicle
-from nodemanager.history.store.reader import JournalReader
-from nodemanager.history.store.schema import FILE
-from nodemanager.history.store.writer import Journal
-from nodemanager.web.api.control import Control, Operated
+from nodemanager.history.follower import HistoryThread
+from nodemanager.history.store.reader import HistoryReader
+from nodemanager.history.store.schema import HISTORY_FILE
+from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.web.api.control import Control, SteeredService
 from nodemanager.web.api.documents import Document, status
-from nodemanager.web.api.handlers import Served
+from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
-from nodemanager.web.listen import UnixSocket, place_of
+from nodemanager.web.listen import UnixSocket, parse_listen
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
 from nodemanager.web.thread import WebServer
-from nodemanager.web.token import TokenError, the_token
+from nodemanager.web.token import TokenError, read_or_make_token
 
 STATUS_EVERY_S = 1.0
 
 
-class Front:
+class Outputs:
     """Of one service. Its ``publish`` is what the manager calls: it hands a reference on, and never waits."""
 
     def __init__(self, site: Site) -> None:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = Journal(site.state_dir / FILE, succeeds=site.acts)
-        self._chronicle = Chronicle([self.board.take_in, self._metrics.take_in, self._journal.take_in])
+        self._journal = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
+        self._chronicle = HistoryThread([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
         self._status_made_s = float("-inf")
         self._log: Any = structlog.get_logger()
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         self.board.publish(published)
         self._chronicle.publish(published)
 
@@ -49,15 +49,15 @@ class Front:
         """For whoever asks by Flux itself. Made once a second at most: any user may ask as often as he likes."""
         now_s = time.monotonic()
         if now_s - self._status_made_s >= STATUS_EVERY_S:
-            posted = self.board.posted
+            posted = self.board.latest
             self._status = status(posted.published) if posted is not None else {"acts": False}
             self._status_made_s = now_s
         return self._status
 
-    def start(self, service: Operated) -> None:
+    def start(self, service: SteeredService) -> None:
         self._journal.start()
         self._chronicle.start()
-        place = place_of(self._site.web.listen)
+        place = parse_listen(self._site.web.listen)
         if place is None:
             return
         access = Access(
@@ -65,14 +65,14 @@ class Front:
             by_socket=isinstance(place, UnixSocket),
             jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
         )
-        journal = JournalReader(self._journal.path)
-        served = Served(self.board, self._metrics, journal, Control(self.board, service), access)
+        journal = HistoryReader(self._journal.path)
+        served = WebContext(self.board, self._metrics, journal, Control(self.board, service), access)
         self._server = WebServer(place, served, self._site.web.hosts)
         self._server.start()
 
     def _token(self) -> str | None:
         try:
-            return the_token(self._site.web.token_file)
+            return read_or_make_token(self._site.web.token_file)
         except TokenError as error:
             self._log.error("no_token", why=str(error), what="nobody may steer until that is mended")
             return None

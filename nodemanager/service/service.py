@@ -24,12 +24,12 @@ from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
-from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
-from nodemanager.actors.ticker import Announced, Ticker
+from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, Join, Site, load_site, name_file, uuid_file
+from nodemanager.config.site import ConfigError, JoinMethod, Site, load_site, name_file, uuid_file
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
@@ -39,19 +39,19 @@ from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import UserData
-    from nodemanager.service.outputs import Front
+    from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
-YOUNG_MAX = 20_000  # objects that came since the last collection of garbage: Python's own 700 come in a tick
+GC_THRESHOLD = 20_000  # objects that came since the last collection of garbage: Python's own 700 come in a tick
 STOP_S = 1.0  # what the actors get to end their calls before the process leaves without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
 
 
 @dataclass(frozen=True)
-class Outside:
+class SitePorts:
     """The ports of one site. The factories are called once for each actor: a port belongs to one thread."""
 
     clock: Clock
@@ -79,7 +79,7 @@ class Spawn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ActorAddress:
     """Where an actor in a thread takes its messages. One that is gone misses none: the process is leaving."""
 
     actor: pykka.ActorRef[Any]
@@ -89,17 +89,17 @@ class Address:
             self.actor.tell(message)
 
 
-def in_threads(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
-    return Address(actor.start(*arguments))
+def spawn_in_thread(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+    return ActorAddress(actor.start(*arguments))
 
 
 def wire(
-    outside: Outside,
+    outside: SitePorts,
     policy: Policy,
     acts: bool,
-    publish: Callable[[Published], None],
+    publish: Callable[[Publication], None],
     fate: Fate,
-    spawn: Spawn = in_threads,
+    spawn: Spawn = spawn_in_thread,
 ) -> Mailbox[ManagerMessage]:
     """Bring the actors to life and make them known to each other. They wait for the first tick."""
     manager: Mailbox[ManagerMessage] = spawn(Manager, policy, acts, publish, fate)
@@ -142,7 +142,9 @@ def policy_of(site: Site) -> Policy:
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
         queue_policy=site.policy.queue_policy,
-        observed=site.observed if site.acts else frozenset(),  # a manager that never acts says it of all alike
+        observed=site.observed_types
+        if site.acts
+        else frozenset(),  # a manager that never acts says it of all alike
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
         misfit=site.policy.misfit,
@@ -163,7 +165,7 @@ class NotInitialised(Exception):
     """The site has no cluster UUID, by which nodes of ours are told from others."""
 
 
-def identified(site: Site) -> Site:
+def with_cluster_uuid(site: Site) -> Site:
     """The site with a cluster UUID: a simulated one has it from its seed, a real one from ``init``."""
     if site.cluster_uuid:
         return site
@@ -175,7 +177,7 @@ def identified(site: Site) -> Site:
     )
 
 
-def keep_name(site: Site) -> None:
+def record_cluster_name(site: Site) -> None:
     """Have the cluster's name on record before the first node carries it, so that no other one is taken later."""
     if site.flux.simulated or name_file(site.state_dir).exists():
         return
@@ -195,7 +197,7 @@ class NodesCannotJoin(Exception):
     """The site's nodes are to join by its service, which lacks something."""
 
 
-def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
+def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
     """The adapters that the site names, and only they are imported.
 
     ``status`` is what Flux's users are answered who ask for it. Raises ``NodesCannotJoin``.
@@ -215,35 +217,35 @@ def outside_of(site: Site, status: Callable[[], object] = dict) -> Outside:
         node_types=site.node_types,
         status=status,
         # By ticket a node says it itself, before its broker begins.
-        measures=site.flux.join is not Join.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
-        flub=site.flux.join is Join.FLUB,
+        measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
+        flub=site.flux.join is JoinMethod.FLUB,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)
-    join = _exchange(site) if site.flux.join is Join.SERVICE else None
-    return Outside(clock, flux.port, cloud, watch, flux.close, join)
+    join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
+    return SitePorts(clock, flux.port, cloud, watch, flux.close, join)
 
 
-def _embedded(site: Site) -> Outside:
-    from nodemanager.simulation.embedded import embedded  # noqa: PLC0415
+def _embedded(site: Site) -> SitePorts:
+    from nodemanager.simulation.embedded import start_embedded_world  # noqa: PLC0415
 
-    simulated = embedded(site)
-    return Outside(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
+    simulated = start_embedded_world(site)
+    return SitePorts(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
 
 
 def _exchange(site: Site) -> Callable[[], JoinPort]:
-    from nodemanager.join.exchange import FileExchange, Folder  # noqa: PLC0415
+    from nodemanager.join.exchange import ExchangePaths, FileExchange  # noqa: PLC0415
 
-    return lambda: FileExchange(Folder(site.join.material_dir))
+    return lambda: FileExchange(ExchangePaths(site.join.material_dir))
 
 
-def _user_data(site: Site) -> UserData:
+def _user_data(site: Site) -> UserDataSource:
     """What each node runs at boot."""
-    if site.flux.join is Join.SERVICE:
+    if site.flux.join is JoinMethod.SERVICE:
         from nodemanager.join import user_data  # noqa: PLC0415
 
         try:
-            scripts = user_data.UserData(site)
+            scripts = user_data.JoinUserData(site)
         except user_data.UserDataError as error:
             raise NodesCannotJoin(str(error)) from error
         return lambda launch, _: scripts(launch.id)
@@ -259,7 +261,7 @@ def _script_of(site: Site, launch: Launch) -> str:
         raise CloudError(FailureKind.CONFIG, str(error)) from error
 
 
-def unread(published: Published) -> None:
+def ignore_publication(published: Publication) -> None:
     """Nobody looks at what is published."""
 
 
@@ -269,8 +271,8 @@ class Service:
     def __init__(
         self,
         site: Site,
-        outside: Outside,
-        publish: Callable[[Published], None] = unread,
+        outside: SitePorts,
+        publish: Callable[[Publication], None] = ignore_publication,
     ) -> None:
         self.fate = Fate()
         self._site = site
@@ -280,8 +282,8 @@ class Service:
         self._ticker = Ticker(outside.clock, self._manager, self._news)
 
     def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
-        address = in_threads(actor, *arguments)
-        return Announced(address, self._news) if actor is Manager else address
+        address = spawn_in_thread(actor, *arguments)
+        return WakingMailbox(address, self._news) if actor is Manager else address
 
     def start(self) -> None:
         # Before the first fact: what is seen is stamped with the time that the manager knows.
@@ -314,7 +316,7 @@ class Service:
     def reload(self) -> dict[str, Any]:
         """Read the site anew and decide by it. Raises ``ReloadRefused``; then nothing has changed."""
         try:
-            site = identified(load_site(self._site.path))
+            site = with_cluster_uuid(load_site(self._site.path))
         except (ConfigError, NotInitialised) as error:
             raise ReloadRefused(str(error)) from error
         if changed := needs_restart(self._site, site):
@@ -330,14 +332,14 @@ class Service:
         self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
 
 
-def serve(site: Site, outside: Outside, front: Front) -> int:
+def serve(site: Site, outside: SitePorts, front: Outputs) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
     log: Any = structlog.get_logger()
     systemd = Notifier()
 
-    def publish_and_notify(published: Published) -> None:
+    def publish_and_notify(published: Publication) -> None:
         front.publish(published)
-        systemd.decided(_status(service.site, published))
+        systemd.notify_decision(_status(service.site, published))
 
     service = Service(site, outside, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -345,12 +347,12 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     signal.signal(signal.SIGHUP, lambda *_: _reload(service))
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
-    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_told)
+    log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_text)
     front.start(service)
-    spare_what_stays()
+    freeze_startup_objects()
     service.start()
     service.fate.ended.wait()
-    systemd.stopping()
+    systemd.notify_stopping()
     service.stop()
     front.stop(STOP_S)
     if service.fate.crashed is not None:
@@ -360,7 +362,7 @@ def serve(site: Site, outside: Outside, front: Front) -> int:
     return EXIT_OK
 
 
-def spare_what_stays() -> None:
+def freeze_startup_objects() -> None:
     """Keep what was imported and made so far out of every later collection of garbage: it stays to the end.
 
     There are far more of these objects than of a fleet's, and going through them made some ticks several times as
@@ -369,7 +371,7 @@ def spare_what_stays() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_MAX)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def _reload(service: Service) -> None:
@@ -379,10 +381,10 @@ def _reload(service: Service) -> None:
         structlog.get_logger().error("reload_refused", why=str(error))
 
 
-def _status(site: Site, published: Published) -> str:
+def _status(site: Site, published: Publication) -> str:
     """One line for ``systemctl status``; it changes only when there is news."""
     stands_still = published.plan.stands_still
     if stands_still is not None:
         return f"decides nothing: {stands_still.code}"
     nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
-    return f"mode {site.mode_told}; nodes: {nodes}; jobs that wait: {jobs}"
+    return f"mode {site.mode_text}; nodes: {nodes}; jobs that wait: {jobs}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TextIO
 
-BEATS_IN_A_WATCHDOG = 3  # two may be lost
+BEATS_PER_WATCHDOG = 3  # two may be lost
 
 
 class Notifier:
@@ -23,13 +23,13 @@ class Notifier:
         self, environment: Mapping[str, str] = os.environ, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self._beat_s = _watchdog_s(environment) / BEATS_IN_A_WATCHDOG
+        self._beat_s = _watchdog_s(environment) / BEATS_PER_WATCHDOG
         self._now_s = now_s
         self._ready = False
         self._status = ""
         self._beat_at_s = now_s()
 
-    def decided(self, status: str) -> None:
+    def notify_decision(self, status: str) -> None:
         """A decision has been finished. ``status`` is a line for ``systemctl status``."""
         states: list[str] = []
         if not self._ready:
@@ -42,7 +42,7 @@ class Notifier:
         self._ready, self._status = True, status
         self._tell(*states)
 
-    def stopping(self) -> None:
+    def notify_stopping(self) -> None:
         self._tell("STOPPING=1")
 
     def _tell(self, *states: str) -> None:
@@ -61,7 +61,7 @@ def _watchdog_s(environment: Mapping[str, str]) -> float:
     return int(text) / 1e6 if text.isdecimal() else 0.0
 
 
-def to_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+def writes_to_systemd_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether what is written to the stream goes to systemd's journal, which keeps the time of each line itself."""
     try:
         written = os.fstat(stream.fileno())

@@ -11,7 +11,7 @@ from nodemanager.simulation.time.world import World
 LOOP_S = (2.0, 10.0)
 
 
-class Boots:
+class BootFaults:
     """Between the provider's nodes and the instance's brokers. ``p_`` is a probability a node."""
 
     def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
@@ -23,7 +23,7 @@ class Boots:
         self._flux = flux
         self._provider = provider
 
-    def booted(self, node: CloudNode) -> None:
+    def on_node_booted(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_boot``."""
         if node.identity is None:
             return
@@ -33,14 +33,14 @@ class Boots:
         elif self._happens(self.p_loop):
             self._up_and_down(node)
         else:
-            self._flux.node_booted(node)
+            self._flux.on_node_booted(node)
 
-    def ended(self, node: CloudNode) -> None:
+    def on_node_ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``."""
         slot = self.astray.pop(node.provider_id, None)
         if slot is not None:
             self._flux.broker_down(slot, lost=True, machine=node.provider_id)
-        self._flux.node_ended(node)
+        self._flux.on_node_ended(node)
 
     def _up_and_down(self, node: CloudNode) -> None:
         """Its broker starts, ends, and is started again, as long as the machine runs and this lasts."""
@@ -63,7 +63,7 @@ class Boots:
         return self._draws.choice(vacant) if vacant else None
 
     def _taken(self, slot: SlotName, rank: Rank) -> bool:
-        return self._flux.online(rank) or slot in self._flux.records or self._flux.machine_of(slot) is not None
+        return self._flux.online(rank) or slot in self._flux.leases or self._flux.machine_of(slot) is not None
 
     def _happens(self, probability: float) -> bool:
         return probability > 0 and self._draws.random() < probability

@@ -20,7 +20,7 @@ from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World, WorldClock
-from nodemanager.simulation.workload import Submission, builtin
+from nodemanager.simulation.workload import Submission, builtin_submissions
 
 STEP_S = 0.01  # of this machine's time between two moves of the world
 
@@ -42,7 +42,7 @@ class ScaledClock:
 
 
 @dataclass
-class Embedded:
+class EmbeddedWorld:
     """A running world: its Flux, its provider, and who submitted what."""
 
     world: World
@@ -100,7 +100,7 @@ class Embedded:
         self._schedule_next()
 
 
-def embedded(site: Site, *, rounds: int | None = None) -> Embedded:
+def start_embedded_world(site: Site, *, rounds: int | None = None) -> EmbeddedWorld:
     """Make the world that a site with ``uri = simulated`` describes, and let its time run."""
     simulation = site.simulation
     world = World(simulation.seed, start_at=time.time())
@@ -117,17 +117,17 @@ def embedded(site: Site, *, rounds: int | None = None) -> Embedded:
             boot_delay_s=(0.8 * simulation.boot_delay_s, 1.2 * simulation.boot_delay_s),
             stop_delay_s=(0.8 * simulation.stop_delay_s, 1.2 * simulation.stop_delay_s),
         ),
-        on_boot=flux.node_booted,
-        on_end=flux.node_ended,
+        on_boot=flux.on_node_booted,
+        on_end=flux.on_node_ended,
     )
-    made = Embedded(
+    made = EmbeddedWorld(
         world=world,
         flux=flux,
         provider=provider,
         clock=ScaledClock(world, simulation.time_scale),
         cluster=site.cluster,
         cluster_uuid=site.cluster_uuid,
-        submissions=builtin(rounds),
+        submissions=builtin_submissions(rounds),
     )
     made.start()
     return made

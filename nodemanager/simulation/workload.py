@@ -41,7 +41,7 @@ BUILTIN = (
 )
 
 
-def builtin(rounds: int | None = 1) -> Iterator[tuple[float, Submission]]:
+def builtin_submissions(rounds: int | None = 1) -> Iterator[tuple[float, Submission]]:
     """The submissions in their order, with their moments; again every ``PERIOD_S``, for ever where None."""
     done = 0
     while rounds is None or done < rounds:

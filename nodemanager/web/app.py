@@ -18,17 +18,17 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nodemanager.history.store.reader import JournalUnreadable
+from nodemanager.history.store.reader import HistoryUnreadable
 from nodemanager.web.api import explain, openapi
 from nodemanager.web.api.endpoints import ENDPOINTS, Endpoint
-from nodemanager.web.api.handlers import Answer, Served, as_json
-from nodemanager.web.api.sse import Streams
-from nodemanager.web.state.access import Allows, Refused, anybody
+from nodemanager.web.api.handlers import Handler, WebContext, json_response
+from nodemanager.web.api.sse import EventStreams
+from nodemanager.web.state.access import AccessCheck, RequestRefused, allow_anybody
 
 STATIC = Path(__file__).parent / "static"
 BODY_MAX_BYTES = 1 << 20
 
-HEADERS = {
+SECURITY_HEADERS = {
     # The page brings all it needs, and nothing else is to get in.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -50,19 +50,22 @@ PAGES: tuple[tuple[str, str, str], ...] = (
 # --- the application --------------------------------------------------------------------------------------
 
 
-def application(served: Served, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
+def make_application(served: WebContext, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
     """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end then."""
-    streams = Streams(served.board, ended)
+    streams = EventStreams(served.board, ended)
     routes = [
         *(_route(served, endpoint) for endpoint in ENDPOINTS),
-        Route("/events", streams.answer, methods=["GET"]),
-        Route("/openapi.json", _handler(served, anybody, _openapi), methods=["GET"]),
-        *(Route(path, _handler(served, anybody, _page(file, kind)), methods=["GET"]) for path, file, kind in PAGES),
+        Route("/events", streams.respond, methods=["GET"]),
+        Route("/openapi.json", _handler(served, allow_anybody, _openapi), methods=["GET"]),
+        *(
+            Route(path, _handler(served, allow_anybody, _page(file, kind)), methods=["GET"])
+            for path, file, kind in PAGES
+        ),
     ]
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(WithHeaders),
+            Middleware(SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
         ],
@@ -70,29 +73,29 @@ def application(served: Served, hosts: Sequence[str], ended: Callable[[], bool])
     )
 
 
-def _route(served: Served, endpoint: Endpoint) -> Route:
+def _route(served: WebContext, endpoint: Endpoint) -> Route:
     return Route(
         endpoint.path,
-        _handler(served, endpoint.allows, endpoint.answers),
+        _handler(served, endpoint.access_check, endpoint.handler),
         methods=[endpoint.method],
         name=f"{endpoint.method} {endpoint.path}",
     )
 
 
-def _handler(served: Served, allows: Allows, answers: Answer) -> Callable[[Request], Any]:
+def _handler(served: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
             allows(served.access, request)
             body = await _body(request)
             response = await run_in_threadpool(answers, served, request, body)
-        except Refused as refused:
-            response = as_json({"error": refused.why}, refused.status)
+        except RequestRefused as refused:
+            response = json_response({"error": refused.why}, refused.status)
             if refused.status == 401:
                 response.headers["WWW-Authenticate"] = "Bearer"
-        except explain.Unknown as unknown:
-            response = as_json({"error": str(unknown)}, 404)
-        except JournalUnreadable as unreadable:
-            response = as_json({"error": f"the journal cannot be read: {unreadable}"}, 503)
+        except explain.UnknownSubject as unknown:
+            response = json_response({"error": str(unknown)}, 404)
+        except HistoryUnreadable as unreadable:
+            response = json_response({"error": f"the journal cannot be read: {unreadable}"}, 503)
         return response
 
     return handle
@@ -106,9 +109,9 @@ async def _body(request: Request) -> bytes:
         async for part in request.stream():
             parts.append(part)
             if sum(map(len, parts)) > BODY_MAX_BYTES:
-                raise Refused(413, f"the body has more than {BODY_MAX_BYTES} bytes")
+                raise RequestRefused(413, f"the body has more than {BODY_MAX_BYTES} bytes")
     except ClientDisconnect as error:
-        raise Refused(400, "the body was cut short") from error
+        raise RequestRefused(400, "the body was cut short") from error
     return b"".join(parts)
 
 
@@ -123,23 +126,25 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _bug(request: Request, error: Exception) -> Response:
     """It is in the log. Answered outside of all middleware, so with the headers of its own."""
     del request, error
-    return JSONResponse({"error": "this failed by a bug; the service's log says more"}, 500, headers=HEADERS)
+    return JSONResponse(
+        {"error": "this failed by a bug; the service's log says more"}, 500, headers=SECURITY_HEADERS
+    )
 
 
-def _openapi(served: Served, request: Request, body: bytes) -> Response:
+def _openapi(served: WebContext, request: Request, body: bytes) -> Response:
     del served, request, body
-    return as_json(openapi.document([it.operation for it in ENDPOINTS]))
+    return json_response(openapi.document([it.operation for it in ENDPOINTS]))
 
 
-def _page(file: str, media_type: str) -> Answer:
-    def answer(served: Served, request: Request, body: bytes) -> Response:
+def _page(file: str, media_type: str) -> Handler:
+    def answer(served: WebContext, request: Request, body: bytes) -> Response:
         del served, request, body
         return FileResponse(STATIC / file, media_type=media_type)
 
     return answer
 
 
-class WithHeaders:
+class SecurityHeaders:
     """Puts ``HEADERS`` on every answer, refusals of the middleware behind it too."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -148,7 +153,7 @@ class WithHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         await self._app(scope, receive, send_with)

@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS_MAX = 512
-OF_ONE_SOURCE_MAX = 256
+CONNECTIONS_PER_SOURCE_MAX = 256
 REQUEST_WITHIN_S = 20.0  # from its first byte, or from the connection's beginning, to the end of its headers
 KEEP_ALIVE_S = 30  # between two requests
 
@@ -23,7 +23,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX or self._of_its_source() > OF_ONE_SOURCE_MAX:
+        if len(self.connections) > CONNECTIONS_MAX or self._of_its_source() > CONNECTIONS_PER_SOURCE_MAX:
             transport.close()
         else:
             self._expect_request()

@@ -22,7 +22,7 @@ class UnixSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class Tcp:
+class TcpAddress:
     host: str
     port: int
 
@@ -30,17 +30,17 @@ class Tcp:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-Place = UnixSocket | Tcp
+ListenAddress = UnixSocket | TcpAddress
 
 
-def place_of(listen: str) -> Place | None:
+def parse_listen(listen: str) -> ListenAddress | None:
     """What ``[Web] listen`` says, once completed; None where nothing is to be served."""
     if listen == "off":
         return None
     if listen.startswith("unix:"):
         return UnixSocket(Path(listen.removeprefix("unix:")))
     parts = urlsplit(f"//{listen}")
-    return Tcp(parts.hostname or "", parts.port or 0)
+    return TcpAddress(parts.hostname or "", parts.port or 0)
 
 
 class CannotListen(Exception):
@@ -48,7 +48,7 @@ class CannotListen(Exception):
 
 
 @dataclass(slots=True)
-class Listening:
+class BoundSocket:
     """A bound socket, and the lock that says whose it is."""
 
     socket: socket.socket
@@ -61,7 +61,7 @@ class Listening:
             self.lock = None
 
 
-def listen(place: Place) -> Listening:
+def listen(place: ListenAddress) -> BoundSocket:
     """Raises ``CannotListen``: another one is there, or it cannot be done at all."""
     try:
         return _listen_unix(place.path) if isinstance(place, UnixSocket) else _listen_tcp(place)
@@ -71,7 +71,7 @@ def listen(place: Place) -> Listening:
         raise CannotListen(f"{place}: this is no host's name: {error}") from error
 
 
-def _listen_tcp(place: Tcp) -> Listening:
+def _listen_tcp(place: TcpAddress) -> BoundSocket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -83,10 +83,10 @@ def _listen_tcp(place: Tcp) -> Listening:
     except BaseException:
         listening.close()
         raise
-    return Listening(listening)
+    return BoundSocket(listening)
 
 
-def _listen_unix(path: Path) -> Listening:
+def _listen_unix(path: Path) -> BoundSocket:
     """A second service of this site waits for the first: the lock goes with its process, the file does not."""
     if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise CannotListen(
@@ -114,4 +114,4 @@ def _listen_unix(path: Path) -> Listening:
         listening.close()
         os.close(lock)
         raise
-    return Listening(listening, lock)
+    return BoundSocket(listening, lock)

@@ -12,7 +12,7 @@ class TokenError(Exception):
     """The token cannot be had; says why, and what to do."""
 
 
-def the_token(path: Path) -> str:
+def read_or_make_token(path: Path) -> str:
     """Read the token, or make one. Raises ``TokenError``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,25 +20,25 @@ from rich.console import Console
 from nodemanager.config.site import ConfigError, Site
 from nodemanager.service import logs
 from nodemanager.whatif.cloud.learned import Learned, learn_from
-from nodemanager.whatif.cloud.parameters import conditions_of
+from nodemanager.whatif.cloud.parameters import cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.report.findings import headline, sentences
-from nodemanager.whatif.report.html import written_report
+from nodemanager.whatif.report.html import render_report
 from nodemanager.whatif.report.outputs import (
     OutputClosed,
     OutputError,
     check_apart,
     check_standard_output,
-    opened,
-    saying,
+    flushed_output,
+    open_output,
     write,
 )
-from nodemanager.whatif.report.terminal import bar, summary
-from nodemanager.whatif.study.run_list import runs_asked, seeded
-from nodemanager.whatif.study.run_pool import all_done
+from nodemanager.whatif.report.terminal import print_summary, progress_bar
+from nodemanager.whatif.study.run_list import list_runs, with_seed
+from nodemanager.whatif.study.run_pool import execute_all
 from nodemanager.whatif.study.study import Runner, Study
 from nodemanager.whatif.study.variants import SweepError, differences
-from nodemanager.whatif.workload.open import journal_of, open_workload
+from nodemanager.whatif.workload.open import history_path, open_workload
 from nodemanager.whatif.workload.workload import Oddities, Processors, Workload, WorkloadError
 
 EXIT_OK = 0
@@ -86,7 +86,7 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
     logs.configure(logging.CRITICAL)
     try:
         with _terminated_in_order():
-            return _simulate(seeded(site, chosen.seed), chosen)
+            return _simulate(with_seed(site, chosen.seed), chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -100,14 +100,14 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
 def _simulate(site: Site, chosen: argparse.Namespace) -> int:
     """What cannot be written is said before the runs; at the end it costs nothing else of what was asked for."""
     check_standard_output()
-    with opened("--report", chosen.report) as report, opened("--journal", chosen.journal) as journal:
+    with open_output("--report", chosen.report) as report, open_output("--journal", chosen.journal) as journal:
         check_apart({"--report": report, "--journal": journal}, _inputs(site, chosen))
         workload = open_workload(chosen.subject, site, Processors(chosen.processors))
         study, journal_fault = _study(site, workload, chosen)
         faults = [f"--journal {chosen.journal}: {journal_fault}"] if journal_fault else []
         closed = None
         try:
-            with saying(sys.stdout):
+            with flushed_output(sys.stdout):
                 sys.stdout.write(_told(study, chosen))
         except OutputClosed as error:
             closed = error
@@ -115,7 +115,7 @@ def _simulate(site: Site, chosen: argparse.Namespace) -> int:
             faults.append(str(error))
         if report is not None:
             try:
-                write(f"--report {chosen.report}", report, written_report(study))
+                write(f"--report {chosen.report}", report, render_report(study))
             except OutputError as error:
                 faults.append(str(error))
     if faults:
@@ -143,7 +143,7 @@ def _terminated_in_order() -> Iterator[None]:
 def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
     """The files that are read, by what they are."""
     named = {"the WORKLOAD": chosen.subject, "--learn-from": chosen.learn_from}
-    read = {what: journal_of(name, site) or Path(name) for what, name in named.items() if name is not None}
+    read = {what: history_path(name, site) or Path(name) for what, name in named.items() if name is not None}
     return {**read, "--config": site.path, **{f"--compare {path}": Path(path) for path in chosen.compare}}
 
 
@@ -152,7 +152,7 @@ def _told(study: Study, chosen: argparse.Namespace) -> str:
         return json.dumps(as_json(study), indent=1) + "\n"
     console = Console(markup=False, emoji=False)  # names of types and files are no markup
     with console.capture() as told:
-        summary(study, console)
+        print_summary(study, console)
     return told.get()
 
 
@@ -164,19 +164,19 @@ def _whole(text: str) -> int:
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[Study, str]:
     """Every run that was asked for, the site's own first; and what of its journal could not be written."""
-    runs = runs_asked(site, chosen)
+    runs = list_runs(site, chosen)
     if runs.caution:
         print(runs.caution, file=sys.stderr)
     learned = _learned(site, chosen)
-    with bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
+    with progress_bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
         runner = Runner(workload, shown, chosen.jobs, learned)
-        ended = all_done(runner, runs.in_turn, chosen.processes)
+        ended = execute_all(runner, runs.all_runs, chosen.processes)
         with closing(ended):
             first = next(ended)
             if not first.outcome.jobs:
                 raise WorkloadError(_nothing_in(workload, first.oddities))
             shown.done(first.outcome)
-            _, cloud = conditions_of(site, learned)
+            _, cloud = cloud_conditions(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
             groups = (study.compared, runs.compared), (study.swept, runs.swept), (study.baselines, runs.baselines)
             for outcomes, those in groups:
@@ -186,7 +186,7 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[
                     if run.baseline and run.name == "fixed":
                         study.bounds = its.bounds
     study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
-    return study, first.journal_fault
+    return study, first.event_log_fault
 
 
 def _nothing_in(workload: Workload, oddities: Oddities) -> str:
@@ -201,9 +201,9 @@ def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
     if chosen.actors or chosen.learn_from == "none":
         return None
     if chosen.learn_from is None:
-        path = journal_of(chosen.subject, site)
+        path = history_path(chosen.subject, site)
         return learn_from(path) if path is not None else None
-    return learn_from(journal_of(chosen.learn_from, site) or Path(chosen.learn_from))
+    return learn_from(history_path(chosen.learn_from, site) or Path(chosen.learn_from))
 
 
 def as_json(study: Study) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
-from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, UsePolicy
 from nodemanager.core.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
 from nodemanager.core.nodes import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId
@@ -42,7 +42,7 @@ def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
 
 def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
     """What the site says of them may be older than a division that was wished for since."""
-    seen: list[Published] = []
+    seen: list[Publication] = []
     manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
     manager.on_receive(Begin(Post(), Post(), [Post()]))
     manager.on_receive(Tick(1.0, 1000.0))
@@ -51,7 +51,7 @@ def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
     manager.on_receive(UsePolicy(a_policy(nodes_max=2)))
     manager.on_receive(Tick(2.0, 1001.0))
     assert seen[-1].policy.nodes_max == 2
-    assert seen[-1].policy.place_of_slot[SlotName("cloud1")][0] == "gpu"
+    assert seen[-1].policy.index_of_slot[SlotName("cloud1")][0] == "gpu"
 
 
 def test_what_is_only_said_is_logged_once_though_the_queue_is_restless_in_between() -> None:
@@ -84,7 +84,7 @@ def test_what_was_swept_up_is_said() -> None:
 
 def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
     """The look that came with the change was taken in under the types as they had been."""
-    seen: list[Published] = []
+    seen: list[Publication] = []
     policy = a_policy(a_type(slots=1, cores=8))
     manager = Manager(policy, acts=True, publish=seen.append, fate=Fate())
     manager.on_receive(Begin(Post(), Post(), [Post()]))
@@ -92,18 +92,18 @@ def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
     rank = FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8)
     manager.on_receive(RanksSeen(1.0, (rank,)))
     manager.on_receive(Tick(2.0, 1001.0))
-    assert seen[-1].snapshot.differs is None
+    assert seen[-1].snapshot.site_mismatch is None
     manager.on_receive(RanksSeen(2.0, (replace(rank, cores=6),)))
     manager.on_receive(Tick(3.0, 1002.0))
-    assert seen[-1].snapshot.differs is not None
+    assert seen[-1].snapshot.site_mismatch is not None
     (node_type,) = policy.node_types
     manager.on_receive(UsePolicy(replace(policy, node_types=(replace(node_type, cores=6),))))
     manager.on_receive(Tick(4.0, 1003.0))
-    assert seen[-1].snapshot.differs is None
+    assert seen[-1].snapshot.site_mismatch is None
 
 
 def test_the_join_service_hears_of_it_every_second_though_nothing_is_to_decide() -> None:
-    join, seen = Post(), list[Published]()
+    join, seen = Post(), list[Publication]()
     manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
     manager.on_receive(Begin(Post(), Post(), [Post()], join))
     manager.on_receive(Tick(1.0, 1000.0))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodemanager.actors.ticker import Announced, Ticker
-from nodemanager.core.facts import RanksStirred, Tick
+from nodemanager.actors.ticker import Ticker, WakingMailbox
+from nodemanager.core.facts import RanksChanged, Tick
 from nodemanager.simulation.time.world import World
 
 NEVER_S = 3600.0
@@ -24,9 +24,9 @@ class Heard(queue.Queue[Any]):
 
 
 @contextmanager
-def ticking(quiet_period_s: float, lively_s: float) -> Iterator[tuple[Heard, Announced]]:
+def ticking(quiet_period_s: float, lively_s: float) -> Iterator[tuple[Heard, WakingMailbox]]:
     heard, news = Heard(), threading.Event()
-    manager = Announced(heard, news)
+    manager = WakingMailbox(heard, news)
     ticker = Ticker(World(1).clock(), manager, news, quiet_period_s, lively_s)
     ticker.start()
     yield heard, manager
@@ -38,8 +38,8 @@ def ticking(quiet_period_s: float, lively_s: float) -> Iterator[tuple[Heard, Ann
 def test_what_comes_after_quiet_is_followed_by_the_time() -> None:
     with ticking(quiet_period_s=NEVER_S, lively_s=0.0) as (heard, manager):
         for _ in range(3):
-            manager.tell(RanksStirred())
-            assert isinstance(heard.get(timeout=WITHIN_S), RanksStirred)
+            manager.tell(RanksChanged())
+            assert isinstance(heard.get(timeout=WITHIN_S), RanksChanged)
             assert isinstance(heard.get(timeout=WITHIN_S), Tick)
 
 
@@ -52,6 +52,6 @@ def test_the_time_is_told_again_and_again(quiet_period_s: float, lively_s: float
 
 def test_what_comes_keeps_it_lively() -> None:
     with ticking(quiet_period_s=NEVER_S, lively_s=NEVER_S) as (heard, manager):
-        manager.tell(RanksStirred())
+        manager.tell(RanksChanged())
         told = [heard.get(timeout=WITHIN_S) for _ in range(4)]
         assert sum(isinstance(it, Tick) for it in told) == 3

@@ -1,9 +1,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.actors.worker_pool import Crew
+from nodemanager.actors.worker_pool import WorkerPool
 from nodemanager.core.nodes import LaunchId, ProviderId
-from nodemanager.core.orders import CloudOrder, DestroyNode, Timely
+from nodemanager.core.orders import CloudOrder, DestroyNode, WithDeadline
 from nodemanager.core.reasons import because
 
 
@@ -17,29 +17,29 @@ class Post:
         self.told.append(message)
 
 
-def destroy(name: str) -> Timely[DestroyNode]:
-    return Timely(DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test")), 60.0)
+def destroy(name: str) -> WithDeadline[DestroyNode]:
+    return WithDeadline(DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test")), 60.0)
 
 
 def test_an_order_goes_to_a_worker_that_has_none() -> None:
     posts = [Post(), Post()]
-    crew = Crew(posts)
-    crew.give("a", destroy("a"))
-    crew.give("b", destroy("b"))
+    crew = WorkerPool(posts)
+    crew.dispatch("a", destroy("a"))
+    crew.dispatch("b", destroy("b"))
     assert [len(post.told) for post in posts] == [1, 1]
 
 
 def test_a_worker_that_hangs_holds_up_nobody_else() -> None:
     hung, other = Post(), Post()
-    crew = Crew([hung, other])
-    crew.give("hangs", destroy("hangs"))
+    crew = WorkerPool([hung, other])
+    crew.dispatch("hangs", destroy("hangs"))
     for name in ("a", "b", "c"):
-        crew.give(name, destroy(name))
-        crew.done(name)
+        crew.dispatch(name, destroy(name))
+        crew.mark_done(name)
     assert [it.order.launch for it in hung.told] == ["hangs"]
     assert [it.order.launch for it in other.told] == ["a", "b", "c"]
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
-    crew = Crew([Post()])
-    crew.done("never given")
+    crew = WorkerPool([Post()])
+    crew.mark_done("never given")

@@ -66,7 +66,7 @@ from nodemanager.core.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
-    Timely,
+    WithDeadline,
 )
 from nodemanager.core.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.reasons import because
@@ -147,7 +147,7 @@ class Flux:
     def claim(self) -> None:
         self._call("claim")
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         self._call("must_act")
 
     def launches(self) -> tuple[Launch, ...]:
@@ -184,7 +184,7 @@ class Flux:
     def keep_spend(self, spend: Spend) -> None:
         self._call("keep_spend")
 
-    def measured(self) -> Mapping[Rank, Hardware]:
+    def read_hardware(self) -> Mapping[Rank, Hardware]:
         self._call("measured")
         return HARDWARE
 
@@ -235,7 +235,7 @@ MOVES = {SlotName("cloud1"): TypeName("large")}
 def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert port.calls == ["change_slots", "ranks"]
     assert told == [SlotsChanged("wish-1", 7.0, (RANK,))]
 
@@ -243,14 +243,14 @@ def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
 def test_a_change_that_left_nothing_behind_is_answered_with_why() -> None:
     port = Flux("change_slots", SlotsUnchanged("slot cloud1 has been taken meanwhile"))
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert port.calls == ["change_slots", "refuse_slots slot cloud1 has been taken meanwhile"]
     assert told == [SlotsRefused("wish-1")]
 
 
 def test_a_change_that_may_be_half_done_is_no_answer() -> None:
     worker, told = flux_worker(Flux("change_slots"))
-    worker.on_receive(Timely(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
     assert told == [FluxCallFailed((), "ChangeSlots", "no answer")]
 
 
@@ -292,9 +292,9 @@ def test_a_look_tells_how_long_it_took() -> None:
 
 def test_a_create_that_works_and_one_that_does_not() -> None:
     post = Post()
-    cloud_worker(Cloud(), post).on_receive(Timely(CreateNode(LAUNCH, SMALL), NOW_S))
+    cloud_worker(Cloud(), post).on_receive(WithDeadline(CreateNode(LAUNCH, SMALL), NOW_S))
     broken = Cloud(CloudError(FailureKind.AMBIGUOUS, "reply lost", 3.0))
-    cloud_worker(broken, post).on_receive(Timely(CreateNode(LAUNCH, SMALL), NOW_S))
+    cloud_worker(broken, post).on_receive(WithDeadline(CreateNode(LAUNCH, SMALL), NOW_S))
     assert post.told == [
         NodeCreated(LAUNCH.id, NODE),
         CloudCallFailed("create", LAUNCH.id, FailureKind.AMBIGUOUS, "reply lost", 3.0),
@@ -304,8 +304,8 @@ def test_a_create_that_works_and_one_that_does_not() -> None:
 def test_a_destroy_that_works_and_one_that_does_not() -> None:
     post = Post()
     order = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
-    cloud_worker(Cloud(), post).on_receive(Timely(order, NOW_S))
-    cloud_worker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post).on_receive(Timely(order, NOW_S))
+    cloud_worker(Cloud(), post).on_receive(WithDeadline(order, NOW_S))
+    cloud_worker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post).on_receive(WithDeadline(order, NOW_S))
     assert post.told == [
         NodeDestroyed(LAUNCH.id, NODE.provider_id),
         CloudCallFailed("destroy", LAUNCH.id, FailureKind.TRANSIENT, "500", provider_id=NODE.provider_id),
@@ -325,7 +325,7 @@ def test_53_an_order_that_comes_late_to_the_cloud_is_left_undone(
     """As after a SIGSTOP: another manager may have taken over since it was given."""
     post = Post()
     calls_are_bugs = Cloud(AssertionError("a late order was carried out"))
-    cloud_worker(calls_are_bugs, post).on_receive(Timely(order, NOW_S - 0.5))
+    cloud_worker(calls_are_bugs, post).on_receive(WithDeadline(order, NOW_S - 0.5))
     assert post.told == [OrderLapsed(*lapsed, "0.5 s too late")]
 
 
@@ -339,7 +339,7 @@ def test_53_who_does_not_surely_act_calls_no_cloud(
     post = Post()
     calls_are_bugs = Cloud(AssertionError("one that does not act called the cloud"))
     mandate = Flux(fails_at="must_act", error=error)
-    cloud_worker(calls_are_bugs, post, mandate).on_receive(Timely(order, NOW_S + 30))
+    cloud_worker(calls_are_bugs, post, mandate).on_receive(WithDeadline(order, NOW_S + 30))
     assert post.told == [OrderLapsed(*lapsed, str(error))]
 
 
@@ -348,11 +348,11 @@ def test_53_the_clock_is_looked_at_after_the_name() -> None:
     clock = FrozenClock()
 
     class SlowMandate(Flux):
-        def must_act(self) -> None:
+        def ensure_actor(self) -> None:
             clock.monotonic_s = lambda: NOW_S + 60.0  # type: ignore[method-assign]
 
     post = Post()
-    CloudWorker(Cloud(), SlowMandate(), clock, post, Fate()).on_receive(Timely(CREATE, NOW_S + 30))
+    CloudWorker(Cloud(), SlowMandate(), clock, post, Fate()).on_receive(WithDeadline(CREATE, NOW_S + 30))
     assert post.told == [OrderLapsed(*CREATE_LAPSED, "30.0 s too late")]
 
 
@@ -370,7 +370,7 @@ def test_53_an_order_that_comes_late_to_flux_is_left_undone(
 ) -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(order, NOW_S - 2.0))
+    worker.on_receive(WithDeadline(order, NOW_S - 2.0))
     assert port.calls == []
     assert told == [OrderLapsed(type(order).__name__, launches, None, "2.0 s too late")]
 
@@ -378,10 +378,10 @@ def test_53_an_order_that_comes_late_to_flux_is_left_undone(
 def test_a_requeue_that_is_left_undone_names_its_job() -> None:
     order = RequeueJob(JobId(7), LAUNCH.id, because("requeued"))
     worker, told = flux_worker(Flux())
-    worker.on_receive(Timely(order, NOW_S - 2.0))
+    worker.on_receive(WithDeadline(order, NOW_S - 2.0))
     assert told == [OrderLapsed("RequeueJob", (), None, "2.0 s too late", JobId(7))]
     worker, told = flux_worker(Flux(fails_at="requeue 7"))
-    worker.on_receive(Timely(order, NOW_S + 30))
+    worker.on_receive(WithDeadline(order, NOW_S + 30))
     assert told == [FluxCallFailed((), "RequeueJob", "no answer", JobId(7))]
 
 
@@ -442,14 +442,14 @@ def test_a_claim_that_fails_says_whether_another_one_acts(error: FluxError, fact
 def test_the_second_look_is_asked_after_the_drain() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
+    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert port.calls == ["drain flux-node-manager:cloud1-1", "ranks"]
     assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
 
 
 def test_without_a_second_look_no_drain_counts() -> None:
     worker, told = flux_worker(Flux(fails_at="ranks"))
-    worker.on_receive(Timely(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
+    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "DrainNode", "no answer")]
 
 
@@ -457,20 +457,22 @@ def test_without_a_second_look_no_drain_counts() -> None:
 def test_housekeeping_is_asked_to_end_and_then_made_to(hard: bool, number: int) -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(KillHousekeeping(LAUNCH.id, Rank(1), hard, because("housekeeping_stuck")), NOW_S))
+    worker.on_receive(
+        WithDeadline(KillHousekeeping(LAUNCH.id, Rank(1), hard, because("housekeeping_stuck")), NOW_S)
+    )
     assert (port.calls, told) == ([f"kill_housekeeping 1 {number}"], [HousekeepingKilled(LAUNCH.id)])
 
 
 def test_a_lease_ends_after_its_slot_is_undrained() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(EndLease(LAUNCH, because("gone")), NOW_S))
+    worker.on_receive(WithDeadline(EndLease(LAUNCH, because("gone")), NOW_S))
     assert (port.calls, told) == (["undrain", "forget"], [LeaseEnded(LAUNCH.id)])
 
 
 def test_who_lost_the_name_says_so_beside_the_failure() -> None:
     worker, told = flux_worker(Flux(fails_at="record", error=NotTheActor("lost")))
-    worker.on_receive(Timely(RecordLaunches((LAUNCH,)), NOW_S))
+    worker.on_receive(WithDeadline(RecordLaunches((LAUNCH,)), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "RecordLaunches", "lost"), ClaimRefused(7.0, "lost")]
 
 
@@ -483,7 +485,7 @@ def test_a_look_brings_all_ranks() -> None:
 def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(Timely(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")), NOW_S))
+    worker.on_receive(WithDeadline(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")), NOW_S))
     assert port.calls == ["drain ours", "ranks"]
     assert told == [NodeCordoned(LAUNCH.id, 7.0, RANK)]
 
@@ -523,7 +525,7 @@ def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:
     "start",
     [
         lambda fate: CloudWorker.start(Cloud(ZeroDivisionError("a bug")), Flux(), FrozenClock(), Post(), fate).tell(
-            Timely(CreateNode(LAUNCH, SMALL), NOW_S)
+            WithDeadline(CreateNode(LAUNCH, SMALL), NOW_S)
         ),
         lambda fate: CloudWatcher.start(Cloud(ZeroDivisionError("a bug")), FrozenClock(), Post(), fate).tell(
             ListCloud()

@@ -117,14 +117,14 @@ def main() -> None:
     chosen = parser.parse_args()
     with TemporaryDirectory() as folder:
         for place in places(Path(folder), chosen.only, chosen.jobs):
-            usual = place.runner.production("as it is", place.site)
+            usual = place.runner.run_production("as it is", place.site)
             print(f"\n{place.name}", line("default", usual, usual), sep="\n", flush=True)
             for key in chosen.key or KEYS:
                 print(key)
                 for value in KEYS[key]:
                     site = with_key(place.site, key, value)
                     same = not differences(place.site, site)
-                    outcome = usual if same else place.runner.production(value, site)
+                    outcome = usual if same else place.runner.run_production(value, site)
                     print(line(value, outcome, usual), flush=True)
 
 

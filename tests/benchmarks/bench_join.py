@@ -21,10 +21,10 @@ import psutil
 
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.nodes import LaunchId, RosterEntry
-from nodemanager.join.exchange import FileExchange, Folder
-from nodemanager.join.flux_node_join import post
-from nodemanager.join.key_material import Paths, fingerprint, make_material
-from nodemanager.join.tickets import read_key
+from nodemanager.join.exchange import ExchangePaths, FileExchange
+from nodemanager.join.flux_node_join import post_json
+from nodemanager.join.key_material import MaterialPaths, fingerprint, make_material
+from nodemanager.join.tickets import read_site_key
 
 SITE = """
 [Site]
@@ -61,7 +61,7 @@ def main(tickets: int = 1000, clients: int = 50) -> None:
             RosterEntry(launch, slot, until_at, may_start=True, online=False, addresses=(_address(number),))
             for number, (launch, slot) in enumerate(zip(launches, site.slots, strict=True))
         )
-        FileExchange(Folder(site.join.material_dir)).post(roster, time.time())
+        FileExchange(ExchangePaths(site.join.material_dir)).post(roster, time.time())
         with _service(site) as service:
             before_bytes = service.memory_info().rss
             took_s, latencies_s = _redeem(site, launches, clients)
@@ -109,8 +109,8 @@ def _service(site: Site) -> Iterator[psutil.Popen]:
 
 def _redeem(site: Site, launches: list[LaunchId], clients: int) -> tuple[float, list[float]]:
     """Redeem all; how long that took, and how long each."""
-    paths = Paths(site.join.material_dir)
-    key, pin = read_key(paths.site_key), fingerprint(paths.tls_certificate)
+    paths = MaterialPaths(site.join.material_dir)
+    key, pin = read_site_key(paths.site_key), fingerprint(paths.tls_certificate)
     waiting: SimpleQueue[LaunchId] = SimpleQueue()
     for launch in launches:
         waiting.put(launch)
@@ -123,7 +123,7 @@ def _redeem(site: Site, launches: list[LaunchId], clients: int) -> tuple[float, 
             except Empty:
                 return
             began_s = time.monotonic()
-            post(
+            post_json(
                 site.join.listen,
                 pin,
                 "/v1/redeem",

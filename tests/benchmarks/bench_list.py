@@ -32,7 +32,7 @@ from urllib.parse import parse_qs
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
-from nodemanager.cloud.ec2.replies import checked, document, instances_in, set_in
+from nodemanager.cloud.ec2.replies import nodes_in, parse_xml, require_reply, set_in
 from nodemanager.core.facts import CloudListed
 from nodemanager.core.nodes import CloudNode, FluxRank, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
@@ -80,8 +80,8 @@ def parse(replies: Sequence[bytes]) -> tuple[CloudNode, ...]:
     return tuple(
         node
         for reply in replies
-        for reservation in set_in(checked(document(reply), "DescribeInstances"), "reservationSet")
-        for node in instances_in(reservation)
+        for reservation in set_in(require_reply(parse_xml(reply), "DescribeInstances"), "reservationSet")
+        for node in nodes_in(reservation)
     )
 
 

@@ -53,7 +53,7 @@ import structlog
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.actors.flux import FluxWorker
-from nodemanager.actors.manager import Manager, Published
+from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Mailbox
 from nodemanager.actors.ticker import PERIOD_S, Ticker
 from nodemanager.cloud.providers import cloud_factory
@@ -63,12 +63,12 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.ports import CloudPort, FluxError, FluxPort
 from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
 from nodemanager.flux.parse.resources import Look
-from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.service.outputs import Front
-from nodemanager.service.service import Outside, SystemClock, policy_of, spare_what_stays, wire
-from nodemanager.simulation.flux.instance import Follower
+from nodemanager.service.outputs import Outputs
+from nodemanager.service.service import SitePorts, SystemClock, freeze_startup_objects, policy_of, wire
+from nodemanager.simulation.flux.instance import JournalFollower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Inbox, Pump
@@ -151,7 +151,7 @@ class Remote:
         self._process = context.Process(target=serve, args=(theirs, load), daemon=True)
         self._process.start()
         self._pipe.recv()
-        self._follower: Follower | None = None
+        self._follower: JournalFollower | None = None
         self._ahead: deque[tuple[float, list[str], int]] = deque()
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -180,7 +180,7 @@ class Remote:
 
     # --- what the watch asks ---
 
-    def follow(self, follower: Follower) -> Callable[[], None]:
+    def follow(self, follower: JournalFollower) -> Callable[[], None]:
         self._follower = follower
         self._backlog: list[str] = self.ask("world.follow")
         return lambda: None
@@ -233,7 +233,7 @@ class RemotePort:
         said = json.loads(self.said)
         Look().next(said["resources"], said["scheduler"], self._ended, self._division, said["stats"])
 
-    def measured(self) -> dict[Rank, Hardware]:
+    def read_hardware(self) -> dict[Rank, Hardware]:
         return {}
 
 
@@ -330,8 +330,8 @@ class _Run:
             )
         )
         # What a site on EC2 loads when it starts; nothing is called.
-        self._imported = (Front, cloud_factory(site, lambda _launch, _type: "", World(1).clock())())
-        spare_what_stays()  # as the service does before its first fact
+        self._imported = (Outputs, cloud_factory(site, lambda _launch, _type: "", World(1).clock())())
+        freeze_startup_objects()  # as the service does before its first fact
         self.baseline_mb = rss_mb()
         self.meter = Meter(time.perf_counter if live else time.thread_time)
         self.front: VirtualFront | LiveFront | None = None
@@ -340,13 +340,13 @@ class _Run:
         self.world = World(2)
         self.world.advance_to(self.remote.ask("world.now_s"))
         self.remote.world = self.world
-        self.published: Published | None = None
+        self.published: Publication | None = None
         clock = WorkingClock(self.world, self.meter)
         self.looks: list[RemotePort] = []
         pump = MeteredPump(self.world, "bench", TRAVEL_S, tick_s=PERIOD_S)
         pump.meter = self.meter
         watch = SimulatedFluxWatch(cast("Any", self.remote))
-        outside = Outside(
+        outside = SitePorts(
             clock=clock,
             flux=self._flux_port,
             cloud=lambda: cast("CloudPort", RemotePort(self.remote, "cloud")),
@@ -354,14 +354,14 @@ class _Run:
             close=lambda: None,
         )
         manager = wire(outside, policy_of(site), site.acts, self._publish, Fate(), pump.spawn)
-        pump.tick(manager, clock)
+        pump.start_ticks(manager, clock)
         watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def _flux_port(self) -> FluxPort:
         self.looks.append(RemotePort(self.remote, "flux"))
         return cast("FluxPort", self.looks[-1])
 
-    def _publish(self, published: Published) -> None:
+    def _publish(self, published: Publication) -> None:
         self.published = published
         self.meter.planned = True
         if self.front is not None:
@@ -420,7 +420,7 @@ class _Run:
         assert self.published is not None
         known, policy = self.published.snapshot, self.published.policy
         now_s = known.now_s
-        read = at(Snapshot(), Tick(now_s, known.wall_at))
+        read = advance_to(Snapshot(), Tick(now_s, known.wall_at))
         for fact in (
             ClaimHeld(now_s, tuple(node.launch for node in known.nodes.values())),
             QueueSeen(now_s, tuple(known.jobs.values()), complete=True),

@@ -32,8 +32,8 @@ from nodemanager.core.jobs import Job, JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.commit import asked, committed
-from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
@@ -113,7 +113,7 @@ def snapshot_of(case: Case) -> tuple[Snapshot, Policy, float]:
         Job(JobId(number), JobState.SCHED, each[number % shapes], WALL_AT)
         for number in range(jobs // gang if gang else jobs)
     )
-    known = at(Snapshot(), Tick(NOW_S, WALL_AT))
+    known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     begun = time.perf_counter()
     for fact in (
         ClaimHeld(NOW_S - 1, ()),
@@ -123,7 +123,7 @@ def snapshot_of(case: Case) -> tuple[Snapshot, Policy, float]:
     ):
         known = observe(known, fact, policy)
     read_s = time.perf_counter() - begun
-    return at(known, Tick(NOW_S + 60, WALL_AT + 60)), policy, read_s
+    return advance_to(known, Tick(NOW_S + 60, WALL_AT + 60)), policy, read_s
 
 
 def ranks_of(node_types: Sequence[NodeType], up: int, state: str) -> Iterator[FluxRank]:
@@ -158,7 +158,7 @@ def measure_plan(case: Case, repeats: int) -> dict[str, Any]:
         "rss_imports_mb": base_mb,
         "nodes": sum(boots.values()),
         "price": float(sum(policy.types[name].price_per_hour * count for name, count in boots.items())),
-        "served": made.waiting().get("node_ordered", 0),
+        "served": made.count_by_reason().get("node_ordered", 0),
     }
 
 
@@ -182,7 +182,7 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
     shape = Shape(1, 8)
     running = [Job(JobId(n), JobState.RUN, shape, WALL_AT, duration_s=3600.0) for n in range(1, nodes + 1)]
     waiting = [Job(JobId(n), JobState.SCHED, Shape(1, 1 + n % 5), WALL_AT) for n in range(nodes + 1, jobs + 1)]
-    known = at(Snapshot(), Tick(NOW_S, WALL_AT))
+    known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     listed = tuple(
         CloudNode(
             ProviderId(f"i-{launch.slot}"),
@@ -224,9 +224,9 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
         begun, cpu = time.perf_counter(), time.process_time()
         known = observe(known, QueueSeen(now_s - 0.1, came, ended=ended), policy)
         known = observe(known, RanksSeen(now_s - 0.1, seen), policy)
-        known = at(known, Tick(now_s, WALL_AT + now_s - NOW_S))
+        known = advance_to(known, Tick(now_s, WALL_AT + now_s - NOW_S))
         made = plan(known, policy)
-        known = committed(asked(known, made, policy), made, policy)
+        known = commit_actions(commit_asks(known, made, policy), made, policy)
         took.append((time.perf_counter() - begun, time.process_time() - cpu))
     wall, of_cpu = zip(*took[2:], strict=True)
     return {

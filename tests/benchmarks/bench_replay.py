@@ -33,9 +33,9 @@ def main() -> None:
     runner = Runner(open_workload(chosen.workload, site, Processors.CORES), lambda _run, _jobs: None, chosen.jobs)
     began_s = time.process_time()
     if chosen.policy == "site":
-        outcome = runner.production("site", site)
+        outcome = runner.run_production("site", site)
     else:
-        outcome, _ = runner.baseline(chosen.policy, site)
+        outcome, _ = runner.run_baseline(chosen.policy, site)
     busy_s = max(time.process_time() - began_s, 1e-9)
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{outcome.jobs} jobs, {outcome.events} events, {outcome.plans} plans; cost {outcome.cost:,.2f}")

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.cli.service_client import Client
 from nodemanager.config.site import Site
-from nodemanager.history.backlog import Waiting
-from nodemanager.history.follower import Follower, Happened, rest_s
-from nodemanager.history.store.reader import JournalReader
-from nodemanager.history.store.writer import Journal
-from nodemanager.service.outputs import Front
+from nodemanager.history.backlog import Backlog
+from nodemanager.history.follower import Follower, HistoryUpdate, rest_s
+from nodemanager.history.store.reader import HistoryReader
+from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.service.outputs import Outputs
 from nodemanager.web.api.control import Control
-from nodemanager.web.api.handlers import Served
+from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket
 from nodemanager.web.state.access import Access
@@ -59,28 +59,28 @@ class VirtualFront:
     def __init__(self, folder: Path, meter: Meter) -> None:
         self.board = Board()
         self.metrics = Metrics(self.board)
-        self.journal = Journal(folder / "journal.sqlite")
+        self.journal = HistoryWriter(folder / "journal.sqlite")
         self.journal.start()
         self._follower = Follower()
         self._meter = meter
-        self._waiting = Waiting()
+        self._waiting = Backlog()
         self._awake_s = self._scrape_s = 0.0
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         self.board.publish(published)
         self._waiting.add(published)
 
     def at(self, now_s: float) -> None:
         began_s = time.thread_time()
         if self._waiting and now_s >= self._awake_s:
-            happened: Happened = self._follower.of(self._waiting.take())
+            happened: HistoryUpdate = self._follower.follow(self._waiting.take())
             for sink in (self.board.take_in, self.metrics.take_in, self.journal.take_in):
                 sink(happened)
             self._awake_s = now_s + rest_s(time.thread_time() - began_s)
             self._meter.handled["chronicle"] += 1
         if now_s >= self._scrape_s:
             self._scrape_s = now_s + SCRAPE_EVERY_S
-            self.metrics.page()
+            self.metrics.render()
         self._meter.of["chronicle"] += time.thread_time() - began_s
 
 
@@ -89,13 +89,13 @@ class LiveFront:
 
     def __init__(self, site: Site) -> None:
         self.late_s = 0.0  # how far virtual time fell behind, at the worst
-        self._front = Front(site)
+        self._front = Outputs(site)
         self._front.start(cast("Any", None))
         self._page = f"http://{site.web.listen}/metrics"
         self._ahead_s: float | None = None  # virtual time, of this machine's
         threading.Thread(target=self._scrape, daemon=True).start()
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         self._front.publish(published)
 
     def at(self, now_s: float) -> None:
@@ -119,12 +119,12 @@ def listening_share() -> float:
     with tempfile.TemporaryDirectory(prefix="bench-load-") as folder:
         board = Board()
         control = Control(board, cast("Any", None))
-        journal = JournalReader(Path(folder) / "journal.sqlite")
-        served = Served(board, Metrics(board), journal, control, Access(None, by_socket=True))
+        journal = HistoryReader(Path(folder) / "journal.sqlite")
+        served = WebContext(board, Metrics(board), journal, control, Access(None, by_socket=True))
         place = UnixSocket(Path(folder) / "web.sock")
         server = WebServer(place, served)
         server.start()
-        server.listens.wait()
+        server.is_listening.wait()
         Client(place, Path(folder) / "no-token").get("/openapi.json")  # once it has begun
         share = share_of(MEASURED_S)
         server.stop(MEASURED_S)

@@ -22,7 +22,7 @@ from nodemanager.core.slots import NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
+from nodemanager.simulation.flux.instance import JournalFollower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.sched_simple import Pool
@@ -70,8 +70,8 @@ class LoadedWorld:
         self._provider = SimulatedProvider(
             self._world,
             CloudFaults(boot_delay_s=(20.0, 40.0), user_data_s=(0.0, 5.0)),
-            on_boot=self._flux.node_booted,
-            on_end=self._flux.node_ended,
+            on_boot=self._flux.on_node_booted,
+            on_end=self._flux.on_node_ended,
         )
         self._port = SimulatedFluxPort(self._flux, TOKEN, load.cluster_uuid)
         self._cloud = self._provider.port(load.cluster, load.cluster_uuid)
@@ -124,7 +124,7 @@ class LoadedWorld:
 
     def follow(self) -> list[str]:
         """Begin to keep the journal: every active job's events so far."""
-        self._flux.follow(Follower(self._job_said, self._resource_said, lambda _why: None))
+        self._flux.follow(JournalFollower(self._job_said, self._resource_said, lambda _why: None))
         return [_line(event) for event in self._flux.active_events()]
 
     def advance(self, moments_s: Sequence[float]) -> list[tuple[float, list[str], int]]:
@@ -153,7 +153,7 @@ class LoadedWorld:
         )
 
     def division(self) -> Mapping[SlotName, TypeName]:
-        return self._flux.division
+        return self._flux.slot_types
 
     def _newly_ended(self) -> Mapping[Rank, float]:
         """As the port asks for it: what ended since it asked last."""

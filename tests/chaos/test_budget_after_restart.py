@@ -11,11 +11,11 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.chaos.command import quiet
-from nodemanager.chaos.run.invariants import Rules
-from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, script_of
+from nodemanager.chaos.command import silence_logs
+from nodemanager.chaos.run.invariants import Invariants
+from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, draw_script
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.core.facts import RetirementAsked
+from nodemanager.core.facts import RetirementRequested
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Billing, NodeType
 from nodemanager.planner.cost.budget import periods
@@ -26,7 +26,7 @@ MINIMUM_H = 6
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    quiet()
+    silence_logs()
 
 
 def _flat(node_type: NodeType) -> NodeType:
@@ -47,14 +47,14 @@ class SpendScenario(Scenario):
             budgets={("", "month"): self.budget},
             stop_lead_s=86_400.0,  # what the minimum pays for keeps no node
         )
-        self.rules = Rules(self.flux, self.provider, self.policy)
+        self.invariants = Invariants(self.flux, self.provider, self.policy)
 
     def _let_go(self) -> None:
         """At the end every node is told to go: what is paid for would keep it for hours."""
         super()._let_go()
         if not self.flux.active_jobs():
-            for launch in self.flux.records.values():
-                self.tell(RetirementAsked(launch.id, Mark("operator", self.world.wall_at())))
+            for launch in self.flux.leases.values():
+                self.tell_manager(RetirementRequested(launch.id, Mark("operator", self.world.wall_at())))
 
     def start_and_run_for(self, seconds: float) -> None:
         """Faults from beginning to end: with the budget spent, jobs that wait go on waiting."""
@@ -75,7 +75,7 @@ class SpendScenario(Scenario):
 
 def _story(seed: int, phases: int, apart_s: float, kill_every_s: float) -> Script:
     """The jobs of so many seeds, so far apart."""
-    drawn = [(phase, act) for phase in range(phases) for act in script_of(1000 * seed + phase).acts]
+    drawn = [(phase, act) for phase in range(phases) for act in draw_script(1000 * seed + phase).acts]
     jobs = [replace(act, at_s=act.at_s + phase * apart_s) for phase, act in drawn if act.kind == JOB]
     kills = [
         Act(0, count * kill_every_s, "manager.killed", 0.5, 5.0)
@@ -83,7 +83,7 @@ def _story(seed: int, phases: int, apart_s: float, kill_every_s: float) -> Scrip
     ]
     knobs = [Act(0, 0.0, name, 1.0, FAULTS_S) for name in ("flux.fails", "flux.lost_reply")]
     acts = (*knobs, *jobs, *kills)
-    return replace(script_of(seed), acts=tuple(replace(act, number=number) for number, act in enumerate(acts)))
+    return replace(draw_script(seed), acts=tuple(replace(act, number=number) for number, act in enumerate(acts)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -95,7 +95,7 @@ def test_each_node_is_on_record_once(seed: int) -> None:
     assert outcome.creates > 5
     assert run.on_record() == run.billed() > 0
     assert not run.flux.spend.counted or run.flux.spend.counted.isdisjoint(
-        launch.id for launch in run.flux.records.values()
+        launch.id for launch in run.flux.leases.values()
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodemanager.chaos.command import run_seed
 from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.shrink import shortest
+from nodemanager.chaos.shrink import find_shortest
 from nodemanager.cli import main
 from nodemanager.planner import plan
 
@@ -18,7 +18,7 @@ from nodemanager.planner import plan
 @given(st.sets(st.integers(0, 60), min_size=1), st.data())
 def test_the_shortest_story_has_all_that_is_needed_and_nothing_else(numbers: set[int], data: st.DataObject) -> None:
     needed = data.draw(st.sets(st.sampled_from(sorted(numbers))))
-    found = shortest(sorted(numbers), lambda part: needed <= set(part), runs_max=10_000)
+    found = find_shortest(sorted(numbers), lambda part: needed <= set(part), runs_max=10_000)
     assert found == tuple(sorted(needed))
 
 
@@ -30,7 +30,7 @@ def test_it_is_looked_for_so_often_and_no_more(numbers: set[int], runs_max: int)
         tried.append(part)
         return len(part) > 3
 
-    assert set(shortest(sorted(numbers), fails, runs_max)) <= numbers
+    assert set(find_shortest(sorted(numbers), fails, runs_max)) <= numbers
     assert len(tried) <= runs_max
 
 
@@ -53,7 +53,7 @@ def test_a_seed_that_breaks_a_rule_is_told_as_a_command_with_the_shortest_story(
     assert main.main(["chaos", "--seeds", "2", "--json"]) == 1
     (failed,) = json.loads(capsys.readouterr().out)["failed"]
     assert "has had no owner" in failed["rule"]
-    script = Script.of_data(failed["script"])
+    script = Script.from_data(failed["script"])
     assert len(script.acts) == len(failed["only"]) < failed["acts"]
     assert "cloud.forgotten" in {act.kind for act in script.acts}
     assert failed["trace"]

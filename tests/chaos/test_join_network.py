@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nodemanager.chaos import join_network
-from nodemanager.chaos.command import quiet
+from nodemanager.chaos.command import silence_logs
 from nodemanager.chaos.join_network import JoinScenario
 from nodemanager.chaos.run.invariants import Violation
-from nodemanager.chaos.run.script import script_of
+from nodemanager.chaos.run.script import draw_script
 from nodemanager.core.nodes import LaunchId
-from nodemanager.join.flux_node_join import Joining
-from nodemanager.join.ticket_store import Ledger
+from nodemanager.join.flux_node_join import JoinClient
+from nodemanager.join.ticket_store import TicketStore
 
 # More of them: JOIN_SEEDS=1000 pytest tests/chaos/test_join_network.py
 SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))
@@ -26,11 +26,11 @@ SEEDS_MAX = 60
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    quiet()
+    silence_logs()
 
 
 def _run_of(seed: int) -> JoinScenario:
-    return JoinScenario(script_of(seed, joins=True))
+    return JoinScenario(draw_script(seed, joins=True))
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, *FAILED_ONCE])
@@ -44,8 +44,8 @@ def test_the_seeds_meet_what_they_are_for() -> None:
     for run in runs:
         run.run()
     joins = [run.joins for run in runs]
-    assert all(join.starts for join in joins)
-    for count in ("deaths", "refusals", "ends", "short"):
+    assert all(join.broker_starts for join in joins)
+    for count in ("client_deaths", "refusals", "power_offs", "short_machines"):
         assert sum(getattr(join, count) for join in joins) > 0, count
 
 
@@ -57,39 +57,39 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def a_ledger_that_forgets(patch: pytest.MonkeyPatch) -> None:
-    def nobody(self: Ledger, launch: LaunchId) -> None:
+    def nobody(self: TicketStore, launch: LaunchId) -> None:
         return None
 
-    patch.setattr(Ledger, "user", nobody)
+    patch.setattr(TicketStore, "nonce_hash_of", nobody)
 
 
 def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
     """It starts its broker again with what it was given at first, whoever has its slot now."""
-    ended, start = Joining._ended, Joining._start
+    ended, start = JoinClient._note_broker_end, JoinClient._start
     given: dict[int, dict[str, Any]] = {}
 
-    def keeping(self: Joining, now_s: float) -> None:
-        given[id(self)] = self.given
+    def keeping(self: JoinClient, now_s: float) -> None:
+        given[id(self)] = self.broker_material
         start(self, now_s)
 
-    def going_on(self: Joining, now_s: float) -> None:
+    def going_on(self: JoinClient, now_s: float) -> None:
         ended(self, now_s)
-        self.given = given[id(self)]
+        self.broker_material = given[id(self)]
 
-    def shrugging(self: Joining, code: str, now_s: float) -> None:
+    def shrugging(self: JoinClient, code: str, now_s: float) -> None:
         self._call_later(now_s)
 
-    patch.setattr(Joining, "_start", keeping)
-    patch.setattr(Joining, "_ended", going_on)
-    patch.setattr(Joining, "_take_refusal", shrugging)
+    patch.setattr(JoinClient, "_start", keeping)
+    patch.setattr(JoinClient, "_note_broker_end", going_on)
+    patch.setattr(JoinClient, "_handle_refusal", shrugging)
     patch.setattr(join_network, "SILENCE_MAX_S", math.inf)  # which else would end it
 
 
 def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
-    def is_over(self: Joining, now_s: float) -> bool:
+    def is_over(self: JoinClient, now_s: float) -> bool:
         return bool(now_s - self.manager_heard_s >= self.silence_max_s)
 
-    patch.setattr(Joining, "_is_over", is_over)
+    patch.setattr(JoinClient, "_should_end", is_over)
     patch.setattr(join_network, "SILENCE_MAX_S", 30.0)
 
 

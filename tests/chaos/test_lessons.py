@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import structlog
 
-from nodemanager.chaos.command import quiet
+from nodemanager.chaos.command import silence_logs
 from nodemanager.chaos.join_network import KEY, JoinScenario
-from nodemanager.chaos.run.script import JOB, Act, Script, script_of
+from nodemanager.chaos.run.script import JOB, Act, Script, draw_script
 from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.admission import Refusal
@@ -27,7 +27,7 @@ STEPS = 240  # more than there are in a run: what is around each call of the ser
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     before = structlog.get_config()
-    quiet()
+    silence_logs()
     yield
     structlog.configure(**before)
 
@@ -35,14 +35,14 @@ def _quiet() -> Iterator[None]:
 def three_jobs(*more: Act, joins: bool = False) -> Script:
     """Jobs for three types of node, one after the other, and room for all."""
     jobs = [Act(0, 1.0, JOB, 0.0, 20.0), Act(1, 20.0, JOB, 0.3, 10.0), Act(2, 60.0, JOB, 0.75, 5.0)]
-    site = script_of(0, joins=joins)
+    site = draw_script(0, joins=joins)
     return replace(site, nodes_max=6, budget=None, idle_timeout_s=5.0, acts=(*jobs, *more))
 
 
 def left(run: Scenario) -> tuple[object, ...]:
     """What should not be there in the end: nodes, leases, jobs, drains of ours."""
     drains = [reason for rank in run.flux.rank_of.values() if (reason := run.flux.drain_reason(rank))]
-    return (*run.ours_standing(), *run.flux.records, *run.flux.active_jobs(), *drains)
+    return (*run.our_nodes(), *run.flux.leases, *run.flux.active_jobs(), *drains)
 
 
 def made(run: Scenario) -> list[LaunchId]:
@@ -97,7 +97,7 @@ def test_52_one_that_was_told_to_end_is_gone_on_with_by_the_next_start(at_s: flo
 
 
 def _ended_and_started(run: Scenario) -> None:
-    run.lose(run.processes[0], DOWN_S)
+    run.kill_process(run.processes[0], DOWN_S)
 
 
 # --- 56: secrets ------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_56_no_secret_is_in_a_tag_a_log_or_a_status_and_an_old_ticket_is_refused
     told: list[str] = []
 
     def look() -> None:
-        keys.update(it.kept["lease_key"] for it in run.joins.machines if it.kept.get("lease_key"))
+        keys.update(it.saved_state["lease_key"] for it in run.joins.machines if it.saved_state.get("lease_key"))
         told.extend(repr(node) for node in run.provider.nodes())
         if run.published is not None:
             told.append(repr(status(run.published)))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from nodemanager.actors import manager
-from nodemanager.chaos.command import quiet, run_seed
+from nodemanager.chaos.command import run_seed, silence_logs
 from nodemanager.chaos.run import site
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained
@@ -21,8 +21,8 @@ from nodemanager.core.reasons import Reason
 from nodemanager.planner import plan, retirement
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
 from nodemanager.planner.placement import supply
-from nodemanager.planner.placement.supply import Market
-from nodemanager.planner.requeue import requeues
+from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
@@ -46,7 +46,7 @@ def believing_the_first_look(patch: Patch) -> None:
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
         return replace(node, call=None, drained_s=fact.started_s, rank=was)
 
-    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDrained, as_it_was)
+    patch.setitem(cast("dict[Any, Any]", observe.NODE_FACTS), NodeDrained, as_it_was)
 
 
 def believing_one_list(patch: Patch) -> None:
@@ -70,14 +70,14 @@ def taking_a_lost_reply_for_a_refusal(patch: Patch) -> None:
 
 
 def buying_two_too_many(patch: Patch) -> None:
-    market = supply.market
+    market = supply.current_supply
 
-    def generous(*arguments: Any) -> Market:
+    def generous(*arguments: Any) -> Supply:
         made = market(*arguments)
         made.nodes_left += 2
         return made
 
-    patch.setattr(supply, "market", generous)
+    patch.setattr(supply, "current_supply", generous)
 
 
 def taking_accepted_for_gone(patch: Patch) -> None:
@@ -86,7 +86,7 @@ def taking_accepted_for_gone(patch: Patch) -> None:
     def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
         return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
 
-    patch.setitem(cast("dict[Any, Any]", observe.OF_ONE_NODE), NodeDestroyed, gone_at_once)
+    patch.setitem(cast("dict[Any, Any]", observe.NODE_FACTS), NodeDestroyed, gone_at_once)
 
 
 def taking_strangers_for_ours(patch: Patch) -> None:
@@ -101,7 +101,7 @@ def taking_strangers_for_ours(patch: Patch) -> None:
 
 
 def taking_no_notice_of_a_new_division(patch: Patch) -> None:
-    patch.setattr(manager, "divided", lambda policy, _division: policy)
+    patch.setattr(manager, "with_slot_types", lambda policy, _division: policy)
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:
@@ -137,14 +137,14 @@ def leaving_orphans_alone(patch: Patch) -> None:
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:
-    patch.setattr(supply, "coming", lambda *_: [])
+    patch.setattr(supply, "coming_offers", lambda *_: [])
 
 
 def recording_no_spending(patch: Patch) -> None:
     def spends_nothing(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
         return after
 
-    patch.setattr(observe, "accrued", spends_nothing)
+    patch.setattr(observe, "accrue", spends_nothing)
 
 
 def buying_for_jobs_that_are_held(patch: Patch) -> None:
@@ -166,9 +166,9 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 def submitting_jobs_again_and_again(patch: Patch) -> None:
     def forgetful(snapshot: Snapshot, policy: Policy) -> Any:
         jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
-        return requeues(replace(snapshot, requeued=frozenset(), jobs=jobs), policy)
+        return requeue_orders(replace(snapshot, requeued=frozenset(), jobs=jobs), policy)
 
-    patch.setattr(plan, "requeues", forgetful)
+    patch.setattr(plan, "requeue_orders", forgetful)
 
 
 # Each with a seed that caught it.
@@ -196,7 +196,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broken", MUTATIONS)
 def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    quiet()
+    silence_logs()
     broken(monkeypatch)
     seeds = [MUTATIONS[broken], *range(SEEDS_MAX)]
     caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nodemanager.chaos.command import quiet, run_seed, scenario_of, staged
+from nodemanager.chaos.command import build_scenario, run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, Script, script_of
+from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, Script, draw_script
 from nodemanager.chaos.scenario import Scenario
 
 SEEDS = 500
@@ -20,7 +20,7 @@ FAILED_ONCE = json.loads((Path(__file__).parent / "failed_once.json").read_text(
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    quiet()
+    silence_logs()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
@@ -31,17 +31,17 @@ def test_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("once", FAILED_ONCE, ids=[once["what"] for once in FAILED_ONCE])
 def test_what_failed_once(once: dict[str, Any]) -> None:
-    staged(Script.of_data(once["script"])).run()
+    build_scenario(Script.from_data(once["script"])).run()
 
 
 def test_a_script_is_kept_whole() -> None:
-    script = script_of(9, joins=True)
-    assert Script.of_data(json.loads(json.dumps(script.as_data()))) == script
+    script = draw_script(9, joins=True)
+    assert Script.from_data(json.loads(json.dumps(script.as_data()))) == script
 
 
 @pytest.mark.parametrize("seed", [7, 8])
 def test_a_run_without_faults(seed: int) -> None:
-    outcome = Scenario(script_of(seed).without_faults()).run()
+    outcome = Scenario(draw_script(seed).without_faults()).run()
     assert outcome.jobs > 0
     # Without faults no node dies by itself: each is destroyed, some twice, where the list was slow to show it.
     assert 0 < outcome.creates <= outcome.destroys
@@ -49,14 +49,14 @@ def test_a_run_without_faults(seed: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    assert scenario_of(11).run() == scenario_of(11).run()
+    assert scenario_for_seed(11).run() == scenario_for_seed(11).run()
 
 
 def test_every_kind_of_fault_happens() -> None:
-    scripts = [script_of(seed, joins=True) for seed in range(30)]
+    scripts = [draw_script(seed, joins=True) for seed in range(30)]
     drawn = {act.kind for script in scripts for act in script.acts}
     assert drawn >= {*KINDS, *KNOBS, *JOIN_KINDS, *JOIN_KNOBS}
 
 
 def test_in_every_fifth_seed_nodes_join_by_ticket() -> None:
-    assert [isinstance(scenario_of(seed), JoinScenario) for seed in range(5)] == [False] * 4 + [True]
+    assert [isinstance(scenario_for_seed(seed), JoinScenario) for seed in range(5)] == [False] * 4 + [True]

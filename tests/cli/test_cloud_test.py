@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, site_of_the_test, user_data
+from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
 from nodemanager.config.site import Provider, Site, load_site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import CloudError, CloudPort
@@ -71,7 +71,7 @@ class Account:
         self.world.advance_to(self.world.now_s + wait_s)
 
     def test(self) -> CloudTest:
-        site = site_of_the_test(self.site)
+        site = make_test_site(self.site)
         port = self.provider.port(site.cluster, site.cluster_uuid)
         return CloudTest(site, port, self, self.pause, self.said.append, self.keep)
 
@@ -108,7 +108,7 @@ def test_the_cheapest_type_is_taken_in_its_first_zone(account: Account) -> None:
 
 
 def test_no_service_takes_the_node_for_its_own(account: Account) -> None:
-    one, other = site_of_the_test(account.site), site_of_the_test(account.site)
+    one, other = make_test_site(account.site), make_test_site(account.site)
     assert one.cluster == other.cluster != account.site.cluster
     assert len(one.cluster) <= 32
     assert len({one.cluster_uuid, other.cluster_uuid, account.site.cluster_uuid}) == 3
@@ -297,7 +297,7 @@ def test_a_node_that_will_not_go_is_named(account: Account) -> None:
 
 
 def test_what_an_earlier_test_left_is_named_and_not_touched(account: Account) -> None:
-    earlier = site_of_the_test(account.site)
+    earlier = make_test_site(account.site)
     test = account.test()
     left = account.provider.port(earlier.cluster, earlier.cluster_uuid).create(
         account.test().launch, _any_type(account)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.cli.resize import ResizeError, additions, prepare
+from nodemanager.cli.resize import ResizeError, new_slots, plan_resize
 from nodemanager.config.site import load_site
 from nodemanager.core.slots import SlotName, TypeName
 from tests.paths import CONFIG
@@ -24,31 +24,31 @@ OWN = {
 def test_each_type_gets_as_many_as_asked_under_names_nobody_has(clouds: int, gpus: int) -> None:
     if clouds == gpus == 2:
         return
-    added = additions({CLOUD: clouds, GPU: gpus}, DIVISION, HOSTS, OWN)
+    added = new_slots({CLOUD: clouds, GPU: gpus}, DIVISION, HOSTS, OWN)
     assert not set(added) & set(HOSTS)
     assert list(added.values()) == [CLOUD] * (clouds - 2) + [GPU] * (gpus - 2)
 
 
 def test_names_go_on_where_the_type_s_own_end() -> None:
-    added = additions({GPU: 4, CLOUD: 4}, DIVISION, [*HOSTS, "cloud3"], OWN)
+    added = new_slots({GPU: 4, CLOUD: 4}, DIVISION, [*HOSTS, "cloud3"], OWN)
     assert list(added) == ["gpu-10", "gpu-11", "cloud4", "cloud5"]
 
 
 def test_a_slot_that_came_from_another_type_gives_no_names() -> None:
     moved = {**DIVISION, SlotName("gpu-09"): CLOUD}
-    assert list(additions({CLOUD: 4, GPU: 2}, moved, HOSTS, OWN)) == ["cloud3", "gpu-10"]
+    assert list(new_slots({CLOUD: 4, GPU: 2}, moved, HOSTS, OWN)) == ["cloud3", "gpu-10"]
     away = {**DIVISION, SlotName("gpu-08"): CLOUD, SlotName("gpu-09"): CLOUD}
-    assert list(additions({GPU: 1}, away, HOSTS, OWN)) == ["gpu-10"]
+    assert list(new_slots({GPU: 1}, away, HOSTS, OWN)) == ["gpu-10"]
 
 
 def test_a_simulated_site_has_no_table() -> None:
     site = load_site(CONFIG / "embedded.ini")
     with pytest.raises(ResizeError, match="simulated"):
-        prepare(site, {TypeName("small"): 9})
+        plan_resize(site, {TypeName("small"): 9})
 
 
 def test_a_type_without_slots_gets_some_of_its_own_name() -> None:
-    assert list(additions({TypeName("big"): 2}, DIVISION, HOSTS, {TypeName("big"): ()})) == ["big1", "big2"]
+    assert list(new_slots({TypeName("big"): 2}, DIVISION, HOSTS, {TypeName("big"): ()})) == ["big1", "big2"]
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_type_without_slots_gets_some_of_its_own_name() -> None:
 def test_what_adds_nothing_is_refused(counts: dict[str, int], said: str) -> None:
     wanted = {TypeName(name): count for name, count in counts.items()}
     with pytest.raises(ResizeError, match=said):
-        additions(wanted, DIVISION, HOSTS, OWN)
+        new_slots(wanted, DIVISION, HOSTS, OWN)

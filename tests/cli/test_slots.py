@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.cli.slots import SlotsError, counts_of, rows_of
+from nodemanager.cli.slots import SlotsError, make_rows, parse_counts
 from nodemanager.config.site import ConfigError, load_site
 from nodemanager.core.slots import SlotName, TypeName
 from tests.builders import a_launch, a_rank
@@ -69,13 +69,13 @@ def test_a_division_that_does_not_go_with_the_site_is_a_fault(tmp_path: Path, di
 
 
 def test_counts_are_read() -> None:
-    assert counts_of(["gpu=4", "cloud=0"]) == {"gpu": 4, "cloud": 0}
+    assert parse_counts(["gpu=4", "cloud=0"]) == {"gpu": 4, "cloud": 0}
 
 
 @pytest.mark.parametrize("texts", [["gpu"], ["=4"], ["gpu="], ["gpu=-1"], ["gpu=٣"], ["gpu=1", "gpu=2"]])
 def test_what_is_no_count_is_refused(texts: list[str]) -> None:
     with pytest.raises(SlotsError, match=r"gpu|=4"):
-        counts_of(texts)
+        parse_counts(texts)
 
 
 def test_each_type_is_shown_with_what_stands_in_the_way_of_a_change(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_each_type_is_shown_with_what_stands_in_the_way_of_a_change(tmp_path: Pa
         moved,
         a_rank("gpu1"),
     ]
-    rows = {row.type_name: row for row in rows_of(site, ranks, [a_launch("cloud1"), a_launch("cloud2")])}
+    rows = {row.type_name: row for row in make_rows(site, ranks, [a_launch("cloud1"), a_launch("cloud2")])}
     cloud, gpu = rows[TypeName("cloud")], rows[TypeName("gpu")]
     assert (cloud.online, cloud.leased, cloud.movable) == (1, 2, 0)
     assert (gpu.slots, gpu.online, gpu.leased, gpu.movable) == ((SlotName("cloud4"), SlotName("gpu1")), 0, 0, 2)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nodemanager.cli import service_verbs
 from nodemanager.cli.service_client import Client
-from nodemanager.cli.terminal import escaped, terminal
+from nodemanager.cli.terminal import escape_document, make_console
 from nodemanager.config.site import load_site
-from nodemanager.core.reason_text import sentence
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.web.listen import UnixSocket
 from tests.paths import CONFIG
 
@@ -53,7 +53,7 @@ class Answering(Client):
 def printed(verb: Callable[..., None], document: Any, capsys: pytest.CaptureFixture[str], *subjects: str) -> str:
     chosen = Namespace(json=False, subjects=list(subjects), at=None, follow=False)
     service = Answering(UnixSocket(Path("/nonexistent")), Path("/nonexistent"), document)
-    verb(service, load_site(SITE), chosen, terminal(width=400))
+    verb(service, load_site(SITE), chosen, make_console(width=400))
     return capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def in_events(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
 def test_brackets_in_a_drains_reason_are_shown_as_they_stand(
     where: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = sentence("held_by_drain", {"drain_reason": BRACKETS})
+    text = to_sentence("held_by_drain", {"drain_reason": BRACKETS})
     verb, document, subjects = where(text)
     assert BRACKETS in text
     assert text in printed(verb, document, capsys, *subjects)
@@ -99,7 +99,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_no_text_of_a_document_is_left_with_what_steers(document: Any) -> None:
-    assert all(text.isprintable() for text in _texts(escaped(document)))
+    assert all(text.isprintable() for text in _texts(escape_document(document)))
 
 
 def _texts(document: Any) -> list[str]:

@@ -18,27 +18,27 @@ from nodemanager.config.site import (
     Mode,
     Provider,
     Site,
-    judging,
     load_site,
     name_file,
+    site_warnings,
     uuid_file,
-    warnings,
+    with_default_misfit,
 )
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
     FluxSettings,
     JoinSettings,
-    Limits,
+    LimitsSettings,
     NodeSettings,
-    Policy,
-    Settings,
-    Simulation,
+    PolicySettings,
+    SectionSettings,
+    SimulationSettings,
     SiteSettings,
-    Timing,
+    TimingSettings,
     Viewers,
     WebSettings,
-    keys_of,
+    allowed_keys,
 )
 from nodemanager.core.slots import Billing, Market, Misfit, NodeType, SlotName, TypeName
 from tests.paths import CONFIG
@@ -108,7 +108,7 @@ def test_a_node_type_may_act_or_be_observed_by_itself(
     read = site_of(
         tmp_path, ("Site", "mode", site), ("Node cpu", "mode", node), *another, ("Node gpu", "slots", "gpu1")
     )
-    assert (read.acts, read.mode_told) == (acts, told)
+    assert (read.acts, read.mode_text) == (acts, told)
 
 
 # --- what is read -----------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         flux=FluxSettings(head_address="10.0.0.1", bootstrap_dir=tmp_path / "state" / "flux"),
         cloud=CloudSettings(provider=Provider.LOCAL),
         credentials={},
-        limits=Limits(nodes_max=4, price_per_hour_max=Decimal(10)),
-        timing=Timing(),
-        policy=Policy(misfit=Misfit.ACCEPT),
+        limits=LimitsSettings(nodes_max=4, price_per_hour_max=Decimal(10)),
+        timing=TimingSettings(),
+        policy=PolicySettings(misfit=Misfit.ACCEPT),
         join=JoinSettings(
             addresses=("10.0.0.1:8443",),
             material_dir=tmp_path / "state" / "join",
@@ -137,7 +137,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         ),
         budget=BudgetSettings(),
         web=WebSettings(listen=f"unix:{tmp_path}/state/web.sock", token_file=tmp_path / "state" / "token"),
-        simulation=Simulation(),
+        simulation=SimulationSettings(),
         node_types=(
             NodeType(
                 name=TypeName("cpu"),
@@ -345,7 +345,7 @@ def test_variables_are_expanded_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", sorted(CONFIG.glob("*.ini")), ids=lambda path: path.name)
 def test_every_example_loads_without_a_warning(example: Path) -> None:
-    assert warnings(load_site(example, ENVIRONMENT)) == ()
+    assert site_warnings(load_site(example, ENVIRONMENT)) == ()
 
 
 def test_there_are_examples() -> None:
@@ -354,27 +354,29 @@ def test_there_are_examples() -> None:
 
 # --- what is refused --------------------------------------------------------------------------------------
 
-SECTIONS: Mapping[str, type[Settings]] = {
+SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Site": SiteSettings,
     "Flux": FluxSettings,
     "Cloud": CloudSettings,
-    "Limits": Limits,
-    "Timing": Timing,
-    "Policy": Policy,
+    "Limits": LimitsSettings,
+    "Timing": TimingSettings,
+    "Policy": PolicySettings,
     "Web": WebSettings,
-    "Simulation": Simulation,
+    "Simulation": SimulationSettings,
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # nothing that any key allows, but for paths
 PATHS = {"state_dir", "bootstrap_dir", "token_file"}
 
 
-@pytest.mark.parametrize(("section", "key"), [(name, key) for name in SECTIONS for key in keys_of(SECTIONS[name])])
+@pytest.mark.parametrize(
+    ("section", "key"), [(name, key) for name in SECTIONS for key in allowed_keys(SECTIONS[name])]
+)
 def test_every_key_refuses_what_it_does_not_allow_and_says_what_it_does(
     tmp_path: Path, section: str, key: str
 ) -> None:
     fault = the_fault(tmp_path, (section, key, "" if key in PATHS else BAD))
-    allowed = keys_of(SECTIONS[section])[key]
+    allowed = allowed_keys(SECTIONS[section])[key]
     assert (fault.section, fault.key, fault.value) == (section, key, "" if key in PATHS else "a b\n!")
     assert fault.problem.startswith(("column ", f"{allowed} is needed", '"!" is no slot'))
 
@@ -428,7 +430,7 @@ def test_a_key_that_must_be_given_is_missed_at_its_section(tmp_path: Path, secti
     text = text_of((section, key, None))
     (fault,) = faults_of(tmp_path, text)
     assert (fault.section, fault.key, fault.value) == (section, key, None)
-    assert fault.problem == f"must be given: {keys_of(SECTIONS[section])[key]}"
+    assert fault.problem == f"must be given: {allowed_keys(SECTIONS[section])[key]}"
     assert text.splitlines()[fault.line - 1] == f"[{section}]"
 
 
@@ -470,8 +472,8 @@ def test_two_keys_that_contradict_each_other_are_refused(
 
 @pytest.mark.parametrize("provider", ["local", "ec2"])
 def test_whose_nodes_share_one_machine_accepts_what_they_have(provider: str) -> None:
-    site = Policy()
-    judged = judging(site, CloudSettings(provider=Provider(provider)))
+    site = PolicySettings()
+    judged = with_default_misfit(site, CloudSettings(provider=Provider(provider)))
     assert judged.misfit is (Misfit.ACCEPT if provider == "local" else Misfit.DRAIN)
 
 
@@ -729,23 +731,23 @@ def gpu_type(**changes: str) -> list[tuple[str, str, str | None]]:
 
 
 def test_a_gpu_type_without_a_property_is_warned_of(tmp_path: Path) -> None:
-    (warning,) = warnings(site_of(tmp_path, *gpu_type()))
+    (warning,) = site_warnings(site_of(tmp_path, *gpu_type()))
     assert "[Node gpu] is a GPU type without a property" in warning
-    assert warnings(site_of(tmp_path, *gpu_type(properties="gpu"))) == ()
+    assert site_warnings(site_of(tmp_path, *gpu_type(properties="gpu"))) == ()
 
 
 def test_a_large_type_without_a_property_is_warned_of(tmp_path: Path) -> None:
-    (warning,) = warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64")))
+    (warning,) = site_warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64")))
     assert "[Node gpu] is a large type without a property" in warning
-    assert warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64", properties="large"))) == ()
+    assert site_warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64", properties="large"))) == ()
 
 
 def test_types_that_are_alike_need_no_guard(tmp_path: Path) -> None:
-    assert warnings(site_of(tmp_path, *gpu_type(), ("Node cpu", "gpus", "1"))) == ()
+    assert site_warnings(site_of(tmp_path, *gpu_type(), ("Node cpu", "gpus", "1"))) == ()
 
 
 def test_a_type_dearer_than_the_cap_is_warned_of(tmp_path: Path) -> None:
-    (warning,) = warnings(site_of(tmp_path, ("Limits", "price_per_hour_max", "0.2")))
+    (warning,) = site_warnings(site_of(tmp_path, ("Limits", "price_per_hour_max", "0.2")))
     assert "price_per_hour = 0.25 is above price_per_hour_max = 0.2" in warning
 
 
@@ -758,7 +760,8 @@ LINES = st.one_of(
     ),
     st.tuples(st.sampled_from(sorted(SECTIONS)), st.text(max_size=12)).map(lambda pair: f"[{pair[0]}]\n{pair[1]}"),
     st.tuples(
-        st.sampled_from([key for section in SECTIONS.values() for key in keys_of(section)]), st.text(max_size=12)
+        st.sampled_from([key for section in SECTIONS.values() for key in allowed_keys(section)]),
+        st.text(max_size=12),
     ).map(lambda pair: f"{pair[0]} = {pair[1]}"),
     st.text(max_size=30),
 )
@@ -774,7 +777,7 @@ def test_whatever_is_written_is_a_site_or_a_config_error(tmp_path: Path, lines: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    key=st.sampled_from([(name, key) for name, section in SECTIONS.items() for key in keys_of(section)]),
+    key=st.sampled_from([(name, key) for name, section in SECTIONS.items() for key in allowed_keys(section)]),
     text=st.text(max_size=20),
 )
 def test_whatever_a_key_says_brings_no_other_error(tmp_path: Path, key: tuple[str, str], text: str) -> None:

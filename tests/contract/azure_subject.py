@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.azure.port import AzureCloud, Placement
+from nodemanager.cloud.azure.port import AzureCloud, AzurePlacement
 from nodemanager.core.nodes import CloudNode, Launch, ProviderId
 from nodemanager.core.slots import NodeType
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
@@ -119,7 +119,7 @@ class AzureSubject(RecordedSubject[AzureService]):
             driver,
             "westeurope",
             "ssh-ed25519 AAAA",
-            defaultdict(lambda: Placement("net/subnet")),
+            defaultdict(lambda: AzurePlacement("net/subnet")),
             cluster,
             cluster_uuid,
             a_script,

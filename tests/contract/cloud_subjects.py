@@ -19,7 +19,7 @@ import pytest
 from libcloud.compute.base import NodeImage, NodeSize
 
 from nodemanager.cloud.local.port import LocalCloud
-from nodemanager.cloud.local.process import end_nodes, marked
+from nodemanager.cloud.local.process import end_nodes, marked_pids
 from nodemanager.cloud.local.store import Store
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.ports import CloudPort
@@ -224,7 +224,7 @@ def reap(directory: Path) -> None:
             for folder in folders:
                 store.clear_tmp(folder.name)
         assert not left, f"processes of {sorted(left)} could not be ended"
-        assert not marked(frozenset(folder.name for folder in folders))
+        assert not marked_pids(frozenset(folder.name for folder in folders))
 
 
 class SimulatedSubject(CloudSubject):
@@ -247,7 +247,7 @@ class SimulatedSubject(CloudSubject):
         self.provider.kill(provider_id)
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
-        return self.provider.add_stranger(identity)
+        return self.provider.add_foreign_node(identity)
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:

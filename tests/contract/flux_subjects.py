@@ -136,7 +136,7 @@ class RealSubject:
 
     def wish(self, wish: SlotsWish) -> None:
         with bindings.connection(self._instance.uri) as handle:
-            kvs.commit(handle, {retype.WISH: retype.encoded_wish(wish)}, timeout_s=10.0)
+            kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wish)}, timeout_s=10.0)
 
     def end_managers(self) -> None:
         for manager in self._managers:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import LABEL_CLUSTER, GceCloud, Placement
+from nodemanager.cloud.gce.port import LABEL_CLUSTER, GceCloud, GcePlacement
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import TypeName
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
@@ -111,8 +111,8 @@ class GceSubject(RecordedSubject[GceService]):
 
     def a_port_of(self, cluster: str, cluster_uuid: str) -> GceCloud:
         driver = GceDriver("lab", _AToken(), endpoint=self.service.url)
-        placements: Mapping[TypeName, Placement] = defaultdict(
-            lambda: Placement("global/networks/default", (_ZONE,))
+        placements: Mapping[TypeName, GcePlacement] = defaultdict(
+            lambda: GcePlacement("global/networks/default", (_ZONE,))
         )
         return GceCloud(driver, placements, cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None)
 

@@ -402,7 +402,7 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "undrain": lambda port: port.undrain(Rank(1)),
     "stop_broker": lambda port: port.stop_broker(Rank(1)),
     "kill_housekeeping": lambda port: port.kill_housekeeping(Rank(1), 15),
-    "must_act": lambda port: port.must_act(),
+    "must_act": lambda port: port.ensure_actor(),
     "keep_steering": lambda port: port.keep_steering(STEERING),
     "keep_spend": lambda port: port.keep_spend(SPEND),
     "show_on_jobs": lambda port: port.show_on_jobs({JobId(1): "text"}),

@@ -7,14 +7,14 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.core.reason_text import SENTENCES, Edge, clock_time, duration, sentence
+from nodemanager.core.reason_text import SENTENCES, ClockReading, format_duration, format_wall_time, to_sentence
 from nodemanager.core.reasons import because
 
-EDGE = Edge(now_s=500.0, wall_at=1_800_000_000.0)
+EDGE = ClockReading(now_s=500.0, wall_at=1_800_000_000.0)
 
 
 def said(code: str, **figures: str | float | Decimal | tuple[str, ...]) -> str:
-    return sentence(code, EDGE.figures(because(code, **figures)))
+    return to_sentence(code, EDGE.figures(because(code, **figures)))
 
 
 def test_a_reason_is_a_sentence_with_its_figures() -> None:
@@ -39,8 +39,8 @@ def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
 
 
 def test_a_line_of_a_story_has_its_wall_clock_time() -> None:
-    assert EDGE.story("joined -> idle at 440.500") == "joined -> idle at 2027-01-15T07:59:00Z"
-    assert EDGE.story("no moment here") == "no moment here"
+    assert EDGE.with_wall_time("joined -> idle at 440.500") == "joined -> idle at 2027-01-15T07:59:00Z"
+    assert EDGE.with_wall_time("no moment here") == "no moment here"
 
 
 def test_what_blocks_a_type_is_said_with_the_provider_s_words() -> None:
@@ -71,8 +71,8 @@ def test_every_sentence_is_well_formed(code: str) -> None:
     ("span_s", "text"), [(0.0, "0s"), (59.4, "59s"), (60.0, "1m00s"), (3600.0, "1h00m"), (90061.0, "25h01m")]
 )
 def test_durations(span_s: float, text: str) -> None:
-    assert duration(span_s) == text
+    assert format_duration(span_s) == text
 
 
 def test_clock_time() -> None:
-    assert clock_time(0.0) == "1970-01-01T00:00:00Z"
+    assert format_wall_time(0.0) == "1970-01-01T00:00:00Z"

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from nodemanager.config.text.flux_toml import ConfigFile, division_in, promises_in
+from nodemanager.config.text.flux_toml import ConfigFile, read_promises, read_slot_types
 from nodemanager.core.ports import FluxError, SlotsUnchanged
 from nodemanager.core.slots import Promise, Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.retype import (
-    ANSWER,
-    MARKER,
-    WISH,
-    Retyping,
-    decoded_answer,
-    encoded_wish,
+    ANSWER_KEY,
+    MARKER_KEY,
+    WISH_KEY,
+    Retyper,
+    decode_answer,
+    encode_wish,
+    read_schedulers,
     read_wish,
-    schedulers_in,
 )
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -112,13 +112,15 @@ class Instance:
             self.kvs.pop(key, None)
             if value is not None:
                 self.kvs[key] = value
-        self.asked.append("marker" if changes.get(MARKER) else "answer" if changes.get(ANSWER) else "unmark")
+        self.asked.append(
+            "marker" if changes.get(MARKER_KEY) else "answer" if changes.get(ANSWER_KEY) else "unmark"
+        )
 
     def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
         return ()
 
-    def retyping(self) -> Retyping:
-        return Retyping(self, lambda: self.file, TYPES)
+    def retyping(self) -> Retyper:
+        return Retyper(self, lambda: self.file, TYPES)
 
     def drained(self) -> list[str]:
         return [host for rank, host in enumerate(HOSTS, start=1) if self.flux.drain_reason(Rank(rank)) is not None]
@@ -128,8 +130,8 @@ class Instance:
 def instance(tmp_path: Path) -> Instance:
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "conf.d" / "flux.toml").write_text(TEXT)
-    instance = Instance(ConfigFile.of(tmp_path))
-    instance.kvs[WISH] = encoded_wish(A_WISH)
+    instance = Instance(ConfigFile.find(tmp_path))
+    instance.kvs[WISH_KEY] = encode_wish(A_WISH)
     return instance
 
 
@@ -146,9 +148,9 @@ def test_everything_comes_in_its_order(instance: Instance) -> None:
         "resource.undrain 2",
         "answer",
     ]
-    assert division_in(instance.file.read()) == division_in(instance.config)
-    assert decoded_answer(instance.kvs[ANSWER]).moves == MOVES
-    assert set(instance.kvs) == {ANSWER}
+    assert read_slot_types(instance.file.read()) == read_slot_types(instance.config)
+    assert decode_answer(instance.kvs[ANSWER_KEY]).moves == MOVES
+    assert set(instance.kvs) == {ANSWER_KEY}
 
 
 def test_under_fluxion_what_leans_on_the_others_goes_first_and_comes_last(instance: Instance) -> None:
@@ -160,7 +162,7 @@ def test_under_fluxion_what_leans_on_the_others_goes_first_and_comes_last(instan
 
 
 def test_an_instance_without_a_scheduler_has_none_to_unload() -> None:
-    assert schedulers_in({"mods": [{"name": "kvs", "path": "kvs"}]}) == []
+    assert read_schedulers({"mods": [{"name": "kvs", "path": "kvs"}]}) == []
 
 
 def test_a_configuration_that_is_refused_is_put_back(instance: Instance) -> None:
@@ -170,7 +172,7 @@ def test_a_configuration_that_is_refused_is_put_back(instance: Instance) -> None
     assert instance.file.text() == TEXT
     assert instance.drained() == []
     assert "sched-simple" in instance.modules
-    assert set(instance.kvs) == {WISH}
+    assert set(instance.kvs) == {WISH_KEY}
 
 
 def test_the_file_of_another_instance_is_left_alone(instance: Instance) -> None:
@@ -190,7 +192,7 @@ def test_a_core_that_a_job_holds_elsewhere_is_not_declared_away(instance: Instan
     wish = SlotsWish("wish-2", {TypeName("cloud"): 2})
     small = (TYPES[0], a_type("gpu", slots=1, cores=1))
     with pytest.raises(SlotsUnchanged, match="gpu1"):
-        Retyping(instance, lambda: instance.file, small).change(wish, {SlotName("cloud2"): TypeName("gpu")})
+        Retyper(instance, lambda: instance.file, small).change(wish, {SlotName("cloud2"): TypeName("gpu")})
     assert instance.drained() == []
 
 
@@ -199,14 +201,14 @@ def test_what_was_cut_short_is_ended_by_the_repair(instance: Instance, at: str) 
     instance.dies_at = at
     with pytest.raises(FluxError):
         instance.retyping().change(A_WISH, MOVES)
-    assert MARKER in instance.kvs
+    assert MARKER_KEY in instance.kvs
     instance.dies_at = ""
 
     assert instance.retyping().repair() is True
     assert {"resource", "sched-simple"} <= set(instance.modules)
-    assert division_in(instance.config)[SlotName("cloud2")] == "gpu"
+    assert read_slot_types(instance.config)[SlotName("cloud2")] == "gpu"
     assert instance.drained() == []
-    assert decoded_answer(instance.kvs[ANSWER]).moves == MOVES
+    assert decode_answer(instance.kvs[ANSWER_KEY]).moves == MOVES
     assert instance.retyping().repair() is False
 
 
@@ -217,19 +219,19 @@ def test_a_repair_that_finds_the_file_put_back_says_that_nothing_was_changed(ins
     instance.file.write(TEXT)
     instance.dies_at = ""
     assert instance.retyping().repair() is True
-    assert "does not take" in decoded_answer(instance.kvs[ANSWER]).why
+    assert "does not take" in decode_answer(instance.kvs[ANSWER_KEY]).why
 
 
 def test_an_answer_ends_its_own_wish_only(instance: Instance) -> None:
     later = SlotsWish("wish-2", {})
-    instance.kvs[WISH] = encoded_wish(later)
+    instance.kvs[WISH_KEY] = encode_wish(later)
     instance.retyping().change(A_WISH, MOVES)
-    assert read_wish(instance.kvs[WISH]) == later
+    assert read_wish(instance.kvs[WISH_KEY]) == later
 
 
 def test_a_marker_that_cannot_be_read_is_said_with_its_key(instance: Instance) -> None:
-    instance.kvs[MARKER] = "nonsense"
-    with pytest.raises(FluxError, match=MARKER):
+    instance.kvs[MARKER_KEY] = "nonsense"
+    with pytest.raises(FluxError, match=MARKER_KEY):
         instance.retyping().repair()
 
 
@@ -254,10 +256,10 @@ def test_a_type_is_declared_as_it_is_and_keeps_that_through_later_changes(instan
     retyping.change(PROMISE, ALL_OF_IT)
     assert declared(instance.file.read()) == {"head": "0-3", "cloud[1-2]": "0", "gpu1": "0-7"}
     assert declared(instance.config) == declared(instance.file.read())
-    assert promises_in(instance.file.read()) == promises_in(instance.config) == PROMISE.promises
+    assert read_promises(instance.file.read()) == read_promises(instance.config) == PROMISE.promises
     retyping.change(A_WISH, MOVES)
     assert declared(instance.config) == {"head": "0-3", "cloud1": "0", "cloud2,gpu1": "0-7"}
-    assert promises_in(instance.config) == PROMISE.promises
+    assert read_promises(instance.config) == PROMISE.promises
 
 
 @pytest.mark.parametrize("at", ["module.remove", "module.load"])
@@ -267,5 +269,5 @@ def test_a_promise_that_was_cut_short_is_kept_by_the_repair(instance: Instance, 
         instance.retyping().change(PROMISE, ALL_OF_IT)
     instance.dies_at = ""
     assert instance.retyping().repair()
-    assert promises_in(instance.config) == PROMISE.promises
+    assert read_promises(instance.config) == PROMISE.promises
     assert declared(instance.config)["cloud[1-2]"] == "0"

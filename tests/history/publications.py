@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import Fact
 from nodemanager.core.jobs import Job
-from nodemanager.history.follower import Follower, Happened
+from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node
@@ -25,7 +25,7 @@ def a_moment(
     policy: Policy | None = None,
     acts: bool = True,
     **changes: Any,
-) -> Published:
+) -> Publication:
     """What is published so many seconds into the story; every source has just answered."""
     policy = policy if policy is not None else a_policy()
     snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, **changes)
@@ -39,18 +39,18 @@ def a_moment(
         flux=replace(snapshot.flux, seen_s=seen_s),
         cloud=replace(snapshot.cloud, seen_s=seen_s),
     )
-    return Published(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
+    return Publication(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
 
 
-def told(*publications: Published) -> list[Happened]:
+def told(*publications: Publication) -> list[HistoryUpdate]:
     follower = Follower()
-    return [follower.of([it]) for it in publications]
+    return [follower.follow([it]) for it in publications]
 
 
-def lines(happened: Happened, *kinds: str) -> list[str]:
+def lines(happened: HistoryUpdate, *kinds: str) -> list[str]:
     """The entries in short: "decided BootNode demand"."""
     return [
         " ".join(filter(None, (entry.kind, entry.what, entry.code)))
-        for entry in happened.entries
+        for entry in happened.events
         if not kinds or entry.kind in kinds
     ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, QueueSeen
-from nodemanager.core.jobs import Holding, Job, JobId, JobState
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, NodeState
-from nodemanager.history.backlog import WAITING_MAX, Waiting, passed
-from nodemanager.history.follower import Follower, Happened
+from nodemanager.history.backlog import BACKLOG_MAX, Backlog, condense
+from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.history.store.rows import Rows
 from nodemanager.planner.state.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
@@ -27,11 +27,11 @@ def a_node_that_may_go() -> Node:
 
 
 def a_job_there(id_: int = 7) -> Job:
-    held = Holding(a_node_that_works().launch.rank, 4, 0)
-    return a_job(id_, state=JobState.RUN, submitted_at=WALL_AT, began_at=WALL_AT + 1, holds=(held,))
+    held = RankAllocation(a_node_that_works().launch.rank, 4, 0)
+    return a_job(id_, state=JobState.RUN, submitted_at=WALL_AT, began_at=WALL_AT + 1, allocations=(held,))
 
 
-def a_story(*, acts: bool) -> list[Published]:
+def a_story(*, acts: bool) -> list[Publication]:
     """A node goes, a job comes and a node is bought for it, a call fails, a job begins, one comes and ends."""
     came, ended = a_job(9, submitted_at=WALL_AT), JobId(9)
     return [
@@ -46,31 +46,31 @@ def a_story(*, acts: bool) -> list[Published]:
     ]
 
 
-def followed(first: Published, batch: list[Published]) -> Happened:
+def followed(first: Publication, batch: list[Publication]) -> HistoryUpdate:
     follower = Follower()
-    follower.of([first])
-    return follower.of(batch)
+    follower.follow([first])
+    return follower.follow(batch)
 
 
 @pytest.mark.parametrize("acts", [True, False])
 def test_what_is_left_of_a_publication_tells_all_that_happened(*, acts: bool) -> None:
     first, *batch = a_story(acts=acts)
     whole = followed(first, batch)
-    assert followed(first, [*map(passed, batch[:-1]), batch[-1]]) == whole
-    assert whole.entries
-    assert whole.ended
-    assert (whole.advised is None) == acts
+    assert followed(first, [*map(condense, batch[:-1]), batch[-1]]) == whole
+    assert whole.events
+    assert whole.ended_jobs
+    assert (whole.savings is None) == acts
 
 
 def test_a_job_that_began_before_the_newest_where_a_node_would_be_gone_is_charged_a_boot() -> None:
     began = [a_moment(after_s, nodes=[a_node_that_works()], jobs=[a_job_there()], acts=False) for after_s in (1, 2)]
-    begun = followed(a_moment(0, nodes=[a_node_that_may_go()], acts=False), [passed(began[0]), began[1]])
-    assert begun.advised is not None
-    assert begun.advised.waits[JobId(7)].as_advised_s == 1.0 + a_policy().boot_timeout_s
+    begun = followed(a_moment(0, nodes=[a_node_that_may_go()], acts=False), [condense(began[0]), began[1]])
+    assert begun.savings is not None
+    assert begun.savings.waits[JobId(7)].advised_s == 1.0 + a_policy().boot_timeout_s
 
 
 def test_only_the_newest_keeps_what_was_known_of_jobs() -> None:
-    waiting = Waiting()
+    waiting = Backlog()
     moments = [a_moment(after_s, jobs=[a_job(1)]) for after_s in (0.0, 1.0, 2.0)]
     for moment in moments:
         waiting.add(moment)
@@ -81,16 +81,16 @@ def test_only_the_newest_keeps_what_was_known_of_jobs() -> None:
 
 
 def test_where_too_many_wait_the_newest_is_taken_in_all_the_same() -> None:
-    waiting = Waiting()
-    for after_s in range(WAITING_MAX + 100):
+    waiting = Backlog()
+    for after_s in range(BACKLOG_MAX + 100):
         waiting.add(a_moment(float(after_s)))
     taken = waiting.take()
-    assert (len(taken), waiting.left_out) == (WAITING_MAX, 100)
-    assert taken[-1].snapshot.now_s == NOW_S + WAITING_MAX + 99
+    assert (len(taken), waiting.dropped) == (BACKLOG_MAX, 100)
+    assert taken[-1].snapshot.now_s == NOW_S + BACKLOG_MAX + 99
 
 
 def test_nothing_is_taken_at_the_end_but_what_waits() -> None:
-    waiting = Waiting()
+    waiting = Backlog()
     waiting.add(a_moment())
     waiting.end()
     assert len(waiting.take()) == 1
@@ -101,5 +101,5 @@ def test_nothing_is_taken_at_the_end_but_what_waits() -> None:
 def test_in_short_it_tells_the_journal_the_same(*, acts: bool) -> None:
     first, *batch = a_story(acts=acts)
     happened = followed(first, batch)
-    assert Rows.of([happened.in_short]) == Rows.of([happened])
-    assert (happened.in_short.published.snapshot.jobs, happened.in_short.facts) == ({}, ())
+    assert Rows.from_updates([happened.condensed]) == Rows.from_updates([happened])
+    assert (happened.condensed.newest.snapshot.jobs, happened.condensed.facts) == ({}, ())

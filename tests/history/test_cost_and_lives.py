@@ -8,30 +8,30 @@ from decimal import Decimal
 import pytest
 
 from nodemanager.core.facts import CloudCallFailed
-from nodemanager.core.jobs import Holding, Job, JobState
+from nodemanager.core.jobs import Job, JobState, RankAllocation
 from nodemanager.core.nodes import CloudState, FailureKind, NodeState
 from nodemanager.core.slots import Billing, Rank, Tariff
 from nodemanager.history.cost_ledger import NOBODY
-from nodemanager.history.follower import Happened
-from nodemanager.history.node_lives import Life
+from nodemanager.history.follower import HistoryUpdate
+from nodemanager.history.node_lives import NodeLife
 from nodemanager.planner.state.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type
 from tests.history.publications import a_moment, told
 
 
-def spent(*story: Happened) -> dict[tuple[int, str, str], float]:
+def spent(*story: HistoryUpdate) -> dict[tuple[int, str, str], float]:
     """By user, queue and use."""
     sums: dict[tuple[int, str, str], float] = {}
     for happened in story:
-        for account, amount in happened.spent.items():
+        for account, amount in happened.costs.items():
             key = account.userid, account.queue, account.use
             sums[key] = sums.get(key, 0.0) + amount.cost
     return {key: cost for key, cost in sums.items() if cost}
 
 
 def a_running_job(number: int, rank: int, cores: int, userid: int, queue: str = "") -> Job:
-    holds = (Holding(Rank(rank), cores, 0),)
-    return a_job(number, state=JobState.RUN, holds=holds, userid=userid, queue=queue)
+    holds = (RankAllocation(Rank(rank), cores, 0),)
+    return a_job(number, state=JobState.RUN, allocations=holds, userid=userid, queue=queue)
 
 
 def test_a_node_s_hour_is_charged_to_its_jobs_by_their_cores_and_the_rest_is_idle() -> None:
@@ -101,8 +101,8 @@ def test_a_long_pause_of_the_manager_is_not_charged_whole() -> None:
 # --- lives ------------------------------------------------------------------------------------------------
 
 
-def lives(*story: Happened) -> list[tuple[Life | None, Life]]:
-    return [change for happened in story for change in happened.lives]
+def lives(*story: HistoryUpdate) -> list[tuple[NodeLife | None, NodeLife]]:
+    return [change for happened in story for change in happened.life_changes]
 
 
 def test_a_life_has_its_moments() -> None:

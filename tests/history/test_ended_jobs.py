@@ -17,20 +17,20 @@ from nodemanager.core.jobs import (
     AnyOf,
     Constraint,
     HasProperty,
-    Holding,
     Job,
     JobState,
     Not,
     OnHosts,
     OnRanks,
+    RankAllocation,
     Shape,
 )
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.history.ended_jobs import EndedJob
-from nodemanager.history.follower import Follower, Happened
+from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.history.store import schema
-from nodemanager.history.store.shapes import read_shape, written_shape
-from nodemanager.history.store.writer import Journal
+from nodemanager.history.store.shapes import shape_from_json, shape_to_json
+from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.whatif.workload.flux_jobs import NEVER_RAN
 from nodemanager.whatif.workload.open import open_workload
 from nodemanager.whatif.workload.workload import Oddities, Processors, WorkloadError
@@ -42,11 +42,13 @@ GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(fro
 
 
 def begun(job: Job, after_s: float) -> Job:
-    return replace(job, state=JobState.RUN, holds=(Holding(Rank(1), 1, 0),), began_at=WALL_AT + after_s)
+    return replace(
+        job, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 1, 0),), began_at=WALL_AT + after_s
+    )
 
 
-def ended(*story: Happened) -> list[EndedJob]:
-    return [job for happened in story for job in happened.ended]
+def ended(*story: HistoryUpdate) -> list[EndedJob]:
+    return [job for happened in story for job in happened.ended_jobs]
 
 
 def test_a_job_is_kept_once_it_has_ended_with_when_it_ran() -> None:
@@ -80,8 +82,8 @@ def test_each_is_told_once_though_several_publications_are_taken_together() -> N
     job = a_job(7)
     end = QueueSeen(NOW_S, ended=(job.id,))
     follower = Follower()
-    story = [follower.of([a_moment(jobs=[begun(job, 0)])])]
-    story += [follower.of([a_moment(5, facts=[end]), a_moment(6)]), follower.of([a_moment(7)])]
+    story = [follower.follow([a_moment(jobs=[begun(job, 0)])])]
+    story += [follower.follow([a_moment(5, facts=[end]), a_moment(6)]), follower.follow([a_moment(7)])]
     assert [it.ended_at for it in ended(*story)] == [WALL_AT + 5]
 
 
@@ -91,7 +93,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "journal.sqlite"
     gang = a_job(7, submitted_at=WALL_AT - 60, userid=1000, duration_s=600.0, shape=GANG)
     cancelled = a_job(8, submitted_at=WALL_AT - 50)
-    journal = Journal(path)
+    journal = HistoryWriter(path)
     journal.write(told(a_moment(jobs=[gang, cancelled]), a_moment(20, jobs=[begun(gang, 15)]), a_moment(400)))
     journal.close()
     return path
@@ -116,7 +118,7 @@ def test_the_site_s_own_journal_needs_no_path(path: Path, tmp_path: Path) -> Non
 def test_a_journal_without_jobs_says_so(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(schema.STEPS[0])
+        connection.executescript(schema.MIGRATIONS[0])
     with pytest.raises(WorkloadError, match=r"old\.sqlite: no such table: jobs"):
         open_workload(str(path), a_site(tmp_path), Processors.CORES)
     with pytest.raises(WorkloadError, match=r"none\.sqlite"):
@@ -126,7 +128,7 @@ def test_a_journal_without_jobs_says_so(tmp_path: Path) -> None:
 def test_one_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with closing(sqlite3.connect(path)) as connection:
-        for step in schema.STEPS[:2]:
+        for step in schema.MIGRATIONS[:2]:
             connection.executescript(step)
         connection.execute("PRAGMA user_version = 2")
         connection.execute("INSERT INTO waits VALUES ('1', 5.0, 6.0, 0, '', NULL)")
@@ -163,4 +165,4 @@ def _nested(parts: st.SearchStrategy[Constraint]) -> st.SearchStrategy[Constrain
     )
 )
 def test_a_shape_comes_back_as_it_was_written(shape: Shape) -> None:
-    assert read_shape(written_shape(shape)) == shape
+    assert shape_from_json(shape_to_json(shape)) == shape

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodemanager.core.facts import CloudCallFailed, DecisionsPaused, FluxCallFailed, HoldPlaced
-from nodemanager.core.jobs import Holding, JobState
+from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
@@ -21,7 +21,7 @@ from tests.history.publications import a_moment, lines, told
 
 def test_what_is_decided_is_an_entry_with_its_reason_and_whom_it_serves() -> None:
     (first,) = told(a_moment(jobs=[a_job(7)]))
-    (boot,) = [entry for entry in first.entries if entry.kind == "decided"]
+    (boot,) = [entry for entry in first.events if entry.kind == "decided"]
     assert (boot.what, boot.code, boot.node_type, boot.figures["serves"]) == ("BootNode", "demand", "cloud", ("7",))
     assert boot.at == WALL_AT
 
@@ -41,10 +41,10 @@ def test_what_is_only_said_is_not_said_again_when_the_queue_was_restless_meanwhi
 
 def test_a_node_s_moves_are_told_with_its_story_by_the_wall_clock() -> None:
     before = a_node("cloud1", NodeState.BOOTING)
-    after = replace(before, state=NodeState.IDLE, story=(f"joined -> idle at {NOW_S - 60:.3f}",))
+    after = replace(before, state=NodeState.IDLE, moves=(f"joined -> idle at {NOW_S - 60:.3f}",))
     _, second, third = told(a_moment(nodes=[before]), a_moment(1, nodes=[after]), a_moment(2))
     assert lines(second, "node") == ["node idle"]
-    (entry,) = [it for it in second.entries if it.kind == "node"]
+    (entry,) = [it for it in second.events if it.kind == "node"]
     assert entry.figures["was"] == "booting"
     assert str(entry.figures["story"]).endswith("Z")
     assert lines(third, "node") == ["node ended"]
@@ -78,9 +78,9 @@ def test_a_job_that_comes_among_the_first_is_told_of_only_if_it_waits_for_anothe
 
 def test_a_job_s_beginning_and_end_are_told_with_how_long_it_waited() -> None:
     waiting = a_job(7, submitted_at=WALL_AT - 90, userid=1000)
-    runs = replace(waiting, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),))
+    runs = replace(waiting, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 4, 0),))
     _, began, ended = told(a_moment(jobs=[waiting]), a_moment(10, jobs=[runs]), a_moment(20))
-    (entry,) = [it for it in began.entries if it.kind == "job"]
+    (entry,) = [it for it in began.events if it.kind == "job"]
     assert (entry.what, entry.subject, entry.figures["wait_s"], entry.figures["user"]) == (
         "began",
         "7",
@@ -117,7 +117,7 @@ def test_a_standstill_is_told_when_it_begins_and_when_it_ends() -> None:
 def test_publications_taken_together_lose_no_decision_and_no_fact() -> None:
     fact = CloudCallFailed("list", None, FailureKind.TRANSIENT, "500")
     follower = Follower()
-    happened = follower.of([a_moment(jobs=[a_job(1)]), a_moment(1, facts=[fact]), a_moment(2)])
+    happened = follower.follow([a_moment(jobs=[a_job(1)]), a_moment(1, facts=[fact]), a_moment(2)])
     assert lines(happened, "decided", "failed") == ["decided BootNode demand", "failed list transient"]
     assert happened.facts == (fact,)
 

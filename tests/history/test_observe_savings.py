@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.actors.manager import Published
-from nodemanager.core.jobs import Holding, Job, JobId, JobState
+from nodemanager.actors.manager import Publication
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.slots import TypeName
-from nodemanager.history.observe_savings import Advice, Advised, in_a_line
+from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker, format_savings
 from nodemanager.history.store import writer
-from nodemanager.history.store.reader import JournalReader
-from nodemanager.history.store.writer import Journal
+from nodemanager.history.store.reader import HistoryReader
+from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.planner.state.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
 from tests.history.publications import a_moment, told
@@ -28,13 +28,13 @@ def idle() -> Node:
     return a_node("cloud1", NodeState.IDLE, billed_from_s=AGO_S, since_s=AGO_S, idle_looks=9)
 
 
-def a_look(after_s: float, nodes: list[Node], jobs: list[Job] | None = None) -> Published:
+def a_look(after_s: float, nodes: list[Node], jobs: list[Job] | None = None) -> Publication:
     return a_moment(after_s, nodes=nodes, jobs=jobs or [], acts=False)
 
 
-def advised(*publications: Published) -> list[Advised]:
-    advice = Advice()
-    return [it for it in (advice.of([publication]) for publication in publications) if it is not None]
+def advised(*publications: Publication) -> list[ObserveSavings]:
+    advice = SavingsTracker()
+    return [it for it in (advice.update([publication]) for publication in publications) if it is not None]
 
 
 def runs_on(node: Node, submitted_at: float) -> Job:
@@ -43,7 +43,7 @@ def runs_on(node: Node, submitted_at: float) -> Job:
         state=JobState.RUN,
         submitted_at=submitted_at,
         began_at=submitted_at + 1,
-        holds=(Holding(node.launch.rank, 4, 0),),
+        allocations=(RankAllocation(node.launch.rank, 4, 0),),
     )
 
 
@@ -64,20 +64,22 @@ def test_a_job_that_begins_where_a_node_would_be_gone_is_charged_a_boot() -> Non
     at_work = a_node("cloud1", NodeState.BUSY)
     (told_,) = advised(a_look(0, [idle()]), a_look(30, [at_work], [runs_on(at_work, WALL_AT + 25)]))
     wait = told_.waits[JobId(7)]
-    assert (wait.as_it_was_s, wait.as_advised_s) == (1.0, 1.0 + a_policy().boot_timeout_s)
+    assert (wait.actual_s, wait.advised_s) == (1.0, 1.0 + a_policy().boot_timeout_s)
 
 
 def test_a_job_begins_sooner_where_its_node_would_have_been_ordered_sooner() -> None:
     policy = a_policy(boot_timeout_s=40.0)
     waiting = a_job(7, whole_nodes(1), submitted_at=WALL_AT)
     node = a_node("cloud1", NodeState.BUSY)
-    runs = replace(waiting, state=JobState.RUN, began_at=WALL_AT + 300, holds=(Holding(node.launch.rank, 4, 0),))
+    runs = replace(
+        waiting, state=JobState.RUN, began_at=WALL_AT + 300, allocations=(RankAllocation(node.launch.rank, 4, 0),)
+    )
     publications = [
         a_moment(0, jobs=[waiting], policy=policy, acts=False),
         a_moment(300, nodes=[node], jobs=[runs], policy=policy, acts=False),
     ]
     (told_,) = advised(*publications)
-    assert (told_.waits[JobId(7)].as_it_was_s, told_.waits[JobId(7)].as_advised_s) == (300.0, 40.0)
+    assert (told_.waits[JobId(7)].actual_s, told_.waits[JobId(7)].advised_s) == (300.0, 40.0)
 
 
 def test_a_manager_that_acts_with_all_types_observes_nothing() -> None:
@@ -100,7 +102,7 @@ def test_of_one_that_acts_with_some_only_the_others_are_observed() -> None:
 
 def test_the_report_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "FLUSH_S", 0.0)
-    journal = Journal(tmp_path / "journal.sqlite")
+    journal = HistoryWriter(tmp_path / "journal.sqlite")
     at_work = a_node("cloud1", NodeState.BUSY)
     for happened in told(
         *(a_look(float(after_s), [idle()]) for after_s in range(0, 601, 60)),
@@ -108,7 +110,7 @@ def test_the_report_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         journal.write([happened])
     journal.close()
-    observed = JournalReader(journal.path).report(WALL_AT - 60, WALL_AT + 700)["observed"]
+    observed = HistoryReader(journal.path).report(WALL_AT - 60, WALL_AT + 700)["observed"]
     assert (observed["jobs"], observed["busy_touched"], observed["span_s"]) == (1, 0, 630.0)
     assert observed["text"] == "10 minutes: 100 % cheaper, p95 wait +15 min, 0 busy nodes touched"
 
@@ -123,4 +125,4 @@ def test_the_report_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_line_says_what_it_was(told_: tuple[float, float, float, int, float | None], line: str) -> None:
-    assert in_a_line(*told_) == line
+    assert format_savings(*told_) == line

@@ -8,10 +8,10 @@ from typing import Any
 from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
 from nodemanager.core.slots import SlotName
-from nodemanager.join.admission import Answer, Granted, JoinDesk, Refusal, Rules
+from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.key_material import Material
-from nodemanager.join.ticket_store import Ledger
+from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
 
 KEY = SiteKey(b"k" * 32)
@@ -30,19 +30,19 @@ def entry(launch: LaunchId = LAUNCH, slot: str = "cloud1", **changed: Any) -> Ro
 
 @dataclass
 class Desk:
-    rules: Rules = field(default_factory=lambda: Rules("head", "10.0.0.1"))
+    rules: AdmissionRules = field(default_factory=lambda: AdmissionRules("head", "10.0.0.1"))
     roster: Roster | None = (entry(),)
     silence_s: float = 0.0
     now_at: float = 0.0
     material: Material = MATERIAL
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(":memory:")
+        self.ledger = TicketStore(":memory:")
         self.made_anew()
 
     def made_anew(self) -> None:
         """The service was restarted: all that it knows is what lies in its ledger."""
-        self.desk = JoinDesk(KEY, self.rules, self, lambda: self.material, self.ledger, lambda: self.now_at)
+        self.desk = JoinAdmission(KEY, self.rules, self, lambda: self.material, self.ledger, lambda: self.now_at)
 
     def current(self) -> tuple[Roster, float]:
         if self.roster is None:

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.join.ticket_store import Ledger
+from nodemanager.join.ticket_store import TicketStore
 
 
 @pytest.fixture(autouse=True)
 def _ledgers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """From Python 3.13 on an open file of SQLite that nobody holds any more is warned of."""
-    opened: list[Ledger] = []
-    opens = Ledger.__init__
+    opened: list[TicketStore] = []
+    opens = TicketStore.__init__
 
-    def noted(ledger: Ledger, path: Path | str) -> None:
+    def noted(ledger: TicketStore, path: Path | str) -> None:
         opens(ledger, path)
         opened.append(ledger)
 
-    monkeypatch.setattr(Ledger, "__init__", noted)
+    monkeypatch.setattr(TicketStore, "__init__", noted)
     yield
     for ledger in opened:
         ledger.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodemanager.core.nodes import JoinPhase, LaunchId
-from nodemanager.join.admission import REPORTS_BURST, SILENT_RENEWALS, Granted, Rules
+from nodemanager.join.admission import REPORTS_BURST, SILENT_RENEWALS, AdmissionRules, Granted
 from nodemanager.join.ticket_store import REPLAYS_KEPT_MAX
 from tests.join.admission import (
     CURVE,
@@ -91,7 +91,7 @@ def test_a_wrong_ticket_is_refused_whatever_the_roster_says(ticket: str) -> None
 
 
 def test_the_source_is_compared_where_the_site_wants_it() -> None:
-    rules = Rules("head", "10.0.0.1", check_source=True)
+    rules = AdmissionRules("head", "10.0.0.1", check_source=True)
     desk = Desk(rules, roster=(entry(addresses=("1.2.3.4", SOURCE)),))
     assert code(desk.redeem(source="6.6.6.6")) == "wrong_source"
     granted(desk.redeem(source=SOURCE))
@@ -108,7 +108,7 @@ def test_the_source_is_compared_where_the_site_wants_it() -> None:
     ],
 )
 def test_sources_are_compared_as_addresses_and_not_as_texts(known: str, source: str, is_let_in: bool) -> None:
-    desk = Desk(Rules("head", "10.0.0.1", check_source=True), roster=(entry(addresses=(known,)),))
+    desk = Desk(AdmissionRules("head", "10.0.0.1", check_source=True), roster=(entry(addresses=(known,)),))
     answer = desk.redeem(source=source)
     assert isinstance(answer, Granted) or code(answer) == "wrong_source"
     assert isinstance(answer, Granted) is is_let_in
@@ -252,7 +252,7 @@ def test_what_is_long_gone_is_forgotten_and_what_is_current_is_not() -> None:
     desk.now_at = 100.0
     desk.desk.forget_older_than(50.0)
     granted(desk.desk.fetch(LAUNCH, key, SOURCE))
-    assert desk.ledger.user(LaunchId("cloud2-1")) is None
+    assert desk.ledger.nonce_hash_of(LaunchId("cloud2-1")) is None
     assert {report.launch for _, report in desk.ledger.reports(0)} == {LAUNCH}
 
 

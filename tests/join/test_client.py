@@ -24,21 +24,21 @@ from nodemanager.join.flux_node_join import (
     HOSTS_BEGIN,
     HOSTS_END,
     CannotJoin,
-    Machine,
-    Settings,
+    ClientSettings,
+    LocalMachine,
     flux_toml,
-    hand_over,
+    install_service,
+    is_broker_helper,
     is_same_machine,
     is_task,
     job_processes,
-    keep_settings,
     machine_marks,
+    quote_unit_word,
     read_settings,
-    serves_the_broker,
-    unit_word,
+    replace_or_overwrite,
+    save_settings,
     with_hosts,
     write_private,
-    write_through,
 )
 
 SOURCE = Path(flux_node_join.__file__)
@@ -101,7 +101,7 @@ def test_a_hosts_file_keeps_its_mode_and_a_private_one_is_private(tmp_path: Path
     hosts, secret = tmp_path / "hosts", tmp_path / "secret"
     hosts.write_text("")
     hosts.chmod(0o644)
-    write_through(hosts, "127.0.0.1 localhost\n")
+    replace_or_overwrite(hosts, "127.0.0.1 localhost\n")
     write_private(secret, "x")
     assert [stat.S_IMODE(file.stat().st_mode) for file in (hosts, secret)] == [0o644, 0o600]
 
@@ -141,11 +141,11 @@ def test_a_brokers_children_are_jobs_but_not_their_children(broker: subprocess.P
     ],
 )
 def test_what_serves_the_broker_is_no_job(command: bytes) -> None:
-    assert serves_the_broker(command)
+    assert is_broker_helper(command)
 
 
 def test_a_job_is_none_of_these() -> None:
-    assert not serves_the_broker(b"/opt/flux/libexec/flux/flux-shell\093264543744\0")
+    assert not is_broker_helper(b"/opt/flux/libexec/flux/flux-shell\093264543744\0")
 
 
 def test_a_task_is_known_by_what_its_shell_gave_it() -> None:
@@ -165,7 +165,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     python = tmp_path / "a python %n"
     python.symlink_to("/bin/sh")
     words = {"python": str(python), "program": str(SOURCE), "folder": '/a "$HOME" \\ %n'}
-    unit.write_text(flux_node_join.UNIT.format(**{name: unit_word(word) for name, word in words.items()}))
+    unit.write_text(flux_node_join.UNIT.format(**{name: quote_unit_word(word) for name, word in words.items()}))
     ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert str(unit) not in ran.stderr, ran.stderr
     assert "not executable" not in ran.stderr, ran.stderr
@@ -177,8 +177,8 @@ echo "$@" >> "$(dirname "$0")/asked"
 """
 
 
-def settings_in(folder: Path, **values: str) -> Settings:
-    return Settings(
+def settings_in(folder: Path, **values: str) -> ClientSettings:
+    return ClientSettings(
         {
             "LAUNCH": "cloud1-1",
             "TICKET": "t",
@@ -207,7 +207,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: Path) -> None:
     unit = tmp_path / "flux-node-join.service"
-    assert hand_over(settings_in(tmp_path), unit, str(systemctl))
+    assert install_service(settings_in(tmp_path), unit, str(systemctl))
     assert (systemctl / "asked").read_text().splitlines() == [
         "daemon-reload",
         "enable flux-node-join.service",
@@ -219,11 +219,11 @@ def test_systemd_runs_the_client_where_there_is_one(tmp_path: Path, systemctl: P
 
 def test_without_a_systemd_that_does_it_the_client_runs_itself(tmp_path: Path, systemctl: Path) -> None:
     unit = tmp_path / "flux-node-join.service"
-    assert not hand_over(settings_in(tmp_path), unit, str(tmp_path / "no systemd"))
-    assert not hand_over(settings_in(tmp_path, SYSTEMD="no"), unit, str(systemctl))
+    assert not install_service(settings_in(tmp_path), unit, str(tmp_path / "no systemd"))
+    assert not install_service(settings_in(tmp_path, SYSTEMD="no"), unit, str(systemctl))
     assert not (systemctl / "asked").exists()
     (systemctl / "refuses").write_text("enable")
-    assert not hand_over(settings_in(tmp_path), unit, str(systemctl))
+    assert not install_service(settings_in(tmp_path), unit, str(systemctl))
 
 
 # --- whether this machine can join at all -----------------------------------------------------------------
@@ -232,26 +232,26 @@ def test_without_a_systemd_that_does_it_the_client_runs_itself(tmp_path: Path, s
 def test_another_owner_of_the_instance_is_said_in_plain_words(tmp_path: Path, systemctl: Path) -> None:
     (systemctl / "flux").write_text("#!/bin/sh\necho commands: 0.88.0\n")
     (systemctl / "flux").chmod(0o755)
-    machine = Machine(settings_in(tmp_path))
+    machine = LocalMachine(settings_in(tmp_path))
     machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
     with pytest.raises(CannotJoin, match=r"rank 0 belongs to uid 4242.*set \[Join\] node_user"):
         machine.check({"flux_version": "0.88.0", "owner_uid": 4242})
-    nobody = Machine(settings_in(tmp_path, USER="nobody-of-this-name"))
+    nobody = LocalMachine(settings_in(tmp_path, USER="nobody-of-this-name"))
     with pytest.raises(CannotJoin, match="no user nobody-of-this-name"):
         nobody.check({"flux_version": "0.88.0", "owner_uid": 4242})
 
 
 def test_an_image_without_flux_is_said_in_plain_words(tmp_path: Path) -> None:
-    machine = Machine(settings_in(tmp_path, FLUX=str(tmp_path / "no flux")))
+    machine = LocalMachine(settings_in(tmp_path, FLUX=str(tmp_path / "no flux")))
     with pytest.raises(CannotJoin, match="install flux-core in the image"):
         machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
 
 
 def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> None:
     """An image that was made of a node which had joined."""
-    Machine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
-    assert Machine(settings_in(tmp_path)).load()["lease_key"] == "k"
-    assert Machine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
+    LocalMachine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
+    assert LocalMachine(settings_in(tmp_path)).load()["lease_key"] == "k"
+    assert LocalMachine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
 
 
 HERE = {"hypervisor": "a", "provider": "i-1", "system": "s"}
@@ -287,14 +287,14 @@ def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypat
     for name, value in settings_in(tmp_path).values.items():
         monkeypatch.setenv(f"FLUX_NODE_JOIN_{name}", value)
     monkeypatch.setattr(flux_node_join, "machine_marks", lambda: HERE)
-    keep_settings(read_settings([]))
-    Machine(read_settings([])).save({"nonce": "n", "lease_key": "k"})
-    true_node = Machine(read_settings([str(tmp_path)]))  # after a reboot
+    save_settings(read_settings([]))
+    LocalMachine(read_settings([])).save({"nonce": "n", "lease_key": "k"})
+    true_node = LocalMachine(read_settings([str(tmp_path)]))  # after a reboot
     assert (true_node.load()["lease_key"], true_node.is_a_copy()) == ("k", False)
     monkeypatch.setattr(flux_node_join, "machine_marks", lambda: {**HERE, "hypervisor": "another"})
-    copy = Machine(read_settings([str(tmp_path)]))
+    copy = LocalMachine(read_settings([str(tmp_path)]))
     assert (copy.load(), copy.is_a_copy()) == ({}, True)
-    new = Machine(read_settings([]))  # its own user-data makes it a node
+    new = LocalMachine(read_settings([]))  # its own user-data makes it a node
     assert (new.load(), new.is_a_copy()) == ({}, False)
 
 
@@ -327,7 +327,7 @@ def test_the_broker_runs_as_the_instances_owner_who_reads_what_it_needs_and_none
         (folder / "flux").write_text(FOLLOWER)
         (folder / "flux").chmod(0o755)
         (folder / "node").mkdir(mode=0o700)
-        machine = Machine(settings_in(folder / "node", FLUX=str(folder / "flux"), USER="nobody"))
+        machine = LocalMachine(settings_in(folder / "node", FLUX=str(folder / "flux"), USER="nobody"))
         assert machine.broker_user()[0] == owner.pw_uid
         command = ["{flux}", "broker", "{conf}", "{rundir}"]
         machine.start_broker({"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": command})
@@ -362,7 +362,7 @@ def test_a_job_of_the_brokers_user_gets_nothing_of_roots_by_links_where_root_wri
             os.chown(path, owner, -1)
         for link in links:
             subprocess.run(["ln", "-s", roots, link], preexec_fn=as_nobody, check=True)
-        machine = Machine(settings_in(node, FLUX="/bin/true", USER="nobody"))
+        machine = LocalMachine(settings_in(node, FLUX="/bin/true", USER="nobody"))
         given = {"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": ["{flux}"]}
         for _ in range(2):
             machine.start_broker(given)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.join.flux_node_join import Joining, Refused, Unreachable
+from nodemanager.join.flux_node_join import JoinClient, JoinRefused, ServiceUnreachable
 
 STANDING = {
     "may_start": True,
@@ -104,11 +104,11 @@ class FakeMachine:
         self.done.append("OFF")
 
 
-def a_client(machine: FakeMachine) -> Joining:
-    return Joining(machine, "cloud1-1", "t", 3600.0)
+def a_client(machine: FakeMachine) -> JoinClient:
+    return JoinClient(machine, "cloud1-1", "t", 3600.0)
 
 
-def run_for(machine: FakeMachine, client: Joining, seconds: float) -> None:
+def run_for(machine: FakeMachine, client: JoinClient, seconds: float) -> None:
     end_s = machine.now + seconds
     while machine.now < end_s:
         wait_s = client.step()
@@ -119,13 +119,13 @@ def run_for(machine: FakeMachine, client: Joining, seconds: float) -> None:
 
 def refusing(code: str) -> Callable[[str], dict[str, Any]]:
     def refuse(what: str) -> dict[str, Any]:
-        raise Refused(code)
+        raise JoinRefused(code)
 
     return refuse
 
 
 def silent(what: str) -> dict[str, Any]:
-    raise Unreachable("nobody")
+    raise ServiceUnreachable("nobody")
 
 
 def test_it_redeems_starts_and_renews() -> None:

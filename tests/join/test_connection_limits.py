@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from nodemanager.join.admission import Rules
-from nodemanager.join.connection_limits import FILES_SPARE, Bounds, allowed_connections
-from nodemanager.join.key_material import Paths, tls_context
-from nodemanager.join.server import Counter, JoinServer, Limits, ServiceNotReady
+from nodemanager.join.admission import AdmissionRules
+from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, allowed_connections
+from nodemanager.join.key_material import MaterialPaths, tls_context
+from nodemanager.join.server import JoinApi, JoinServer, RequestLimits, ServiceNotReady
 from tests.join.admission import KEY, LAUNCH, NONCE, Desk, entry
 from tests.join.test_user_data import a_site
 
 WITHIN_S = 20.0
-LOOSE = Limits(requests_per_s=1e9, requests_burst=1e9)
+LOOSE = RequestLimits(requests_per_s=1e9, requests_burst=1e9)
 LONG_S = 3600.0
 CHEAP = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -47,9 +47,9 @@ class Door:
 
 @asynccontextmanager
 async def a_door(
-    context: ssl.SSLContext, bounds: Bounds, limits: Limits = LOOSE, desk: Desk | None = None
+    context: ssl.SSLContext, bounds: ConnectionBounds, limits: RequestLimits = LOOSE, desk: Desk | None = None
 ) -> AsyncIterator[Door]:
-    app = Counter((desk or Desk()).desk, LOOSE).app()
+    app = JoinApi((desk or Desk()).desk, LOOSE).make_app()
     server = JoinServer(app, "127.0.0.1:0", context, limits, bounds)
     serving = asyncio.create_task(server.serve())
     try:
@@ -63,7 +63,7 @@ async def a_door(
 
 @pytest.fixture
 def context(tmp_path: Path) -> ssl.SSLContext:
-    return tls_context(Paths(a_site(tmp_path).join.material_dir))
+    return tls_context(MaterialPaths(a_site(tmp_path).join.material_dir))
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
@@ -94,7 +94,7 @@ def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_le
     context: ssl.SSLContext,
 ) -> None:
     async def story() -> None:
-        async with a_door(context, Bounds(of_one_source_max=3)) as door:
+        async with a_door(context, ConnectionBounds(per_source_max=3)) as door:
             silent = [await door.knock() for _ in range(2)]
             secured = await door.enter()
             assert await is_cut(await door.knock())
@@ -115,7 +115,7 @@ def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_le
 
 def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(context, Bounds(connections_max=2)) as door:
+        async with a_door(context, ConnectionBounds(connections_max=2)) as door:
             held = [await door.knock() for _ in range(2)]
             assert await is_cut(await door.knock())
             for _, writer in held:
@@ -126,8 +126,8 @@ def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
 
 def test_connections_of_a_source_that_come_too_fast_are_cut(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        slow = Limits(requests_per_s=1e-6, requests_burst=1.0)  # and twice as many connections
-        async with a_door(context, Bounds(), slow) as door:
+        slow = RequestLimits(requests_per_s=1e-6, requests_burst=1.0)  # and twice as many connections
+        async with a_door(context, ConnectionBounds(), slow) as door:
             held = [await door.enter() for _ in range(2)]
             assert await is_cut(await door.knock())
             for _, writer in held:
@@ -139,20 +139,20 @@ def test_connections_of_a_source_that_come_too_fast_are_cut(context: ssl.SSLCont
 @pytest.mark.parametrize(
     ("bounds", "sends"),
     [
-        (Bounds(headers_s=LONG_S, life_s=LONG_S, handshake_s=0.2), None),
-        (Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2), b""),
-        (Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2), b"G"),
+        (ConnectionBounds(headers_s=LONG_S, lifetime_s=LONG_S, handshake_s=0.2), None),
+        (ConnectionBounds(handshake_s=LONG_S, lifetime_s=LONG_S, headers_s=0.2), b""),
+        (ConnectionBounds(handshake_s=LONG_S, lifetime_s=LONG_S, headers_s=0.2), b"G"),
         (
-            Bounds(handshake_s=LONG_S, life_s=LONG_S, headers_s=0.2),
+            ConnectionBounds(handshake_s=LONG_S, lifetime_s=LONG_S, headers_s=0.2),
             CHEAP + b"G",
         ),  # which ends uvicorn's own patience
-        (Bounds(handshake_s=LONG_S, headers_s=LONG_S, life_s=0.5), None),
-        (Bounds(handshake_s=LONG_S, headers_s=LONG_S, life_s=0.5), CHEAP + b"G"),
+        (ConnectionBounds(handshake_s=LONG_S, headers_s=LONG_S, lifetime_s=0.5), None),
+        (ConnectionBounds(handshake_s=LONG_S, headers_s=LONG_S, lifetime_s=0.5), CHEAP + b"G"),
     ],
     ids=["no handshake", "no request", "part of one", "part of the second", "life, silent", "life, at work"],
 )
 def test_a_connection_is_not_held_as_long_as_its_client_likes(
-    context: ssl.SSLContext, bounds: Bounds, sends: bytes | None
+    context: ssl.SSLContext, bounds: ConnectionBounds, sends: bytes | None
 ) -> None:
     async def story() -> None:
         async with a_door(context, bounds) as door:
@@ -166,7 +166,7 @@ def test_a_connection_is_not_held_as_long_as_its_client_likes(
 
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(context, Bounds()) as door:
+        async with a_door(context, ConnectionBounds()) as door:
             client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
             coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -196,9 +196,9 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context:
 
 def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        rules = Rules("head", "10.0.0.1", check_source=True)
+        rules = AdmissionRules("head", "10.0.0.1", check_source=True)
         desk = Desk(rules, roster=(entry(addresses=("10.9.9.9",)),))
-        async with a_door(context, Bounds(), desk=desk) as door:
+        async with a_door(context, ConnectionBounds(), desk=desk) as door:
             body = json.dumps({"launch": LAUNCH, "ticket": KEY.ticket(LAUNCH), "nonce": NONCE})
             reader, writer = await door.enter()
             head = "POST /v1/redeem HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 10.9.9.9\r\nContent-Length: "
@@ -212,8 +212,8 @@ def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContex
 
 def test_a_place_that_is_taken_is_said_with_its_key(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(context, Bounds()) as door:
-            other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", context, LOOSE, Bounds())
+        async with a_door(context, ConnectionBounds()) as door:
+            other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", context, LOOSE, ConnectionBounds())
             with pytest.raises(ServiceNotReady, match=r"\[Join\] listen = 127.0.0.1:[0-9]+: "):
                 await other.serve()
 

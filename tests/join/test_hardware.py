@@ -10,8 +10,8 @@ import pytest
 from nodemanager.core.facts import NodeMeasured
 from nodemanager.core.nodes import JoinPhase
 from nodemanager.core.slots import Hardware
-from nodemanager.join.admission import Refused
-from nodemanager.join.flux_node_join import Joining, cores_of, count_gpus, memory_bytes
+from nodemanager.join.admission import RefusalCode
+from nodemanager.join.flux_node_join import JoinClient, count_cores, count_gpus, memory_bytes
 from nodemanager.join.ticket_store import THREADS_MAX
 from tests.join.admission import LAUNCH, SOURCE, Desk, code, granted
 from tests.join.test_client_decides import FakeMachine
@@ -52,7 +52,7 @@ def test_where_the_bus_is_not_shown_device_nodes_are_counted(tmp_path: Path) -> 
 
 
 def test_this_machine_has_some_of_each() -> None:
-    assert cores_of([0]) == 1
+    assert count_cores([0]) == 1
     assert memory_bytes() > 2**20
 
 
@@ -67,13 +67,13 @@ def test_memory_that_is_not_said_is_a_fault(tmp_path: Path) -> None:
 
 def test_it_is_said_first_of_all_and_before_the_broker_begins() -> None:
     machine = FakeMachine(hardware=SAID)
-    Joining(machine, "cloud1-1", "t", 100.0).step()
+    JoinClient(machine, "cloud1-1", "t", 100.0).step()
     assert machine.done[:3] == ["redeem", "report", "START"]
 
 
 def test_a_machine_that_does_not_say_joins_all_the_same() -> None:
     machine = FakeMachine()
-    Joining(machine, "cloud1-1", "t", 100.0).step()
+    JoinClient(machine, "cloud1-1", "t", 100.0).step()
     assert machine.done[:2] == ["redeem", "START"]
 
 
@@ -108,4 +108,4 @@ def test_however_much_is_said_with_it_the_manager_reads_what_counts(more: str) -
 )
 def test_what_is_no_hardware_is_refused(said: str) -> None:
     desk = Desk()
-    assert code(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, said, SOURCE)) == Refused.MALFORMED
+    assert code(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, said, SOURCE)) == RefusalCode.MALFORMED

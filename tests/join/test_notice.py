@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.join.flux_node_join import Machine, Settings
+from nodemanager.join.flux_node_join import ClientSettings, LocalMachine
 
 EC2_ACTION = "/latest/meta-data/spot/instance-action"
 GCE_PREEMPTED = "/computeMetadata/v1/instance/preempted"
@@ -69,11 +69,11 @@ def _metadata(**documents: str) -> Iterator[Metadata]:
         thread.join(10)
 
 
-def _machine(notice: str, folder: Path, server: Metadata | None) -> Machine:
+def _machine(notice: str, folder: Path, server: Metadata | None) -> LocalMachine:
     port = server.server_address[1] if server is not None else 1
     values = {"LAUNCH": "a-1", "TICKET": "t", "ADDRESSES": "127.0.0.1:1", "FINGERPRINT": "", "POWEROFF": "true"}
     values |= {"DIR": str(folder), "HOSTS": str(folder / "hosts"), "SILENCE_MAX_S": "60"}
-    return Machine(Settings({**values, "NOTICE": notice, "METADATA": f"http://127.0.0.1:{port}"}))
+    return LocalMachine(ClientSettings({**values, "NOTICE": notice, "METADATA": f"http://127.0.0.1:{port}"}))
 
 
 AZURE_PREEMPT = json.dumps(

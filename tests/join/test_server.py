@@ -21,22 +21,22 @@ from structlog.testing import capture_logs
 
 from nodemanager.core.nodes import JoinPhase, LaunchId
 from nodemanager.join import flux_node_join
-from nodemanager.join.admission import Refused
+from nodemanager.join.admission import RefusalCode
 from nodemanager.join.rate_limits import network_of
 from nodemanager.join.server import (
     BODY_MAX_BYTES,
     LINES_BURST,
     REFUSALS_LOGGED_BURST,
     STATUS,
-    Counter,
-    Limits,
-    paced_faults,
+    JoinApi,
+    RequestLimits,
+    fault_logger,
 )
-from nodemanager.join.tickets import nonce_hash
+from nodemanager.join.tickets import hash_nonce
 from tests.join.admission import CURVE, KEY, LAUNCH, NONCE, OTHER_NONCE, Desk, entry
 
 WHATS = ("redeem", "fetch", "renew", "report")
-LOOSE = Limits(requests_per_s=1e9, requests_burst=1e9)
+LOOSE = RequestLimits(requests_per_s=1e9, requests_burst=1e9)
 SECRETS = (CURVE, KEY.ticket(LAUNCH), ("k" * 32).encode().hex(), NONCE, OTHER_NONCE)
 
 
@@ -73,12 +73,12 @@ class Logged(list[str]):
 
 
 @contextmanager
-def a_service(desk: Desk, limits: Limits = LOOSE) -> Iterator[tuple[Client, Logged]]:
+def a_service(desk: Desk, limits: RequestLimits = LOOSE) -> Iterator[tuple[Client, Logged]]:
     logged = Logged()
     before = structlog.get_config()
     structlog.configure(processors=[logged], cache_logger_on_first_use=False)
     try:
-        yield Client(Counter(desk.desk, limits).app()), logged
+        yield Client(JoinApi(desk.desk, limits).make_app()), logged
     finally:
         structlog.configure(**before)
 
@@ -104,7 +104,7 @@ def test_what_is_served_to_nodes_is_the_client() -> None:
 
 
 def test_every_refusal_has_a_status() -> None:
-    assert set(STATUS) == set(Refused)
+    assert set(STATUS) == set(RefusalCode)
 
 
 def test_a_replay_is_an_error_in_the_log() -> None:
@@ -115,7 +115,7 @@ def test_a_replay_is_an_error_in_the_log() -> None:
 
 
 def test_one_source_is_slowed_down_and_told_when_to_come_again() -> None:
-    with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         answers = [service.post("/v1/redeem", json=ticket_of()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[-1].headers["Retry-After"]) >= 10
@@ -125,14 +125,14 @@ def test_one_source_is_slowed_down_and_told_when_to_come_again() -> None:
     ("method", "path"), [("GET", "/x"), ("OPTIONS", "/v1/redeem"), ("GET", "/v1/flux-node-join")]
 )
 def test_whatever_is_asked_counts(method: str, path: str) -> None:
-    with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         statuses = [service.ask(method, path).status_code for _ in range(3)]
     assert 429 not in statuses[:2]
     assert statuses[2] == 429
 
 
 def test_a_path_that_holds_a_secret_is_not_logged() -> None:
-    with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=1)) as (service, logged):
+    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=1)) as (service, logged):
         statuses = [service.ask("GET", f"/v1/redeem/{KEY.ticket(LAUNCH)}").status_code for _ in range(2)]
     assert statuses == [404, 429]
     assert len(logged) == 1
@@ -140,7 +140,7 @@ def test_a_path_that_holds_a_secret_is_not_logged() -> None:
 
 
 def test_a_whole_network_of_ipv6_is_one_source() -> None:
-    with a_service(Desk(), Limits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         answers = [service.ask("GET", "/x", source=f"2001:db8::{number}") for number in range(3)]
         assert answers[2].status_code == 429
         assert service.ask("GET", "/x", source="2001:db8:0:1::").status_code == 404
@@ -182,7 +182,7 @@ def test_of_many_sources_that_are_refused_not_each_fills_the_log() -> None:
 def test_what_the_event_loop_would_say_of_each_connection_is_said_now_and_then() -> None:
     loop = asyncio.new_event_loop()
     with closing(loop), capture_logs() as logged:
-        loop.set_exception_handler(paced_faults(structlog.get_logger(), lambda: 0.0))
+        loop.set_exception_handler(fault_logger(structlog.get_logger(), lambda: 0.0))
         for _ in range(100):
             loop.call_exception_handler(
                 {"message": "socket.accept() out of system resource", "exception": OSError(24)}
@@ -223,7 +223,7 @@ anything = st.recursive(
     max_leaves=8,
 )
 launches = st.sampled_from([LAUNCH, "cloud2-1", "cloud9-9"]) | st.text(max_size=20) | anything
-LEASE_KEY = KEY.lease_key(LAUNCH, nonce_hash(NONCE))
+LEASE_KEY = KEY.lease_key(LAUNCH, hash_nonce(NONCE))
 MEASURES = ("cores", "threads", "gpus", "memory_bytes")
 secrets = (
     st.sampled_from([*SECRETS, LEASE_KEY, KEY.ticket(LaunchId("cloud2-1")), KEY.lease_key(LAUNCH, "")]) | anything
@@ -277,7 +277,7 @@ def test_whatever_is_sent_there_is_no_500_and_no_secret_anywhere(
         assert answer.status_code in {200, *STATUS.values()}
         if answer.status_code != 200:
             assert set(answer.json()) == {"error"}
-            assert answer.json()["error"] in set(Refused)
+            assert answer.json()["error"] in set(RefusalCode)
             assert not any(secret in answer.text for secret in (*SECRETS, LEASE_KEY))
         else:
             assert not any(secret in answer.text for secret in SECRETS if secret != CURVE)

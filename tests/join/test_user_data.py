@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.nodes import LaunchId
-from nodemanager.join.key_material import Paths, make_material
-from nodemanager.join.tickets import read_key
-from nodemanager.join.user_data import SIZE_MAX_BYTES, UserData, UserDataError, script
+from nodemanager.join.key_material import MaterialPaths, make_material
+from nodemanager.join.tickets import read_site_key
+from nodemanager.join.user_data import SIZE_MAX_BYTES, JoinUserData, UserDataError, join_script
 
 SITE = """
 [Site]
@@ -53,17 +53,17 @@ def a_site(folder: Path, join: str = "") -> Site:
 
 def test_the_same_launch_has_the_same_bytes_whoever_asks_and_another_has_others(tmp_path: Path) -> None:
     site = a_site(tmp_path)
-    made = UserData(site)(LaunchId("cloud1-1"))
-    assert UserData(load_site(tmp_path / "site.ini"))(LaunchId("cloud1-1")) == made
-    assert UserData(site)(LaunchId("cloud1-2")) != made
+    made = JoinUserData(site)(LaunchId("cloud1-1"))
+    assert JoinUserData(load_site(tmp_path / "site.ini"))(LaunchId("cloud1-1")) == made
+    assert JoinUserData(site)(LaunchId("cloud1-2")) != made
 
 
 def test_it_is_small_and_holds_the_ticket_and_no_key(tmp_path: Path) -> None:
     site = a_site(tmp_path)
-    made = UserData(site)(LaunchId("cloud1-1"))
-    paths = Paths(site.join.material_dir)
+    made = JoinUserData(site)(LaunchId("cloud1-1"))
+    paths = MaterialPaths(site.join.material_dir)
     assert len(made.encode()) < SIZE_MAX_BYTES
-    assert read_key(paths.site_key).ticket(LaunchId("cloud1-1")) in made
+    assert read_site_key(paths.site_key).ticket(LaunchId("cloud1-1")) in made
     for secret in (paths.site_key.read_text().strip(), "secret", paths.tls_key.read_text().splitlines()[1]):
         assert secret not in made
 
@@ -71,18 +71,18 @@ def test_it_is_small_and_holds_the_ticket_and_no_key(tmp_path: Path) -> None:
 def test_one_that_would_be_too_large_is_refused_with_the_way_out(tmp_path: Path) -> None:
     addresses = ",".join(f"host{number}.example.org:8443" for number in range(200))
     with pytest.raises(UserDataError, match=r"shorten \[Join\] addresses"):
-        UserData(a_site(tmp_path, f"addresses = {addresses}"))(LaunchId("cloud1-1"))
+        JoinUserData(a_site(tmp_path, f"addresses = {addresses}"))(LaunchId("cloud1-1"))
 
 
 def test_without_its_key_it_says_what_to_do(tmp_path: Path) -> None:
     site = a_site(tmp_path)
-    key = Paths(site.join.material_dir).site_key
+    key = MaterialPaths(site.join.material_dir).site_key
     key.chmod(0o640)
     with pytest.raises(UserDataError, match="chmod 600"):
-        UserData(site)
+        JoinUserData(site)
     key.unlink()
     with pytest.raises(UserDataError, match="flux-node-manager init"):
-        UserData(site)
+        JoinUserData(site)
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,7 +91,7 @@ def test_without_its_key_it_says_what_to_do(tmp_path: Path) -> None:
     st.sampled_from(["", "/usr/bin/it's here"]),
 )
 def test_every_value_reaches_the_client_as_it_is(value: str, client: str) -> None:
-    made = script({"POWEROFF": value}, client)
+    made = join_script({"POWEROFF": value}, client)
     shown = (
         made.replace("exec ", 'printf %s "$FLUX_NODE_JOIN_POWEROFF"; exit; exec ', 1)
         if client
@@ -104,14 +104,14 @@ def test_every_value_reaches_the_client_as_it_is(value: str, client: str) -> Non
 def test_a_node_whose_folder_cannot_be_made_ends_its_cost(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     values = {"DIR": f"{tmp_path}/file/node", "SILENCE_MAX_S": "0", "POWEROFF": f"touch {tmp_path}/off"}
-    subprocess.run(["sh", "-c", script(values, "")], capture_output=True, check=True)
+    subprocess.run(["sh", "-c", join_script(values, "")], capture_output=True, check=True)
     assert (tmp_path / "off").exists()
 
 
 @pytest.mark.parametrize("join", ["", "client = /usr/bin/flux-node-join"])
 def test_it_is_plain_shell(tmp_path: Path, join: str) -> None:
     file = tmp_path / "user-data"
-    file.write_text(UserData(a_site(tmp_path, join))(LaunchId("cloud1-1")), encoding="utf-8")
+    file.write_text(JoinUserData(a_site(tmp_path, join))(LaunchId("cloud1-1")), encoding="utf-8")
     subprocess.run(["sh", "-n", file], check=True)
     if shutil.which("shellcheck"):
         checked = subprocess.run(["shellcheck", "-s", "sh", file], capture_output=True, text=True, check=False)

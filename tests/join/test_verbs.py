@@ -15,9 +15,9 @@ import structlog
 
 from nodemanager.cli import main
 from nodemanager.config.site import Provider, load_site
-from nodemanager.join.checks import END_OF_COST
-from nodemanager.join.flux_node_join import post
-from nodemanager.join.key_material import MaterialSource, Paths, fingerprint, tls_context
+from nodemanager.join.checks import POWEROFF_EFFECTS
+from nodemanager.join.flux_node_join import post_json
+from nodemanager.join.key_material import MaterialPaths, MaterialSource, fingerprint, tls_context
 from tests.join.test_user_data import a_site
 
 FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "commands: 0.88.0"; fi\n'
@@ -44,8 +44,8 @@ def run(verb: str, folder: Path, *more: str) -> int:
     return main.main([verb, "--config", str(folder / "site.ini"), *more])
 
 
-def join_folder(folder: Path) -> Paths:
-    return Paths(load_site(folder / "site.ini").join.material_dir)
+def join_folder(folder: Path) -> MaterialPaths:
+    return MaterialPaths(load_site(folder / "site.ini").join.material_dir)
 
 
 @pytest.mark.usefixtures("flux")
@@ -122,11 +122,11 @@ def test_an_instance_for_several_users_is_refused(
 def test_check_says_whether_a_node_can_end_its_own_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_site(tmp_path)
     assert run("check", tmp_path) == 0
-    assert END_OF_COST["local"] in capsys.readouterr().out
+    assert POWEROFF_EFFECTS["local"] in capsys.readouterr().out
 
 
 def test_it_is_said_of_every_provider() -> None:
-    assert set(Provider) <= set(END_OF_COST)
+    assert set(Provider) <= set(POWEROFF_EFFECTS)
 
 
 @pytest.mark.parametrize("file", ["site_key", "tls_key", "tls_certificate", "bootstrap", "curve_certificate"])
@@ -195,7 +195,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str
         try:
             assert process.stderr is not None
             assert b"join_service_started" in process.stderr.readline()
-            yield process, ("127.0.0.1", port), fingerprint(Paths(site.join.material_dir).tls_certificate)
+            yield process, ("127.0.0.1", port), fingerprint(MaterialPaths(site.join.material_dir).tls_certificate)
         finally:
             process.kill()
 
@@ -222,7 +222,7 @@ def test_it_outlives_garbage_and_ends_when_told(
                 answer = b""
             assert b" 500 " not in answer
     with pytest.raises(Exception, match="wrong"):
-        post(":".join(map(str, address)), pin, "/v1/fetch", {"launch": "x", "key": "0" * 64})
+        post_json(":".join(map(str, address)), pin, "/v1/fetch", {"launch": "x", "key": "0" * 64})
     process.terminate()
     assert process.wait(20) == 0
     assert process.stderr is not None
@@ -235,4 +235,4 @@ def test_a_client_tells_nothing_to_another_certificate(
     _, address, pin = service
     other = pin[:-1] + ("0" if pin[-1] != "0" else "1")
     with pytest.raises(ConnectionError, match="another certificate"):
-        post(":".join(map(str, address)), other, "/v1/fetch", {"launch": "x", "key": "0" * 64})
+        post_json(":".join(map(str, address)), other, "/v1/fetch", {"launch": "x", "key": "0" * 64})

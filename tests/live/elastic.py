@@ -29,11 +29,11 @@ from nodemanager.core.notation import expand_hostlist
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Owner, owner_of
 from nodemanager.flux.instance import RealFlux
-from nodemanager.flux.kvs import names
+from nodemanager.flux.kvs import list_names
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.setup.bootstrap import write_bootstrap
 from nodemanager.join.key_material import make_material
-from nodemanager.service.service import identified
+from nodemanager.service.service import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
@@ -154,7 +154,7 @@ class Elastic:
         self._port = free_port()
         self._join = JOIN.format(port=free_port()) if by_tickets else flux.format(folder=folder)
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
-        self.site = identified(load_site(self._site_file("act")))
+        self.site = with_cluster_uuid(load_site(self._site_file("act")))
         if by_tickets:
             make_material(self.site, bootstrap.output)
         self._command = bootstrap.start_command
@@ -353,7 +353,7 @@ class Elastic:
     def keys(self) -> tuple[str, ...]:
         """What the node manager keeps in the KVS."""
         with bindings.connection(self.site.flux.uri) as handle:
-            return names(handle, "node-manager", timeout_s=RPC_WITHIN_S)
+            return list_names(handle, "node-manager", timeout_s=RPC_WITHIN_S)
 
     def processes_of_nodes(self) -> list[psutil.Process]:
         """Inits, user-data and brokers of nodes: whatever names our folder and is neither rank 0 nor a manager."""

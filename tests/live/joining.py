@@ -27,9 +27,9 @@ from nodemanager.core.slots import SlotName
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.setup.bootstrap import write_bootstrap
 from nodemanager.join import flux_node_join
-from nodemanager.join.exchange import FileExchange, Folder
-from nodemanager.join.key_material import Paths, fingerprint, make_material
-from nodemanager.join.user_data import UserData
+from nodemanager.join.exchange import ExchangePaths, FileExchange
+from nodemanager.join.key_material import MaterialPaths, fingerprint, make_material
+from nodemanager.join.user_data import JoinUserData
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import WITHIN_S, eventually, free_port
 from tests.live.manager_process import ManagerProcess
@@ -163,8 +163,8 @@ class Yard:
         make_material(self.site, self.bootstrap.output)
         self.nodes: list[Node] = []
         self._processes: list[psutil.Popen] = []
-        self._scripts = UserData(self.site)
-        self._exchange = FileExchange(Folder(self.site.join.material_dir))
+        self._scripts = JoinUserData(self.site)
+        self._exchange = FileExchange(ExchangePaths(self.site.join.material_dir))
         self._reports: list[tuple[str, str, str]] = []
         self._entries: dict[str, RosterEntry] = {}
         self._head: psutil.Popen | None = None
@@ -263,8 +263,8 @@ class Yard:
 
     def post(self, what: str, body: Mapping[str, str]) -> dict[str, Any]:
         """One request to the service, as a client makes it."""
-        pin = fingerprint(Paths(self.site.join.material_dir).tls_certificate)
-        return flux_node_join.post(self.site.join.listen, pin, f"/v1/{what}", dict(body))
+        pin = fingerprint(MaterialPaths(self.site.join.material_dir).tls_certificate)
+        return flux_node_join.post_json(self.site.join.listen, pin, f"/v1/{what}", dict(body))
 
     # --- what a user does ---
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 from nodemanager.config.site import load_site
 from nodemanager.core.ports import CloudPort, FluxPort
 from nodemanager.service import logs, service
-from nodemanager.service.outputs import Front
+from nodemanager.service.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def main() -> int:
     chosen = parser.parse_args()
     moment = Moment(chosen.call, chosen.when == "after", chosen.nth)
     logs.configure()
-    site = service.identified(load_site(chosen.config))
-    outside = service.outside_of(site)
+    site = service.with_cluster_uuid(load_site(chosen.config))
+    outside = service.make_ports(site)
     return service.serve(
         site,
         replace(
@@ -74,7 +74,7 @@ def main() -> int:
             flux=lambda: cast("FluxPort", DoomedPort(outside.flux(), moment)),
             cloud=lambda: cast("CloudPort", DoomedPort(outside.cloud(), moment)),
         ),
-        Front(site),
+        Outputs(site),
     )
 
 

@@ -19,7 +19,7 @@ from nodemanager.config.text.flux_toml import ConfigFile
 from nodemanager.flux import retype
 from nodemanager.flux.port import _RetypingCalls
 from nodemanager.service import logs, service
-from nodemanager.service.outputs import Front
+from nodemanager.service.outputs import Outputs
 
 # In their order.
 STEPS = (
@@ -63,7 +63,7 @@ class Doom:
 
         def doomed_commit(calls: _RetypingCalls, changes: Mapping[str, str | None]) -> None:
             commit(calls, changes)
-            self.done("marker" if changes.get(retype.MARKER) else "answer")
+            self.done("marker" if changes.get(retype.MARKER_KEY) else "answer")
 
         def doomed_write(file: ConfigFile, text: str) -> None:
             write(file, text)
@@ -84,8 +84,8 @@ def main() -> int:
     chosen = parser.parse_args()
     Doom(chosen.step).lie_in_wait()
     logs.configure()
-    site = service.identified(load_site(chosen.config))
-    return service.serve(site, service.outside_of(site), Front(site))
+    site = service.with_cluster_uuid(load_site(chosen.config))
+    return service.serve(site, service.make_ports(site), Outputs(site))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodemanager.cloud.local.process import marked
+from nodemanager.cloud.local.process import marked_pids
 from tests.live.elastic import Elastic, JobSeen, Offer, kill_broker, kill_node
 from tests.live.witness import slot_of
 
@@ -175,7 +175,7 @@ class Stream:
 
     def processes_left(self) -> frozenset[int]:
         """Whatever carries the mark of a node that ever was."""
-        return marked(frozenset(self.elastic.witness.look()))
+        return marked_pids(frozenset(self.elastic.witness.look()))
 
     # --- what comes; False: not now ---
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from nodemanager.config.text.flux_toml import ConfigFile, promises_in
+from nodemanager.config.text.flux_toml import ConfigFile, read_promises
 from nodemanager.core.slots import Promise, TypeName
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.manager_process import ManagerProcess
@@ -56,7 +56,7 @@ def drains_of_the_day(site: Elastic) -> str:
 
 
 def promises(site: Elastic) -> Mapping[TypeName, Promise]:
-    return promises_in(ConfigFile.of(site.site.flux.bootstrap_dir).read())
+    return read_promises(ConfigFile.find(site.site.flux.bootstrap_dir).read())
 
 
 @pytest.mark.parametrize("site", ["retype, service"], indirect=True)

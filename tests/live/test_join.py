@@ -13,8 +13,8 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.core.nodes import LaunchId
-from nodemanager.join.key_material import Paths
-from nodemanager.join.tickets import read_key
+from nodemanager.join.key_material import MaterialPaths
+from nodemanager.join.tickets import read_site_key
 from tests.live.instance import why_no_flux
 from tests.live.joining import Yard
 
@@ -231,7 +231,7 @@ def test_a_lost_reply_and_a_killed_client_harm_nobody(yard_of: YardOf) -> None:
     (node.folder / "join" / "state.json").write_text(
         json.dumps({"launch": launch, "nonce": nonce, "lease_key": ""}), encoding="utf-8"
     )
-    ticket = read_key(Paths(yard.site.join.material_dir).site_key).ticket(launch)
+    ticket = read_site_key(MaterialPaths(yard.site.join.material_dir).site_key).ticket(launch)
     first = yard.post("redeem", {"launch": launch, "ticket": ticket, "nonce": nonce})
     node.boot()
     yard.eventually("it is online", lambda: yard.online() == {"cloud1"})

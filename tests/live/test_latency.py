@@ -12,13 +12,13 @@ from statistics import median
 
 import pytest
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import CloudNode, Launch, Leftover, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.ports import CloudPort
 from nodemanager.core.slots import NodeType
-from nodemanager.service.service import Outside, Service, outside_of
+from nodemanager.service.service import Service, SitePorts, make_ports
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 
 SUBMISSIONS = int(os.environ.get("FNM_SUBMISSIONS", "10"))
@@ -33,7 +33,7 @@ class Stopwatch:
     serves: dict[str, JobId] = field(default_factory=dict)
     created_s: dict[str, float] = field(default_factory=dict)
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         for job, reason in published.plan.jobs.items():
             if reason.code == "settling":
                 self.settles_s[job] = float(str(reason.figures["settles_at_s"]))
@@ -72,7 +72,7 @@ def test_latency(capsys: pytest.CaptureFixture[str]) -> None:
     offers = [Offer("cpu", price="0.1", slots=f"cpu[1-{AT_ONCE}]")]
     with an_elastic_site(offers, settle="1s", billing="1s") as elastic:
         watch = Stopwatch()
-        outside: Outside = outside_of(elastic.site)
+        outside: SitePorts = make_ports(elastic.site)
         service = Service(
             elastic.site, replace(outside, cloud=lambda: TimedCloud(outside.cloud(), watch)), watch.publish
         )

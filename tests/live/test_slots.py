@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodemanager.config.text.flux_toml import ConfigFile, division_in
+from nodemanager.config.text.flux_toml import ConfigFile, read_slot_types
 from nodemanager.core.slots import SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
 from tests.live.elastic import Elastic, Offer, an_elastic_site
@@ -44,7 +44,7 @@ def division(site: Elastic) -> dict[str, str | None]:
 def kept_in_the_file(site: Elastic) -> dict[str, str]:
     return {
         str(slot): str(name)
-        for slot, name in division_in(ConfigFile.of(site.site.flux.bootstrap_dir).read()).items()
+        for slot, name in read_slot_types(ConfigFile.find(site.site.flux.bootstrap_dir).read()).items()
     }
 
 
@@ -104,14 +104,14 @@ def test_a_manager_killed_at_a_step_is_followed_by_one_that_repairs(site: Elasti
     assert kept_in_the_file(site) == CHANGED
     assert still_runs(site, old)
     assert [rank.host for rank in site.ranks().values() if rank.drain_reason is not None] == []
-    assert read(site, retype.MARKER) is read(site, retype.WISH) is None
+    assert read(site, retype.MARKER_KEY) is read(site, retype.WISH_KEY) is None
     ends_well(site, site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]}))
 
 
 def wish(site: Elastic, id_: str, **counts: int) -> None:
     wanted = SlotsWish(id_, {TypeName(name): count for name, count in counts.items()})
     with bindings.connection(site.site.flux.uri) as handle:
-        kvs.commit(handle, {retype.WISH: retype.encoded_wish(wanted)}, timeout_s=10.0)
+        kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wanted)}, timeout_s=10.0)
 
 
 def read(site: Elastic, key: str) -> str | None:
@@ -120,5 +120,5 @@ def read(site: Elastic, key: str) -> str | None:
 
 
 def answered(site: Elastic) -> str:
-    text = read(site, retype.ANSWER)
-    return retype.decoded_answer(text).wish_id if text is not None else ""
+    text = read(site, retype.ANSWER_KEY)
+    return retype.decode_answer(text).wish_id if text is not None else ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.watch import RealFluxWatch
@@ -20,12 +20,12 @@ class Listener:
     """What the watch pushed, in order, and the queue that follows from it."""
 
     def __init__(self) -> None:
-        self.facts: list[QueueSeen | QueueProbed | RanksStirred] = []
+        self.facts: list[QueueSeen | QueueProbed | RanksChanged] = []
         self.losses: list[str] = []
         self.jobs: dict[JobId, Job] = {}
         self.threads: set[str] = set()
 
-    def __call__(self, fact: QueueSeen | QueueProbed | RanksStirred) -> None:
+    def __call__(self, fact: QueueSeen | QueueProbed | RanksChanged) -> None:
         self.threads.add(threading.current_thread().name)
         if isinstance(fact, QueueSeen):
             kept = {} if fact.complete else self.jobs
@@ -39,7 +39,7 @@ class Listener:
     def complete(self) -> list[QueueSeen]:
         return [seen for seen in self.seen() if seen.complete]
 
-    def count(self, kind: type[QueueProbed | RanksStirred]) -> int:
+    def count(self, kind: type[QueueProbed | RanksChanged]) -> int:
         return sum(isinstance(fact, kind) for fact in self.facts)
 
     def state(self, job: int) -> JobState | None:
@@ -82,7 +82,7 @@ def test_the_queue_as_it_stood_comes_first_and_whole(instance: LiveInstance, lis
         assert (first.complete, first.queues_stopped, first.unreadable) == (True, frozenset(), ())
         assert {job.id for job in first.jobs} == jobs
         assert sorted(job.urgency for job in first.jobs) == [0, 16]
-        assert RanksStirred() in listener.facts
+        assert RanksChanged() in listener.facts
         assert listener.threads == {"flux-watch"}
 
 
@@ -113,20 +113,20 @@ def test_a_job_is_followed_through_its_life_and_stirs_the_ranks(
 ) -> None:
     job = instance.submit("-N1")
     eventually("it waits", lambda: listener.state(job) is JobState.SCHED)
-    stirred = listener.count(RanksStirred)
+    stirred = listener.count(RanksChanged)
     instance.start_slot(1)
     eventually("it runs", lambda: listener.state(job) is JobState.RUN)
-    eventually("the ranks stir", lambda: listener.count(RanksStirred) > stirred)
-    stirred = listener.count(RanksStirred)
+    eventually("the ranks stir", lambda: listener.count(RanksChanged) > stirred)
+    stirred = listener.count(RanksChanged)
     instance.run("cancel", str(job))
     eventually("it is gone", lambda: listener.state(job) is None)
-    eventually("the ranks stir again", lambda: listener.count(RanksStirred) > stirred)
+    eventually("the ranks stir again", lambda: listener.count(RanksChanged) > stirred)
 
 
 def test_a_drain_stirs_the_ranks(instance: LiveInstance, listener: Listener, watch: RealFluxWatch) -> None:
-    stirred = listener.count(RanksStirred)
+    stirred = listener.count(RanksChanged)
     instance.run("resource", "drain", "2", "bad fan")
-    eventually("the ranks stir", lambda: listener.count(RanksStirred) > stirred)
+    eventually("the ranks stir", lambda: listener.count(RanksChanged) > stirred)
 
 
 def test_probes_and_relists_come_by_themselves(

@@ -21,7 +21,7 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.reasons import because
-from nodemanager.planner.commit import asked, committed
+from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Action, Plan
 from tests.builders import (
@@ -46,7 +46,7 @@ LAUNCH = a_launch("cloud1")
 
 def _committed(state: NodeState, action: Action) -> World:
     world = a_world().node("cloud1", state)
-    world.snapshot = committed(world.snapshot, Plan(actions=(action,)), world.policy)
+    world.snapshot = commit_actions(world.snapshot, Plan(actions=(action,)), world.policy)
     return world
 
 
@@ -101,7 +101,7 @@ def test_a_drain_and_an_undrain_make_the_last_second_look_void() -> None:
 def test_a_node_is_there_from_the_moment_it_is_decided() -> None:
     launch = a_launch()
     world = a_world()
-    world.snapshot = committed(world.snapshot, Plan(actions=(BootNode(launch, (), WHY),)), world.policy)
+    world.snapshot = commit_actions(world.snapshot, Plan(actions=(BootNode(launch, (), WHY),)), world.policy)
     node = world["cloud1"]
     assert node.state is NodeState.REQUESTED
     assert node.call is not None
@@ -113,7 +113,7 @@ def test_a_node_is_there_from_the_moment_it_is_decided() -> None:
 def test_a_stray_that_gets_its_lease_back_is_looked_for_never_made_again() -> None:
     launch = a_launch(age_s=500)
     world = a_world()
-    world.snapshot = committed(world.snapshot, Plan(actions=(RecordLaunches((launch,)),)), world.policy)
+    world.snapshot = commit_actions(world.snapshot, Plan(actions=(RecordLaunches((launch,)),)), world.policy)
     node = world["cloud1"]
     assert node.create_sent_s == NOW_S
     assert node.requested_s == NOW_S - 500
@@ -121,7 +121,7 @@ def test_a_stray_that_gets_its_lease_back_is_looked_for_never_made_again() -> No
 
 def test_what_was_asked_is_waited_for() -> None:
     plan = Plan(asks=(ClaimInstance(), LookAtRanks(), ListCloud()))
-    snapshot = asked(a_snapshot(), plan, a_policy(call_timeout_s=30))
+    snapshot = commit_asks(a_snapshot(), plan, a_policy(call_timeout_s=30))
     due_s = NOW_S + 30
     assert (snapshot.claim.answer_due_s, snapshot.flux.answer_due_s, snapshot.cloud.answer_due_s) == (due_s,) * 3
 
@@ -129,8 +129,8 @@ def test_what_was_asked_is_waited_for() -> None:
 def test_a_settled_plan_ends_the_settling_and_another_does_not() -> None:
     policy = a_policy()
     unsettled = a_snapshot(unsettled_s=NOW_S - 3)
-    assert asked(unsettled, Plan(settled=True), policy).unsettled_s is None
-    assert asked(unsettled, Plan(settled=False), policy).unsettled_s == NOW_S - 3
+    assert commit_asks(unsettled, Plan(settled=True), policy).unsettled_s is None
+    assert commit_asks(unsettled, Plan(settled=False), policy).unsettled_s == NOW_S - 3
 
 
 def test_what_is_ordered_is_not_ordered_again() -> None:

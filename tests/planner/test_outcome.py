@@ -31,5 +31,5 @@ def changed(before: Mapping[LaunchId, object], after: Mapping[LaunchId, object])
 
 @given(reasons(), reasons())
 def test_no_node_is_passed_over_whose_reason_is_another(before: NodeReasons, after: NodeReasons) -> None:
-    looked_at = after.others_than(before)
+    looked_at = after.changed_since(before)
     assert [id_ for id_ in looked_at if before.get(id_) != after[id_]] == changed(before, after)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.core.facts import QueueProbed, RanksSeen, RanksStirred, Tick
+from nodemanager.core.facts import QueueProbed, RanksChanged, RanksSeen, Tick
 from nodemanager.core.orders import LookAtRanks
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.commit import asked
-from nodemanager.planner.observe.observe import at, observe
-from nodemanager.planner.pace import PLAN_EVERY_S, QUIET_EVERY_S, plan_by_s
+from nodemanager.planner.commit import commit_asks
+from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.pace import PLAN_EVERY_S, QUIET_EVERY_S, next_plan_s
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
@@ -41,7 +41,7 @@ class Played:
 
     def plan_at(self, now_s: float) -> float:
         """The plan at a moment, and until when the next one may wait."""
-        self.snapshot = at(self.snapshot, Tick(now_s, self.snapshot.wall_at + now_s - self.snapshot.now_s))
+        self.snapshot = advance_to(self.snapshot, Tick(now_s, self.snapshot.wall_at + now_s - self.snapshot.now_s))
         if now_s >= self.answer_s:
             self._see(RanksSeen(self.began_s, tuple(self.snapshot.ranks.values()), took_s=self.took_s))
             self.answer_s = float("inf")
@@ -50,10 +50,10 @@ class Played:
         if LookAtRanks() in made.asks:
             self.looks_s.append(now_s)
             self.answer_s = now_s + self.took_s
-        self.snapshot = asked(self.snapshot, made, self.policy)
-        return min(plan_by_s(self.snapshot, made, self.policy), self.answer_s)
+        self.snapshot = commit_asks(self.snapshot, made, self.policy)
+        return min(next_plan_s(self.snapshot, made, self.policy), self.answer_s)
 
-    def _see(self, fact: RanksSeen | RanksStirred | QueueProbed) -> None:
+    def _see(self, fact: RanksSeen | RanksChanged | QueueProbed) -> None:
         self.snapshot = observe(self.snapshot, fact, self.policy)
 
     def stirred_at(self, moments: list[float], until_s: float) -> None:
@@ -61,8 +61,10 @@ class Played:
         for moment in [*moments, until_s]:
             while due_s < moment:
                 due_s = self.plan_at(due_s)
-            self.snapshot = at(self.snapshot, Tick(moment, self.snapshot.wall_at + moment - self.snapshot.now_s))
-            self._see(RanksStirred())
+            self.snapshot = advance_to(
+                self.snapshot, Tick(moment, self.snapshot.wall_at + moment - self.snapshot.now_s)
+            )
+            self._see(RanksChanged())
             due_s = self.plan_at(moment)
 
     def rest_after(self, look: int) -> float:
@@ -104,7 +106,7 @@ def test_ranks_that_take_long_to_show_are_looked_at_again_a_probe_later() -> Non
 
 
 def again_after_s(world: World) -> float:
-    return plan_by_s(world.snapshot, world.decide(), world.policy) - NOW_S
+    return next_plan_s(world.snapshot, world.decide(), world.policy) - NOW_S
 
 
 def test_what_is_under_way_is_looked_after_every_second() -> None:
@@ -136,7 +138,7 @@ def test_a_node_that_stands_idle_goes_when_its_time_is_up(
     world.but(stops_s={TypeName("cloud"): stops_s})
     while not (made := world.all_is_fresh().plan()).actions:
         now_s = world.snapshot.now_s
-        due_s = plan_by_s(world.snapshot, made, world.policy)
+        due_s = next_plan_s(world.snapshot, made, world.policy)
         assert now_s < due_s <= now_s + QUIET_EVERY_S
         assert orders(world.wait(0.9 * (due_s - now_s)).plan()) == [], "it is due, and nobody would see it"
         world.wait(due_s - world.snapshot.now_s)

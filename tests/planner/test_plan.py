@@ -14,7 +14,7 @@ from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.core.jobs import HasProperty, JobId, Not
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
-from nodemanager.planner.plan import Plan, settled, settles_at_s
+from nodemanager.planner.plan import Plan, is_settled, settles_at_s
 from nodemanager.planner.state.snapshot import Source
 from tests.builders import (
     CLOUD,
@@ -120,10 +120,10 @@ def test_settling_waits_for_quiet_and_never_longer_than_it_may(
     policy = a_policy(settle_s=1, settle_max_s=10, quiet_s=0.1)
     snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, stirred_s=stirred)
     if unsettled is not None and NOW_S - unsettled >= 10:
-        assert settled(snapshot, policy)
+        assert is_settled(snapshot, policy)
         return
     quiet = changed + 0.1 <= NOW_S and (newest is None or newest + 1 <= NOW_S)
-    assert settled(snapshot, policy) is (quiet and stirred is None)
+    assert is_settled(snapshot, policy) is (quiet and stirred is None)
     assert (settles_at_s(snapshot, policy) <= NOW_S) is quiet
 
 

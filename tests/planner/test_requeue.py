@@ -8,7 +8,7 @@ import pytest
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import FluxCallFailed, JobRequeued, NodeReported, OrderLapsed, QueueProbed, QueueSeen
-from nodemanager.core.jobs import Holding, Job, JobId, JobState
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import JoinPhase
 from tests.builders import World, a_job, a_world, busy, drained, orders, rank_of
 
@@ -20,8 +20,8 @@ def _world(**changes: object) -> World:
 
 
 def _runs(number: int, slot: str, **changes: object) -> Job:
-    held = Holding(rank_of(a_world().policy, slot), 4, 0)
-    fields: dict[str, object] = {"state": JobState.RUN, "holds": (held,), "requeue": True}
+    held = RankAllocation(rank_of(a_world().policy, slot), 4, 0)
+    fields: dict[str, object] = {"state": JobState.RUN, "allocations": (held,), "requeue": True}
     return replace(a_job(number), **{**fields, **changes})  # type: ignore[arg-type]
 
 

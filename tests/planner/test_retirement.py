@@ -9,8 +9,8 @@ from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import Billing
 from nodemanager.planner.cost.billing import window_left_s
-from nodemanager.planner.observe.node_health import overdue
-from nodemanager.planner.retirement import second_look, weigh
+from nodemanager.planner.observe.node_health import why_give_up
+from nodemanager.planner.retirement import second_look, should_retire
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_type, busy, drained
 
 POLICY = a_policy(a_type("cloud", window_s=3600), stop_lead_s=60, idle_timeout_s=300, idle_confirmations=2)
@@ -20,7 +20,7 @@ UP = a_rank("cloud1", online=True)
 
 def _weigh(*, surplus: int = 1, window_s: float = 3600, minimum_s: float = 0, **node: Any) -> tuple[bool, Reason]:
     node_type = a_type("cloud", window_s=window_s, minimum_s=minimum_s)
-    return weigh(a_node("cloud1", **node), node_type, POLICY, NOW_S, surplus)
+    return should_retire(a_node("cloud1", **node), node_type, POLICY, NOW_S, surplus)
 
 
 # --- idle nodes -------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_what_keeps_an_idle_node_at_the_end_of_its_window(changes: dict[str, Any
 
 
 def test_a_node_of_a_type_that_the_site_no_longer_names_goes_when_idle() -> None:
-    decided, reason = weigh(a_node(), None, POLICY, NOW_S, 1)
+    decided, reason = should_retire(a_node(), None, POLICY, NOW_S, 1)
     assert decided
     assert reason.figures["node_type"] == "cloud"
 
@@ -91,7 +91,7 @@ def test_a_node_of_a_type_that_the_site_no_longer_names_goes_when_idle() -> None
 
 
 def _overdue(state: NodeState, **changes: Any) -> str | None:
-    reason = overdue(a_node("cloud1", state, **changes), POLICY, NOW_S)
+    reason = why_give_up(a_node("cloud1", state, **changes), POLICY, NOW_S)
     return reason.code if reason is not None else None
 
 

@@ -16,7 +16,7 @@ from nodemanager.core.nodes import CallKind, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, ChangeSlots, ClaimInstance
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
-from nodemanager.planner.slot_types import Moves, divided, moves
+from nodemanager.planner.slot_types import SlotMoves, choose_moves, with_slot_types
 from nodemanager.planner.state.snapshot import Stray
 from tests.builders import World, a_call, a_cloud_node, a_launch, a_world, boots, nodes, orders
 
@@ -35,15 +35,15 @@ def test_what_moves_is_free_and_makes_the_counts_as_wished(
 ) -> None:
     free = data.draw(st.lists(st.sampled_from(sorted(before)), unique=True))
     wanted = data.draw(st.dictionaries(st.sampled_from(TYPES), st.integers(0, 8)))
-    found = moves(wanted, before, free, TYPES)
+    found = choose_moves(wanted, before, free, TYPES)
     if isinstance(found, Reason):
         return
-    after = before | dict(found.moves)
-    assert set(found.moves) <= set(free)
+    after = before | dict(found.slot_types)
+    assert set(found.slot_types) <= set(free)
     assert {name: Counter(after.values())[name] for name in wanted} == wanted
     others = {slot for slot, name in before.items() if name not in wanted}
-    assert not others & set(found.moves)
-    assert all(before[slot] != name for slot, name in found.moves.items())
+    assert not others & set(found.slot_types)
+    assert all(before[slot] != name for slot, name in found.slot_types.items())
 
 
 @given(st.data(), divisions())
@@ -52,13 +52,13 @@ def test_whatever_adds_up_can_be_had_when_all_are_free(
 ) -> None:
     after = {slot: data.draw(st.sampled_from(TYPES)) for slot in before}
     wanted = {name: Counter(after.values())[name] for name in TYPES}
-    assert isinstance(moves(wanted, before, list(before), TYPES), Moves)
+    assert isinstance(choose_moves(wanted, before, list(before), TYPES), SlotMoves)
 
 
 @given(divisions())
 def test_it_is_so_already(before: dict[SlotName, TypeName]) -> None:
     wanted = {name: Counter(before.values())[name] for name in TYPES}
-    assert moves(wanted, before, [], TYPES) == Moves({})
+    assert choose_moves(wanted, before, [], TYPES) == SlotMoves({})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_it_is_so_already(before: dict[SlotName, TypeName]) -> None:
 def test_what_cannot_be_is_said(counts: dict[str, int], code: str) -> None:
     before = {SlotName("a"): TYPES[0], SlotName("b"): TYPES[0], SlotName("c"): TYPES[1]}
     wanted = {TypeName(name): count for name, count in counts.items()}
-    found = moves(wanted, before, [SlotName("a")], TYPES)
+    found = choose_moves(wanted, before, [SlotName("a")], TYPES)
     assert isinstance(found, Reason)
     assert found.code == code
 
@@ -173,8 +173,8 @@ def test_a_stray_of_another_type_than_its_slot_s_is_not_taken_back() -> None:
 
 def test_what_the_instance_does_not_say_the_site_does() -> None:
     policy = a_world().policy
-    assert divided(policy, {}) is policy
-    assert divided(policy, {SlotName("cloud4"): TypeName("cloud")}) is policy
-    grown = divided(policy, {SlotName("cloud5"): TypeName("cloud")})
+    assert with_slot_types(policy, {}) is policy
+    assert with_slot_types(policy, {SlotName("cloud4"): TypeName("cloud")}) is policy
+    grown = with_slot_types(policy, {SlotName("cloud5"): TypeName("cloud")})
     assert grown.type_of_slot[SlotName("cloud5")].name == "cloud"
     assert grown.type_of_slot[SlotName("cloud1")].name == "cloud"

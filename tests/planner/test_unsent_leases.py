@@ -16,14 +16,14 @@ from nodemanager.core.facts import (
     LeaseEnded,
     NodeReleased,
     QueueSeen,
-    RetirementAsked,
+    RetirementRequested,
 )
 from nodemanager.core.jobs import HasProperty, JobId, Not
 from nodemanager.core.nodes import FailureKind, Launch, NodeState
 from nodemanager.core.orders import BootNode, CreateNode, EndLease
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.state.snapshot import Quota, Scope, Streak
+from nodemanager.planner.state.snapshot import FailureStreak, Quota, Scope
 from tests.builders import (
     CLOUD,
     GPU,
@@ -157,7 +157,7 @@ def test_a_provider_that_refuses_everything_keeps_no_lease_that_nobody_wants() -
 
 
 def test_one_that_is_bought_to_see_whether_boots_work_again_is_made_though_more_are_wanted() -> None:
-    failed = Streak(failures=3, retry_s=NOW_S - 1, pause_s=900.0, why="never_joined")
+    failed = FailureStreak(failures=3, retry_s=NOW_S - 1, pause_s=900.0, why="never_joined")
     world = a_world(CLOUD, **SLOW).but(streaks={(TypeName("cloud"), ""): failed}).job(whole_nodes(2))
     assert boots(world.plan()) == ["cloud1"]
     world = recorded(world)
@@ -281,7 +281,7 @@ def test_of_a_type_that_is_only_observed_from_now_on_none_is_made() -> None:
 
 def test_one_that_is_to_go_before_it_was_made_is_not_made() -> None:
     world = leased(1)
-    world.see(RetirementAsked(world.id("cloud1"), ADA)).but(steering_on_record=world.snapshot.steering)
+    world.see(RetirementRequested(world.id("cloud1"), ADA)).but(steering_on_record=world.snapshot.steering)
     retired = world.id("cloud1")
     made = world.wait(20).all_is_fresh().wait(1).decide()
     assert orders(made)[0] == f"end-lease {retired}"
@@ -294,19 +294,19 @@ def test_one_that_is_to_go_before_it_was_made_is_not_made() -> None:
 def test_released_in_time_it_is_made() -> None:
     world = leased(1, creates_burst=9)
     launch = world.id("cloud1")
-    world.see(RetirementAsked(launch, ADA), NodeReleased(launch)).wait(1)
+    world.see(RetirementRequested(launch, ADA), NodeReleased(launch)).wait(1)
     assert orders(world.plan()) == [f"create {launch}"]
 
 
 def test_one_that_goes_with_its_create_on_its_way_is_looked_for() -> None:
     world = leased(1, creates_burst=9)
     world.decide()
-    world.see(RetirementAsked(world.id("cloud1"), ADA)).wait(1)
+    world.see(RetirementRequested(world.id("cloud1"), ADA)).wait(1)
     assert ended(world) == []
 
 
 def test_one_that_is_to_go_is_put_on_record_first_where_that_failed() -> None:
     world = leased(1)
     node = replace(world["cloud1"], recorded=False)
-    world.but(nodes={node.id: node}).see(RetirementAsked(node.id, ADA))
+    world.but(nodes={node.id: node}).see(RetirementRequested(node.id, ADA))
     assert orders(world.plan())[0].startswith("record")

@@ -11,7 +11,7 @@ import pytest
 from doc import generate
 from nodemanager.config import site
 from nodemanager.config.text import credentials
-from nodemanager.config.text.settings import keys_of
+from nodemanager.config.text.settings import allowed_keys
 from tests.paths import ROOT
 from tests.project.test_imports import LAYERS
 
@@ -35,7 +35,7 @@ def test_every_section_of_a_site_has_its_table() -> None:
 
 @pytest.mark.parametrize("section", generate.SECTIONS)
 def test_every_key_has_its_meaning_and_no_meaning_is_left_over(section: str) -> None:
-    assert list(generate.MEANINGS[section]) == list(keys_of(generate.SECTIONS[section]))
+    assert list(generate.MEANINGS[section]) == list(allowed_keys(generate.SECTIONS[section]))
 
 
 # --- reasons ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.service.systemd import Notifier, to_journal
+from nodemanager.service.systemd import Notifier, writes_to_systemd_journal
 from tests.paths import ROOT
 
 WATCHDOG_S = 90.0
@@ -57,17 +57,17 @@ def told(systemd: socket.socket) -> list[str]:
 def test_the_first_decision_makes_it_ready_and_nothing_before(systemd: socket.socket) -> None:
     notifier = a_notifier(systemd, Time())
     assert told(systemd) == []
-    notifier.decided("nodes: 0")
+    notifier.notify_decision("nodes: 0")
     assert told(systemd) == ["READY=1\nWATCHDOG=1\nSTATUS=nodes: 0"]
 
 
 def test_the_watchdog_hears_of_decisions_and_of_nothing_else(systemd: socket.socket) -> None:
     time = Time()
     notifier = a_notifier(systemd, time)
-    notifier.decided("")
+    notifier.notify_decision("")
     told(systemd)
     for time.now_s in (1.0, 29.0, 30.0, 31.0, 60.0):
-        notifier.decided("")
+        notifier.notify_decision("")
     assert told(systemd) == ["WATCHDOG=1", "WATCHDOG=1"]
     time.now_s = 1000.0
     assert told(systemd) == []
@@ -76,17 +76,17 @@ def test_the_watchdog_hears_of_decisions_and_of_nothing_else(systemd: socket.soc
 def test_a_status_is_told_when_it_is_new(systemd: socket.socket) -> None:
     notifier = a_notifier(systemd, Time())
     for status in ("nodes: 0", "nodes: 0", "nodes: 1"):
-        notifier.decided(status)
+        notifier.notify_decision(status)
     assert told(systemd)[1:] == ["STATUS=nodes: 1"]
 
 
 def test_the_end_is_told(systemd: socket.socket) -> None:
-    a_notifier(systemd, Time()).stopping()
+    a_notifier(systemd, Time()).notify_stopping()
     assert told(systemd) == ["STOPPING=1"]
 
 
 def test_a_watchdog_meant_for_another_process_is_not_ours(systemd: socket.socket) -> None:
-    a_notifier(systemd, Time(), WATCHDOG_PID=str(os.getpid() + 1)).decided("")
+    a_notifier(systemd, Time(), WATCHDOG_PID=str(os.getpid() + 1)).notify_decision("")
     assert told(systemd) == ["READY=1"]
 
 
@@ -94,24 +94,24 @@ def test_an_abstract_socket_is_found() -> None:
     name = f"fnm-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(f"\0{name}")
-        Notifier({"NOTIFY_SOCKET": f"@{name}"}).stopping()
+        Notifier({"NOTIFY_SOCKET": f"@{name}"}).notify_stopping()
         assert told(end) == ["STOPPING=1"]
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/notify"])
 def test_without_a_systemd_that_listens_all_goes_on(address: str) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})
-    notifier.decided("nodes: 0")
-    notifier.stopping()
+    notifier.notify_decision("nodes: 0")
+    notifier.notify_stopping()
 
 
 def test_only_a_stream_that_the_journal_reads_is_the_journal(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w") as stream:
         written = os.fstat(stream.fileno())
-        assert to_journal(stream, {"JOURNAL_STREAM": f"{written.st_dev}:{written.st_ino}"})
-        assert not to_journal(stream, {"JOURNAL_STREAM": f"{written.st_dev}:{written.st_ino + 1}"})
-        assert not to_journal(stream, {})
-    assert not to_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+        assert writes_to_systemd_journal(stream, {"JOURNAL_STREAM": f"{written.st_dev}:{written.st_ino}"})
+        assert not writes_to_systemd_journal(stream, {"JOURNAL_STREAM": f"{written.st_dev}:{written.st_ino + 1}"})
+        assert not writes_to_systemd_journal(stream, {})
+    assert not writes_to_systemd_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
 
 
 def test_the_service_tells_systemd_and_writes_for_its_journal(systemd: socket.socket, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.core.jobs import Holding, JobId, JobState
+from nodemanager.core.jobs import JobId, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.reasons import because
@@ -74,7 +74,7 @@ def stuck() -> World:
 
 def soon() -> World:
     world = a_world(SMALL, nodes_max=10).busy_node("small1").but(boots_s={TypeName("small"): (85.0, 90.0, 80.0)})
-    ending = a_job(9, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),), ends_at=WALL_AT + 60)
+    ending = a_job(9, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 4, 0),), ends_at=WALL_AT + 60)
     return world.but(jobs={ending.id: ending}).job(tasks(4), tasks(4))
 
 

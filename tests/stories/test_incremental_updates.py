@@ -25,11 +25,11 @@ from nodemanager.core.nodes import FluxRank, LaunchId
 from nodemanager.core.slots import Rank
 from nodemanager.planner.observe.observe import observe, observe_all
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import Line
-from nodemanager.planner.state.rank_index import Ground
-from nodemanager.planner.state.snapshot import Roll, Snapshot
+from nodemanager.planner.state.queue_index import QueueIndex
+from nodemanager.planner.state.rank_index import RankIndex
+from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world
 from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks, snapshots
 from tests.planner.test_plan import to_the_byte
@@ -94,17 +94,17 @@ def test_facts_taken_in_together_make_what_one_after_the_other_makes(
 @given(told())
 def test_the_roll_that_is_kept_is_the_one_that_would_be_read(case: tuple[Snapshot, Policy, list[Fact]]) -> None:
     snapshot, policy, facts = case
-    after = observe_all(replace(snapshot, roll=roll_of(snapshot)), facts, policy)
-    kept, read = roll_of(after), roll_of(replace(after, roll=Roll()))
-    assert (kept.restless, kept.calling, kept.of_rank, kept.of_slot) == (
-        read.restless,
-        read.calling,
-        read.of_rank,
-        read.of_slot,
+    after = observe_all(replace(snapshot, node_index=node_index_of(snapshot)), facts, policy)
+    kept, read = node_index_of(after), node_index_of(replace(after, node_index=NodeIndex()))
+    assert (kept.to_check, kept.with_call, kept.launch_of_rank, kept.launch_of_slot) == (
+        read.to_check,
+        read.with_call,
+        read.launch_of_rank,
+        read.launch_of_slot,
     )
     counts = [
         {name: count for name, count in counted.items() if count}
-        for counted in (kept.states, read.states, kept.types, read.types)
+        for counted in (kept.count_by_state, read.count_by_state, kept.count_by_type, read.count_by_type)
     ]
     assert (counts[0], counts[2]) == (counts[1], counts[3])
 
@@ -131,7 +131,7 @@ def test_a_look_told_by_its_changes_is_the_whole_look(
         since[away.rank] = away
     whole = {**since, **{rank.rank: rank for rank in shown}}
     seen = observe(snapshot, RanksSeen(NOW_S, tuple(whole.values())), policy)
-    told_short = RanksSeen(NOW_S, tuple(shown), since=since if of_another else snapshot.ranks)
+    told_short = RanksSeen(NOW_S, tuple(shown), previous=since if of_another else snapshot.ranks)
     assert observe(snapshot, told_short, policy) == seen
 
 
@@ -145,7 +145,7 @@ def test_what_is_kept_for_the_planner_decides_nothing(
     plan(snapshot, policy)
     seen = {**snapshot.ranks, **{rank.rank: rank for rank in shown}}
     after = observe(snapshot, RanksSeen(NOW_S + later_s, tuple(seen.values())), policy)
-    anew = replace(after, line=Line(), ground=Ground(), roll=Roll())
+    anew = replace(after, queue_index=QueueIndex(), rank_index=RankIndex(), node_index=NodeIndex())
     assert to_the_byte(plan(after, policy)) == to_the_byte(plan(anew, policy))
     smaller = replace(policy, nodes_max=1)
     assert to_the_byte(plan(after, smaller)) == to_the_byte(plan(anew, smaller)), "under another policy, too"

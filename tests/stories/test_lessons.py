@@ -24,7 +24,7 @@ from nodemanager.core.facts import (
     NodeUndrained,
     QueueProbed,
     QueueSeen,
-    RanksStirred,
+    RanksChanged,
 )
 from nodemanager.core.jobs import JobId, JobState, QueuePolicy, UnreadableJob
 from nodemanager.core.nodes import (
@@ -91,7 +91,7 @@ def test_02_a_job_seen_as_pending_and_as_just_begun_counts_once() -> None:
 
 
 def test_02_nothing_is_bought_between_a_stir_and_the_look_that_it_calls_for() -> None:
-    world = a_world().job(whole_nodes(1)).see(RanksStirred()).wait(1)
+    world = a_world().job(whole_nodes(1)).see(RanksChanged()).wait(1)
     assert boots(world.plan()) == []
     assert LookAtRanks() in world.plan().asks
     assert boots(world.see_ranks().wait(0.2).plan()) == ["cloud1"]
@@ -804,7 +804,7 @@ def test_a_busy_instance_that_is_never_quiet_gets_its_nodes_all_the_same() -> No
     world = a_world(settle_max_s=10).busy_node("cloud1").job(whole_nodes(1))
     bought: list[str] = []
     for step in range(110):
-        world.wait(0.1).see(RanksStirred(), QueueProbed(world.snapshot.now_s))
+        world.wait(0.1).see(RanksChanged(), QueueProbed(world.snapshot.now_s))
         world.see_ranks(busy(UP, cores_free=step % 2), age_s=0.05)
         bought += boots(world.decide())
     assert bought == ["cloud2"]

@@ -34,8 +34,8 @@ from nodemanager.core.facts import (
     OrderLapsed,
     QueueProbed,
     QueueSeen,
+    RanksChanged,
     RanksSeen,
-    RanksStirred,
     Tick,
 )
 from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
@@ -53,8 +53,8 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.commit import asked, committed
-from nodemanager.planner.observe.observe import at, observe
+from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
@@ -97,14 +97,14 @@ class Loop(RuleBasedStateMachine):
     )
     def time_passes(self, seconds: float, jump_s: float) -> None:
         tick = Tick(self.snapshot.now_s + seconds, self.snapshot.wall_at + seconds + jump_s)
-        self.snapshot = at(self.snapshot, tick)
+        self.snapshot = advance_to(self.snapshot, tick)
 
     @rule()
     def decide(self) -> None:
         made = plan(self.snapshot, self.policy)
         assert made == plan(self.snapshot, self.policy)
         self._check(made)
-        self.snapshot = committed(asked(self.snapshot, made, self.policy), made, self.policy)
+        self.snapshot = commit_actions(commit_asks(self.snapshot, made, self.policy), made, self.policy)
         for action in made.actions:
             self.given.append(action)
             if isinstance(action, BootNode):
@@ -261,7 +261,7 @@ class Loop(RuleBasedStateMachine):
         facts: dict[str, Fact] = {
             "refused": ClaimRefused(now_s, "held by another"),
             "unreachable": FluxUnreachable(now_s, "connection lost"),
-            "stirred": RanksStirred(),
+            "stirred": RanksChanged(),
             "list failed": CloudCallFailed("list", None, FailureKind.THROTTLED, "slower", 3.0),
         }
         self._take(facts[kind])

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import NodeCordoned, QueueProbed
-from nodemanager.core.jobs import Holding, JobId, JobState
+from nodemanager.core.jobs import JobId, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, CordonNode, DestroyNode, DrainNode, EndLease, RequeueJob, StopBroker
 from nodemanager.core.reasons import because
@@ -127,7 +127,7 @@ def test_a_drain_of_ours_that_holds_no_more_is_undone_all_the_same() -> None:
 def test_no_job_on_one_is_submitted_again() -> None:
     held = drained(busy(a_rank("cloud1")), "somebody's own")
     world = a_world().node("cloud1", NodeState.BUSY, rank=held, reclaimed="spot")
-    runs = a_job(7, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),), requeue=True)
+    runs = a_job(7, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 4, 0),), requeue=True)
     world.but(jobs={runs.id: runs})
     assert orders(world.plan()) == ["requeue 7"]
     world.policy = replace(world.policy, observed=ALL_CLOUD)

@@ -19,9 +19,9 @@ from nodemanager.core.facts import (
     NodeDestroyed,
     NodeUndrained,
     QueueProbed,
-    RetirementAsked,
+    RetirementRequested,
 )
-from nodemanager.core.jobs import Holding, Job, JobId, JobState, PackingPolicy
+from nodemanager.core.jobs import Job, JobId, JobState, PackingPolicy, RankAllocation
 from nodemanager.core.nodes import CallKind, CloudState, FailureKind, NodeState, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.reasons import because
@@ -54,8 +54,8 @@ CLOUD_TYPE = TypeName("cloud")
 
 def running(number: int, *, ends_in_s: float, rank: int = 1, cores: int = 4, **changes: Any) -> Job:
     """A job at work on one node, with the end of its time."""
-    holds = (Holding(Rank(rank), cores, 0),)
-    return a_job(number, state=JobState.RUN, holds=holds, ends_at=WALL_AT + ends_in_s, **changes)
+    holds = (RankAllocation(Rank(rank), cores, 0),)
+    return a_job(number, state=JobState.RUN, allocations=holds, ends_at=WALL_AT + ends_in_s, **changes)
 
 
 def at_work(*, ends_in_s: float, boot_s: float = 90.0, **settings: Any) -> World:
@@ -201,16 +201,16 @@ def test_nor_one_that_waited_for_what_ran_there() -> None:
 
 
 def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
-    world = a_world().draining_node("cloud1", retired_s=NOW_S - 5, stop_held_up=True).job(whole_nodes(1))
+    world = a_world().draining_node("cloud1", retired_s=NOW_S - 5, stop_delayed=True).job(whole_nodes(1))
     assert orders(world.decide()) == ["undrain cloud1-1"]
     world.see(NodeUndrained(world.id("cloud1"))).wait(1).see_ranks(busy(world.rank_now("cloud1")))
-    world.see(RetirementAsked(world.id("cloud1"), Mark("ada", WALL_AT))).decide()
+    world.see(RetirementRequested(world.id("cloud1"), Mark("ada", WALL_AT))).decide()
     cordoned = drained(busy(world.rank_now("cloud1")), drain_text(world.id("cloud1")))
     world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, cordoned))
     world.wait(1799).see(QueueProbed(world.snapshot.now_s)).see_cloud(a_cloud_node(world["cloud1"].launch))
     world.see_ranks(drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1"))))
     assert "drain cloud1-1" in orders(world.decide())
-    assert (world["cloud1"].retired_s, world["cloud1"].stop_held_up) == (NOW_S + 1800, False)
+    assert (world["cloud1"].retired_s, world["cloud1"].stop_delayed) == (NOW_S + 1800, False)
 
 
 @pytest.mark.parametrize(

@@ -504,9 +504,9 @@ def _takes_jobs(node: Node) -> bool:
     """Whether it surely does, or will: nothing at all is said against it."""
     rank = node.rank
     if rank is None:
-        return node.sound
+        return node.is_sound
     kept_out = rank.excluded or rank.drain_reason is not None or not (rank.schedulable or node.state in UP_SOON)
-    return node.sound and not kept_out
+    return node.is_sound and not kept_out
 
 
 def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
@@ -682,7 +682,9 @@ def _check(case: Case) -> None:
         else:
             _check_node(case, node_id)
     _check_types(case)
-    prices = [case.types()[node.launch.type_name].price_per_hour for node in snapshot.nodes.values() if node.costs]
+    prices = [
+        case.types()[node.launch.type_name].price_per_hour for node in snapshot.nodes.values() if node.may_be_billed
+    ]
     assert made.price_per_hour >= sum(prices, Decimal(0))
 
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import OperatorFact, SteeringKept
-from nodemanager.core.jobs import Holding, Job, JobState
+from nodemanager.core.jobs import Job, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.history.follower import Follower
-from nodemanager.history.store.reader import JournalReader
+from nodemanager.history.store.reader import HistoryReader
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 from nodemanager.web.api.control import Control, ReloadRefused
 from nodemanager.web.api.documents import Document
-from nodemanager.web.api.handlers import Served
+from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
-from nodemanager.web.app import application
+from nodemanager.web.app import make_application
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, a_type, tasks, whole_nodes
@@ -44,11 +44,11 @@ MIX = (
 )
 
 
-def published(policy: Policy, snapshot: Snapshot, *, acts: bool = True) -> Published:
-    return Published(snapshot, plan(snapshot, policy), policy, acts)
+def published(policy: Policy, snapshot: Snapshot, *, acts: bool = True) -> Publication:
+    return Publication(snapshot, plan(snapshot, policy), policy, acts)
 
 
-def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Published:
+def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Publication:
     """So many nodes of three types, most at work, and jobs that wait; a bit otherwise at another ``moment``."""
     sizes = {"cpu": count - count // 4 - count // 10, "large": count // 4, "gpu": count // 10}
     types = [
@@ -68,9 +68,9 @@ def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Published:
             node = a_node(f"{name}{number}", state, policy, **spread)
             nodes.append(node)
             if state is NodeState.BUSY and node.rank is not None:
-                holding = Holding(node.launch.rank, node.rank.cores, 0)
+                holding = RankAllocation(node.launch.rank, node.rank.cores, 0)
                 jobs.append(
-                    a_job(len(jobs) + 1_000, state=JobState.RUN, holds=(holding,), submitted_at=WALL_AT - 900)
+                    a_job(len(jobs) + 1_000, state=JobState.RUN, allocations=(holding,), submitted_at=WALL_AT - 900)
                 )
     shapes = [whole_nodes(2), tasks(300, cores=4), tasks(1, cores=512), tasks(8, gpus=1, cores=2)]
     jobs += [
@@ -92,8 +92,8 @@ class Manager:
 
     def tell(self, fact: OperatorFact) -> None:
         self.told.append(fact)
-        assert self.board.posted is not None
-        last = self.board.posted.published
+        assert self.board.latest is not None
+        last = self.board.latest.published
         snapshot = observe(last.snapshot, fact, last.policy)
         if self.keeps:
             snapshot = observe(snapshot, SteeringKept(snapshot.steering), last.policy)
@@ -111,20 +111,20 @@ class Stand:
 
     board: Board
     manager: Manager
-    served: Served
+    served: WebContext
     follower: Follower = field(default_factory=Follower)
 
-    def post(self, *publications: Published) -> None:
+    def post(self, *publications: Publication) -> None:
         """As the manager's and the chronicle's threads do."""
         for it in publications:
             self.board.publish(it)
-            happened = self.follower.of([it])
+            happened = self.follower.follow([it])
             self.board.take_in(happened)
             self.served.metrics.take_in(happened)
 
     @property
     def application(self) -> Starlette:
-        return application(self.served, [HOST, "127.0.0.1", "localhost"], lambda: False)
+        return make_application(self.served, [HOST, "127.0.0.1", "localhost"], lambda: False)
 
 
 def a_stand(
@@ -139,6 +139,6 @@ def a_stand(
     board = Board(lambda: next(ticks, 0.0)) if clock_s else Board()
     manager = Manager(board)
     metrics = Metrics(board)
-    reader = JournalReader(journal if journal is not None else Path("/nonexistent/journal.sqlite"))
+    reader = HistoryReader(journal if journal is not None else Path("/nonexistent/journal.sqlite"))
     access = Access(token, by_socket, jobs_for_everybody)
-    return Stand(board, manager, Served(board, metrics, reader, Control(board, manager), access))
+    return Stand(board, manager, WebContext(board, metrics, reader, Control(board, manager), access))

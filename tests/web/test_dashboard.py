@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.history.store.writer import Journal
-from nodemanager.web.listen import Tcp
+from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.web.listen import TcpAddress
 from nodemanager.web.thread import WebServer
 from tests.history.publications import told
 from tests.live.instance import free_port
@@ -38,9 +38,9 @@ def shown(nodes: int, moments: int = 3) -> Iterator[tuple[Stand, str]]:
 @contextmanager
 def served(stand: Stand) -> Iterator[str]:
     port = free_port()
-    server = WebServer(Tcp("127.0.0.1", port), stand.served)
+    server = WebServer(TcpAddress("127.0.0.1", port), stand.served)
     server.start()
-    assert server.listens.wait(STOP_S)
+    assert server.is_listening.wait(STOP_S)
     try:
         yield f"http://127.0.0.1:{port}/"
     finally:
@@ -87,7 +87,7 @@ def test_a_click_explains(browser: Browser) -> None:
 def test_a_click_on_what_happened_to_a_node_that_is_gone_shows_what_is_on_record(
     browser: Browser, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path / "journal.sqlite")
+    journal = HistoryWriter(tmp_path / "journal.sqlite")
     journal.start()
     stand = a_stand(journal.path)
     for publication in (a_fleet(5), a_fleet(1, moment=20)):

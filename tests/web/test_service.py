@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cli import main
-from nodemanager.cli.service_client import Client, NotAllowed, ServiceAway
+from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachable
 from nodemanager.web import connection_limits
-from nodemanager.web.listen import CannotListen, Tcp, UnixSocket, listen, place_of
+from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, parse_listen
 from nodemanager.web.thread import WebServer
-from nodemanager.web.token import TokenError, read_token, the_token
+from nodemanager.web.token import TokenError, read_or_make_token, read_token
 from tests.live.instance import eventually, free_port
 from tests.paths import ROOT
 from tests.web.fleets import TOKEN, a_fleet, a_stand
@@ -37,12 +37,12 @@ STOP_S = 10.0
     [
         ("off", None),
         ("unix:/run/web.sock", UnixSocket(Path("/run/web.sock"))),
-        ("127.0.0.1:8080", Tcp("127.0.0.1", 8080)),
-        ("[::1]:8080", Tcp("::1", 8080)),
+        ("127.0.0.1:8080", TcpAddress("127.0.0.1", 8080)),
+        ("[::1]:8080", TcpAddress("::1", 8080)),
     ],
 )
 def test_where_a_site_says(text: str, place: object) -> None:
-    assert place_of(text) == place
+    assert parse_listen(text) == place
 
 
 def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_path_too_long_for_a_socket_is_said_with_the_way_out(tmp_path: Path) -
 
 def test_a_host_that_is_none_is_said() -> None:
     with pytest.raises(CannotListen, match="no host's name"):
-        listen(Tcp("a..b", 80))
+        listen(TcpAddress("a..b", 80))
 
 
 def test_a_port_that_is_taken_is_said() -> None:
@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_said() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(CannotListen, match="in use"):
-            listen(Tcp("127.0.0.1", taken.getsockname()[1]))
+            listen(TcpAddress("127.0.0.1", taken.getsockname()[1]))
 
 
 # --- the token --------------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_a_port_that_is_taken_is_said() -> None:
 
 def test_a_token_is_made_once_for_its_owner_s_eyes(tmp_path: Path) -> None:
     path = tmp_path / "state" / "token"
-    made = the_token(path)
+    made = read_or_make_token(path)
     assert len(made) > 30
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert the_token(path) == read_token(path) == made
+    assert read_or_make_token(path) == read_token(path) == made
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path, mode: int, text: str, s
 
 
 @contextmanager
-def served(tmp_path: Path, place: UnixSocket | Tcp) -> Iterator[Client]:
+def served(tmp_path: Path, place: UnixSocket | TcpAddress) -> Iterator[Client]:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
     stand = a_stand(by_socket=True)
     stand.post(a_fleet(6))
     server = WebServer(place, stand.served)
     server.start()
-    assert server.listens.wait(STOP_S)
+    assert server.is_listening.wait(STOP_S)
     try:
         yield Client(place, tmp_path / "token")
     finally:
@@ -139,7 +139,7 @@ def served(tmp_path: Path, place: UnixSocket | Tcp) -> Iterator[Client]:
 
 @pytest.mark.parametrize("over", ["unix", "tcp"])
 def test_a_client_asks_and_steers(tmp_path: Path, over: str) -> None:
-    place = UnixSocket(tmp_path / "web.sock") if over == "unix" else Tcp("127.0.0.1", free_port())
+    place = UnixSocket(tmp_path / "web.sock") if over == "unix" else TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place) as client:
         assert client.get("/status")["nodes"]["total"] == 6
         assert client.post("/pause", {"by": "ada"})["on_record"]
@@ -154,7 +154,7 @@ def test_a_client_asks_and_steers(tmp_path: Path, over: str) -> None:
 
 
 def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> None:
-    with pytest.raises(ServiceAway, match=r"web\.sock"):
+    with pytest.raises(ServiceUnreachable, match=r"web\.sock"):
         Client(UnixSocket(tmp_path / "web.sock"), tmp_path / "token").get("/status")
 
 
@@ -168,7 +168,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def connected(place: Tcp) -> Iterator[socket.socket]:
+def connected(place: TcpAddress) -> Iterator[socket.socket]:
     with socket.create_connection((place.host, place.port), timeout=STOP_S) as connection:
         yield connection
 
@@ -186,7 +186,7 @@ def is_closed_by_the_other_side(connection: socket.socket) -> bool:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("says", [b"", b"GET /healthz HTTP/1.1\r\nHost: local"])
 def test_a_connection_that_brings_no_request_is_closed(tmp_path: Path, says: bytes) -> None:
-    place = Tcp("127.0.0.1", free_port())
+    place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place), connected(place) as connection:
         connection.sendall(says)
         assert is_closed_by_the_other_side(connection)
@@ -194,7 +194,7 @@ def test_a_connection_that_brings_no_request_is_closed(tmp_path: Path, says: byt
 
 @pytest.mark.usefixtures("impatient")
 def test_a_second_request_has_no_longer_than_the_first(tmp_path: Path) -> None:
-    place = Tcp("127.0.0.1", free_port())
+    place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place), connected(place) as connection:
         connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
@@ -202,12 +202,12 @@ def test_a_second_request_has_no_longer_than_the_first(tmp_path: Path) -> None:
         assert is_closed_by_the_other_side(connection)
 
 
-@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "OF_ONE_SOURCE_MAX"])
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX"])
 def test_of_too_many_connections_the_last_is_closed_and_the_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(connection_limits, limit, 2)
-    place = Tcp("127.0.0.1", free_port())
+    place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place) as client, connected(place) as first:
         assert client.get("/readyz")
         with connected(place) as second:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodemanager.cli.main import main
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.notation import parse_fsd
-from nodemanager.whatif.study.run_list import names_of
+from nodemanager.whatif.study.run_list import name_runs
 from nodemanager.whatif.study.variants import SweepError, differences, read_sweep, with_key
 from tests.paths import CONFIG
 from tests.whatif.sites import a_site
@@ -174,7 +174,7 @@ def test_sites_whose_files_have_one_name_are_told_apart(tmp_path: Path, capsys: 
 @given(st.lists(st.sampled_from(["a/x.ini", "b/x.ini", "fixed", "fixed.ini", "k=1.ini", "y.ini"]), max_size=8))
 def test_no_two_runs_have_one_name(paths: list[str]) -> None:
     others = {"fixed", "k=1"}
-    names = names_of(paths, others)
+    names = name_runs(paths, others)
     assert len({*names, *others}) == len(paths) + len(others)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.nodes import FailureKind, Identity, LaunchId
@@ -12,7 +12,7 @@ from nodemanager.core.nodes import FailureKind, Identity, LaunchId
 FOREIGN_UUID = "f0e1900f-0000-4000-8000-000000000000"
 
 
-def _refuse_all(run: Run, kind: FailureKind) -> End:
+def _refuse_all(run: Run, kind: FailureKind) -> EndFault:
     run.provider.faults.refuse_all = kind
 
     def end() -> None:
@@ -21,17 +21,17 @@ def _refuse_all(run: Run, kind: FailureKind) -> End:
     return end
 
 
-def _outage(run: Run, act: Act) -> End:
+def _outage(run: Run, act: Act) -> EndFault:
     """Every call answers 500."""
     return _refuse_all(run, FailureKind.TRANSIENT if act.amount < 0.7 else FailureKind.AMBIGUOUS)
 
 
-def _credentials(run: Run, act: Act) -> End:
+def _credentials(run: Run, act: Act) -> EndFault:
     del act
     return _refuse_all(run, FailureKind.CREDENTIALS)
 
 
-def _quota(run: Run, act: Act) -> End:
+def _quota(run: Run, act: Act) -> EndFault:
     run.provider.faults.quota = int(act.amount * run.policy.nodes_max)
 
     def end() -> None:
@@ -40,7 +40,7 @@ def _quota(run: Run, act: Act) -> End:
     return end
 
 
-def _stockout(run: Run, act: Act) -> End:
+def _stockout(run: Run, act: Act) -> EndFault:
     node_type = pick(run.policy.node_types, act.amount)
     name = node_type.name if node_type is not None else ""
     run.provider.faults.capacity_of[name] = 0
@@ -51,7 +51,7 @@ def _stockout(run: Run, act: Act) -> End:
     return end
 
 
-def _slow_end(run: Run, act: Act) -> End:
+def _slow_end(run: Run, act: Act) -> EndFault:
     """What is destroyed now stays half-terminated for long."""
     faults, usual = run.provider.faults, run.provider.faults.stop_delay_s
     faults.stop_delay_s = (60.0 * act.amount, 120.0)
@@ -64,7 +64,7 @@ def _slow_end(run: Run, act: Act) -> End:
 
 def _stranger(run: Run, act: Act) -> None:
     del act
-    run.provider.add_stranger()
+    run.provider.add_foreign_node()
 
 
 def _impostor(run: Run, act: Act) -> None:
@@ -72,21 +72,21 @@ def _impostor(run: Run, act: Act) -> None:
     slot = pick(sorted(run.flux.rank_of), act.amount)
     if slot is not None:
         launch = LaunchId(f"{slot}-of-another")
-        type_name = run.flux.division[slot]
-        run.provider.add_stranger(Identity(run.policy.cluster, FOREIGN_UUID, launch, slot, type_name))
+        type_name = run.flux.slot_types[slot]
+        run.provider.add_foreign_node(Identity(run.policy.cluster, FOREIGN_UUID, launch, slot, type_name))
 
 
 def _forgotten(run: Run, act: Act) -> None:
     """A node of ours, for a slot that is free, of a launch that nobody remembers."""
-    taken = {node.identity.slot for node in run.rules.ours_standing() if node.identity is not None}
-    slot = pick([it for it in sorted(run.flux.rank_of) if it not in taken | run.flux.records.keys()], act.amount)
+    taken = {node.identity.slot for node in run.invariants.our_nodes() if node.identity is not None}
+    slot = pick([it for it in sorted(run.flux.rank_of) if it not in taken | run.flux.leases.keys()], act.amount)
     if slot is not None:
         launch = LaunchId(f"{slot}-forgotten-{act.number}")
-        ours = Identity(run.policy.cluster, run.policy.cluster_uuid, launch, slot, run.flux.division[slot])
-        run.rules.planted.add(run.provider.add_stranger(ours))
+        ours = Identity(run.policy.cluster, run.policy.cluster_uuid, launch, slot, run.flux.slot_types[slot])
+        run.invariants.planted.add(run.provider.add_foreign_node(ours))
 
 
-CLOUD_TROUBLES: Mapping[str, Trouble] = {
+CLOUD_FAULTS: Mapping[str, FaultAction] = {
     "cloud.outage": _outage,
     "cloud.credentials": _credentials,
     "cloud.quota": _quota,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
@@ -14,7 +14,7 @@ def _restart(run: Run, act: Act) -> None:
     run.restart_rank_0(act.lasts_s)
 
 
-def _unreachable(run: Run, act: Act) -> End:
+def _unreachable(run: Run, act: Act) -> EndFault:
     del act
     run.flux.unreachable = True
 
@@ -26,7 +26,7 @@ def _unreachable(run: Run, act: Act) -> End:
 
 def _journal_lost(run: Run, act: Act) -> None:
     del act
-    run.flux.lose_journal()
+    run.flux.break_journals()
 
 
 def _scheduler_reloaded(run: Run, act: Act) -> None:
@@ -37,7 +37,7 @@ def _wish(run: Run, act: Act) -> None:
     """Somebody wants two types to share their slots otherwise."""
     names = [node_type.name for node_type in run.policy.node_types]
     one, other = names[act.number % 3], names[(act.number + 1) % 3]
-    have = list(run.flux.division.values())
+    have = list(run.flux.slot_types.values())
     both = have.count(one) + have.count(other)
     # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
     share = 1 + int(act.amount * (both - 1))
@@ -52,7 +52,7 @@ def _resized(run: Run, act: Act) -> None:
     run.resize({SlotName(f"more{size + number}"): name for number in (1, 2)}, act.lasts_s)
 
 
-FLUX_TROUBLES: Mapping[str, Trouble] = {
+FLUX_FAULTS: Mapping[str, FaultAction] = {
     "flux.restart": _restart,
     "flux.cut": _unreachable,
     "flux.journal_lost": _journal_lost,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act
 
 
-def _full(run: Run, act: Act) -> End | None:
+def _full(run: Run, act: Act) -> EndFault | None:
     """The disk is full."""
     del act
     history = run.history
@@ -38,7 +38,7 @@ def _deleted(run: Run, act: Act) -> None:
         run.history.delete()
 
 
-JOURNAL_TROUBLES: Mapping[str, Trouble] = {
+HISTORY_FAULTS: Mapping[str, FaultAction] = {
     "journal.full": _full,
     "journal.corrupt": _corrupt,
     "journal.deleted": _deleted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act
 
@@ -19,10 +19,10 @@ def _killed_at_a_call(run: Run, act: Act) -> None:
     run.kill_at_a_call(act.amount, act.lasts_s)
 
 
-def _another(run: Run, act: Act) -> End:
+def _another(run: Run, act: Act) -> EndFault:
     """Somebody starts a second one beside it, and ends one of them later."""
     run.start_process()
-    return lambda: run.end_one(act.amount)
+    return lambda: run.end_process(act.amount)
 
 
 def _frozen(run: Run, act: Act) -> None:
@@ -39,7 +39,7 @@ def _clock_jumps(run: Run, act: Act) -> None:
     run.world.skew_s = 7200.0 * (act.amount - 0.5)
 
 
-MANAGER_TROUBLES: Mapping[str, Trouble] = {
+MANAGER_FAULTS: Mapping[str, FaultAction] = {
     "manager.killed": _killed,
     "manager.killed_at_a_call": _killed_at_a_call,
     "manager.another": _another,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.nodes import ProviderId
@@ -19,7 +19,7 @@ def _connected(run: Run) -> list[SlotName]:
 
 
 def _vanishes(run: Run, act: Act) -> None:
-    node = pick(run.ours_standing(), act.amount)
+    node = pick(run.our_nodes(), act.amount)
     if node is not None:
         run.provider.kill(node)
 
@@ -30,7 +30,7 @@ def _broker_dies(run: Run, act: Act) -> None:
         run.flux.broker_down(slot, lost=act.number % 2 == 0)
 
 
-def _cut(run: Run, act: Act) -> End | None:
+def _cut(run: Run, act: Act) -> EndFault | None:
     """The network to it: its broker joins again once that is back, if its machine still stands."""
     slot = pick(_connected(run), act.amount)
     machine = run.flux.machine_of(slot) if slot is not None else None
@@ -39,13 +39,13 @@ def _cut(run: Run, act: Act) -> End | None:
     run.flux.broker_down(slot, lost=True)
 
     def end() -> None:
-        if ProviderId(machine) in run.running():
+        if ProviderId(machine) in run.running_nodes():
             run.reconnected(slot, machine)
 
     return end
 
 
-def _hangs(run: Run, act: Act) -> End | None:
+def _hangs(run: Run, act: Act) -> EndFault | None:
     slot = pick(_connected(run), act.amount)
     if slot is None:
         return None
@@ -53,7 +53,7 @@ def _hangs(run: Run, act: Act) -> End | None:
     return lambda: run.flux.hang(slot, hung=False)
 
 
-def _torpid(run: Run, act: Act) -> End | None:
+def _torpid(run: Run, act: Act) -> EndFault | None:
     slot = pick(_connected(run), act.amount)
     if slot is None:
         return None
@@ -61,13 +61,13 @@ def _torpid(run: Run, act: Act) -> End | None:
     return lambda: run.flux.set_torpid(slot, torpid=False)
 
 
-def _housekeeping(run: Run, act: Act) -> End:
+def _housekeeping(run: Run, act: Act) -> EndFault:
     """What runs after the jobs that come now takes long."""
     run.flux.set_housekeeping(act.lasts_s)
     return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
-def _housekeeping_hangs(run: Run, act: Act) -> End:
+def _housekeeping_hangs(run: Run, act: Act) -> EndFault:
     """What runs after the jobs that come now does not end by itself; nor, often, by SIGTERM, nor by SIGKILL.
 
     Somebody ends that in peace, once it is said.
@@ -78,16 +78,16 @@ def _housekeeping_hangs(run: Run, act: Act) -> End:
     return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
-def _reclaimed(run: Run, act: Act) -> End | None:
+def _reclaimed(run: Run, act: Act) -> EndFault | None:
     """The provider takes a node back, and says so a little before."""
-    node = pick(sorted(run.running().intersection(run.ours_standing())), act.amount)
+    node = pick(sorted(run.running_nodes().intersection(run.our_nodes())), act.amount)
     if node is None:
         return None
     run.give_notice(node)
     return lambda: run.provider.kill(node, "taken back")
 
 
-NODE_TROUBLES: Mapping[str, Trouble] = {
+NODE_FAULTS: Mapping[str, FaultAction] = {
     "node.vanishes": _vanishes,
     "node.broker_dies": _broker_dies,
     "node.cut": _cut,

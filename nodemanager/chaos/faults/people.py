@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
-from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced, NodeReleased, RetirementAsked
+from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced, NodeReleased, RetirementRequested
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark
@@ -28,10 +28,10 @@ def _holds_a_job(run: Run, act: Act) -> None:
     job = pick(_pending(run), act.amount)
     if job is not None and run.flux_is_up():
         run.flux.set_urgency(job, 0)
-        run.demand.held[job] = run.world.now_s
+        run.jobs.held[job] = run.world.now_s
 
 
-def _operator_drains(run: Run, act: Act) -> End | None:
+def _operator_drains(run: Run, act: Act) -> EndFault | None:
     rank = pick(sorted(run.flux.rank_of.values()), act.amount)
     if rank is None or run.flux.drain_reason(rank) is not None:
         return None
@@ -49,37 +49,37 @@ def _mark(run: Run) -> Mark:
 
 
 def _leased(run: Run, act: Act) -> LaunchId | None:
-    launch = pick(sorted(run.flux.records.values(), key=lambda launch: launch.rank), act.amount)
+    launch = pick(sorted(run.flux.leases.values(), key=lambda launch: launch.rank), act.amount)
     return launch.id if launch is not None else None
 
 
-def _operator_holds(run: Run, act: Act) -> End | None:
+def _operator_holds(run: Run, act: Act) -> EndFault | None:
     launch = _leased(run, act)
     if launch is None:
         return None
-    run.tell(HoldPlaced(launch, _mark(run)))
-    return lambda: run.tell(NodeReleased(launch))
+    run.tell_manager(HoldPlaced(launch, _mark(run)))
+    return lambda: run.tell_manager(NodeReleased(launch))
 
 
 def _operator_retires(run: Run, act: Act) -> None:
     launch = _leased(run, act)
     if launch is not None:
-        run.tell(RetirementAsked(launch, _mark(run)))
+        run.tell_manager(RetirementRequested(launch, _mark(run)))
 
 
-def _operator_pauses(run: Run, act: Act) -> End:
+def _operator_pauses(run: Run, act: Act) -> EndFault:
     del act
-    run.tell(DecisionsPaused(_mark(run)))
-    return lambda: run.tell(DecisionsResumed())
+    run.tell_manager(DecisionsPaused(_mark(run)))
+    return lambda: run.tell_manager(DecisionsResumed())
 
 
-def _stops_the_queue(run: Run, act: Act) -> End:
+def _stops_the_queue(run: Run, act: Act) -> EndFault:
     del act
     run.flux.stop_queue()
     return run.flux.start_queue
 
 
-PEOPLES_TROUBLES: Mapping[str, Trouble] = {
+PEOPLE_FAULTS: Mapping[str, FaultAction] = {
     "user.cancels": _cancels,
     "user.holds_a_job": _holds_a_job,
     "operator.drains": _operator_drains,

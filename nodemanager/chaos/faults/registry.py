@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.cloud import CLOUD_TROUBLES
-from nodemanager.chaos.faults.flux import FLUX_TROUBLES
-from nodemanager.chaos.faults.history import JOURNAL_TROUBLES
-from nodemanager.chaos.faults.manager import MANAGER_TROUBLES
-from nodemanager.chaos.faults.nodes import NODE_TROUBLES
-from nodemanager.chaos.faults.people import PEOPLES_TROUBLES
-from nodemanager.chaos.faults.types import End, Trouble
+from nodemanager.chaos.faults.cloud import CLOUD_FAULTS
+from nodemanager.chaos.faults.flux import FLUX_FAULTS
+from nodemanager.chaos.faults.history import HISTORY_FAULTS
+from nodemanager.chaos.faults.manager import MANAGER_FAULTS
+from nodemanager.chaos.faults.nodes import NODE_FAULTS
+from nodemanager.chaos.faults.people import PEOPLE_FAULTS
+from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, Act
 from nodemanager.core.nodes import CloudState
 
-TROUBLES: Mapping[str, Trouble] = {
-    **CLOUD_TROUBLES,
-    **NODE_TROUBLES,
-    **FLUX_TROUBLES,
-    **MANAGER_TROUBLES,
-    **JOURNAL_TROUBLES,
-    **PEOPLES_TROUBLES,
+TROUBLES: Mapping[str, FaultAction] = {
+    **CLOUD_FAULTS,
+    **NODE_FAULTS,
+    **FLUX_FAULTS,
+    **MANAGER_FAULTS,
+    **HISTORY_FAULTS,
+    **PEOPLE_FAULTS,
 }
 
 
-def strike(run: Run, act: Act) -> End | None:
+def apply_fault(run: Run, act: Act) -> EndFault | None:
     """Let it happen; what is returned ends it."""
     if act.kind in KNOBS or act.kind in JOIN_KNOBS:
         _turn(run, act)

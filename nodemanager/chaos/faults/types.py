@@ -7,5 +7,5 @@ from collections.abc import Callable
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act
 
-End = Callable[[], None]
-Trouble = Callable[[Run, Act], End | None]
+EndFault = Callable[[], None]
+FaultAction = Callable[[Run, Act], EndFault | None]

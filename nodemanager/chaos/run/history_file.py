@@ -10,18 +10,18 @@ import sqlite3
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodemanager.actors.manager import Published
-from nodemanager.history.events import Entry
+from nodemanager.actors.manager import Publication
+from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import Follower
-from nodemanager.history.store.reader import JournalReader, JournalUnreadable
-from nodemanager.history.store.schema import FILE
-from nodemanager.history.store.writer import Journal
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
+from nodemanager.history.store.schema import HISTORY_FILE
+from nodemanager.history.store.writer import HistoryWriter
 
 RUBBISH = bytes(range(256)) * 32
 PAGES_MAX = 2**32 - 2
 
 
-class History:
+class HistoryFile:
     """The file, and what becomes of it."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class History:
         self.corruptions = 0
         self.deletions = 0
         self._folder = TemporaryDirectory(prefix="flux-node-manager-chaos-")
-        self.path = Path(self._folder.name) / FILE
+        self.path = Path(self._folder.name) / HISTORY_FILE
 
     def corrupt(self, amount: float) -> None:
         """Something overwrites a part of it; by the amount, which."""
@@ -47,10 +47,10 @@ class History:
         self._folder.cleanup()
 
 
-class _Fillable(Journal):
+class _Fillable(HistoryWriter):
     """Its file may grow no more while the disk is full."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: HistoryFile) -> None:
         super().__init__(history.path)
         self._history = history
 
@@ -60,36 +60,36 @@ class _Fillable(Journal):
         return connection
 
 
-class Kept:
+class ProcessHistory:
     """What one process of the service writes. ``told``: the entries of the last time that there were any."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: HistoryFile) -> None:
         self._follower = Follower()
         self._journal = _Fillable(history)
         self._history, self._corruptions = history, history.corruptions
-        self._told: tuple[Entry, ...] = ()
+        self._told: tuple[HistoryEvent, ...] = ()
         self._deletions = history.deletions
 
-    def take_in(self, published: Published) -> None:
-        happened = self._follower.of([published])
-        if happened.to_write:
+    def record(self, published: Publication) -> None:
+        happened = self._follower.follow([published])
+        if happened.has_rows:
             self._journal.write([happened])
-            self._told, self._deletions = happened.entries or self._told, self._history.deletions
+            self._told, self._deletions = happened.events or self._told, self._history.deletions
 
-    def why_lost(self) -> str:
+    def why_incomplete(self) -> str:
         """Why what was told last cannot be read; "" where it can.
 
         One that is spoilt under the process that writes it may look well to that: the next one looks it through.
         """
         self._journal.write(())  # what is held, as its thread does after a while
-        if self._journal.elsewhere:
+        if self._journal.is_written_elsewhere:
             return ""  # a process that was stopped has it, and is not dead: what is told since is held
         if self._journal.failure or not self._told or self._history.deletions != self._deletions:
             return self._journal.failure  # what was told before the file was deleted is lost
         latest = self._told[-1]
         try:
-            found = JournalReader(self._journal.path).entries(subject=latest.subject)
-        except JournalUnreadable as unreadable:
+            found = HistoryReader(self._journal.path).events(subject=latest.subject)
+        except HistoryUnreadable as unreadable:
             return str(unreadable) if self._history.corruptions == self._corruptions else ""
         return (
             ""

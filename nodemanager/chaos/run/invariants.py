@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar
 
-from nodemanager.core.drains import is_ours
+from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.ports import CloudPort
@@ -16,7 +16,7 @@ from nodemanager.core.slots import NodeType, Rank
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
-from nodemanager.simulation.cloud.provider import Billed, SimulatedProvider
+from nodemanager.simulation.cloud.provider import BillLine, SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.time.world import World
@@ -29,7 +29,7 @@ class Violation(AssertionError):
 
 
 @dataclass
-class Demand:
+class SubmittedJobs:
     """The jobs of a run and what they ask for: the truth, beside what the manager makes of it."""
 
     shapes: dict[JobId, Shape] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Demand:
 
 
 @dataclass
-class Rules:
+class Invariants:
     """The rules of one run, beside the world that they are checked against."""
 
     flux: SimulatedFlux
@@ -47,11 +47,11 @@ class Rules:
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
-    demand: Demand = field(default_factory=Demand)
+    jobs: SubmittedJobs = field(default_factory=SubmittedJobs)
     planted: set[ProviderId] = field(default_factory=set)  # not by the manager: beyond its limits
     # Those that ended, and were listed no more by the time that a process which had never seen them looked.
-    unseen: set[LaunchId] = field(default_factory=set)
-    told_to_go: set[ProviderId] = field(default_factory=set)
+    unseen_launches: set[LaunchId] = field(default_factory=set)
+    destroyed: set[ProviderId] = field(default_factory=set)
     _checked: int = -1
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class Rules:
         if self.provider.changes == self._checked:
             return
         self._checked = self.provider.changes
-        standing = [node for node in self.ours_standing() if node.provider_id not in self.planted]
+        standing = [node for node in self.our_nodes() if node.provider_id not in self.planted]
         self.nodes_peak = max(self.nodes_peak, len(standing))
         self.require(len(standing) <= self.policy.nodes_max, f"{len(standing)} nodes, above nodes_max")
         types = [node.identity.type_name for node in standing if node.identity is not None]
@@ -72,16 +72,16 @@ class Rules:
     def at_create(self, launch: Launch) -> None:
         """Just before a create: its lease is on record."""
         self.creates += 1
-        recorded = self.flux.records.get(launch.slot)
+        recorded = self.flux.leases.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
-        of_type = self.flux.division[launch.slot]
+        of_type = self.flux.slot_types[launch.slot]
         self.require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self.require(held, f"create of {launch.id} without its lease on record")
 
     def at_destroy(self, provider_id: ProviderId) -> None:
         """Just before a destroy: it is ours, and nothing runs on it."""
         self.destroys += 1
-        self.told_to_go.add(provider_id)
+        self.destroyed.add(provider_id)
         node = next((node for node in self.provider.nodes() if node.provider_id == provider_id), None)
         if node is None:
             return
@@ -91,17 +91,17 @@ class Rules:
 
     def at_stop(self, rank: Rank) -> None:
         """Just before a broker or its machine is stopped: its rank is idle, or away."""
-        busy = {grant.rank for _, grant in self.flux.holders()}
+        busy = {grant.rank for _, grant in self.flux.held_grants()}
         self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
 
     def at_requeue(self, job: JobId) -> None:
         """Just before a job is submitted once more: it has not been."""
-        again = self.demand.successors.get(job)
+        again = self.jobs.successors.get(job)
         self.require(again is None, f"job {job} was to be submitted once more, and was: as {again}")
 
-    def requeued(self, job: JobId, again: JobId) -> None:
-        self.demand.successors[job] = again
-        self.demand.shapes[again] = self.demand.shapes[job]
+    def note_requeue(self, job: JobId, again: JobId) -> None:
+        self.jobs.successors[job] = again
+        self.jobs.shapes[again] = self.jobs.shapes[job]
 
     def at_kill(self, rank: Rank, told: int) -> None:
         """Just before what runs after a job is told to end: it was not so often that it is vain."""
@@ -109,33 +109,33 @@ class Rules:
 
     def undrained(self, rank: Rank, before: str | None) -> None:
         """Right after an undrain: a drain that was not ours stands as it did."""
-        foreign = before is not None and not is_ours(before)
+        foreign = before is not None and not is_our_drain(before)
         self.require(
             not foreign or self.flux.drain_reason(rank) == before, f"rank {rank}: a foreign drain was undone"
         )
 
     def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]) -> None:
         """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
-        recorded = self.flux.records.get(launch.slot)
+        recorded = self.flux.leases.get(launch.slot)
         if recorded is None or recorded.id != launch.id:
             return
         if launch.id not in seen and launch.id not in self.flux.spend.counted:
-            self.unseen.add(launch.id)
-        for node in self.ours_standing():
+            self.unseen_launches.add(launch.id)
+        for node in self.our_nodes():
             if node.identity is not None and node.identity.launch == launch.id:
                 lacking = len(lists) >= self.policy.absences and not any(node.provider_id in it for it in lists)
                 self.require(lacking, f"the lease of {launch.id} was to be ended, and {node.provider_id} stands")
 
-    def ours_standing(self) -> list[CloudNode]:
+    def our_nodes(self) -> list[CloudNode]:
         return [node for node in self.provider.nodes() if self.is_ours(node)]
 
     def is_ours(self, node: CloudNode) -> bool:
         return node.identity is not None and node.identity.cluster_uuid == self.policy.cluster_uuid
 
-    def spent(
+    def true_cost(
         self,
         now_s: float,
-        counts: Callable[[Billed], bool] = lambda _: True,
+        counts: Callable[[BillLine], bool] = lambda _: True,
         *,
         come_s: float = 0.0,
         gone_s: float = 0.0,
@@ -163,16 +163,16 @@ class Witness:
         self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
         self.listed: tuple[CloudNode, ...] = ()
         self.knows_leases = False  # it has once held the instance
-        self.seen: set[LaunchId] = set()  # whose nodes it was shown since it knows the leases
+        self.seen_launches: set[LaunchId] = set()  # whose nodes it was shown since it knows the leases
         self.listed_s = 0.0
-        self.killed: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
+        self.kill_counts: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
         self._world = world
 
-    def answered(self, source: str) -> None:
+    def note_answer(self, source: str) -> None:
         self.answered_s[source] = self._world.now_s
 
     def saw(self, nodes: tuple[CloudNode, ...]) -> None:
-        self.answered("cloud")
+        self.note_answer("cloud")
         self.listed, self.listed_s = nodes, self._world.now_s
         standing = (node.provider_id for node in nodes if node.state is not CloudState.TERMINATED)
         self.lists.append(frozenset(standing))
@@ -180,7 +180,7 @@ class Witness:
 
     def shown(self, nodes: Iterable[CloudNode]) -> None:
         if self.knows_leases:
-            self.seen |= {node.identity.launch for node in nodes if node.identity is not None}
+            self.seen_launches |= {node.identity.launch for node in nodes if node.identity is not None}
 
 
 @dataclass
@@ -188,12 +188,12 @@ class WatchedCloud:
     """A cloud port that holds every call of the manager to the rules."""
 
     port: CloudPort
-    rules: Rules
+    invariants: Invariants
     witness: Witness
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         self.witness.step()
-        self.rules.at_create(launch)
+        self.invariants.at_create(launch)
         node = self.port.create(launch, node_type)
         self.witness.shown([node])
         self.witness.step()
@@ -206,7 +206,7 @@ class WatchedCloud:
 
     def destroy(self, provider_id: ProviderId) -> None:
         self.witness.step()
-        self.rules.at_destroy(provider_id)
+        self.invariants.at_destroy(provider_id)
         self.port.destroy(provider_id)
         self.witness.step()
 
@@ -217,7 +217,7 @@ class WatchedCloud:
 class WatchedFlux(SimulatedFluxPort):
     """A Flux port that holds its dangerous calls to the rules."""
 
-    def __init__(self, flux: SimulatedFlux, token: str, rules: Rules, witness: Witness) -> None:
+    def __init__(self, flux: SimulatedFlux, token: str, rules: Invariants, witness: Witness) -> None:
         super().__init__(flux, token, rules.policy.cluster_uuid)
         self._rules = rules
         self._witness = witness
@@ -231,20 +231,20 @@ class WatchedFlux(SimulatedFluxPort):
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         which = (rank, *self._flux.housekeeping_since(rank))
-        told = self._witness.killed.get(which, 0)
+        told = self._witness.kill_counts.get(which, 0)
 
         def check_and_kill() -> None:
             self._rules.at_kill(rank, told)
             self._flux.kill_housekeeping(rank, signal)
 
         self._change(check_and_kill)
-        self._witness.killed[which] = told + 1  # one whose reply is lost does not count, for us neither
+        self._witness.kill_counts[which] = told + 1  # one whose reply is lost does not count, for us neither
 
     def requeue(self, job: JobId) -> JobId:
         def check_and_requeue() -> JobId:
             self._rules.at_requeue(job)
             again = self._flux.requeue(job)
-            self._rules.requeued(job, again)
+            self._rules.note_requeue(job, again)
             return again
 
         return self._change(check_and_requeue)
@@ -259,13 +259,13 @@ class WatchedFlux(SimulatedFluxPort):
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:
-            self._rules.at_forget(launch, self._witness.lists, self._witness.seen)
+            self._rules.at_forget(launch, self._witness.lists, self._witness.seen_launches)
             self._forget(launch)
 
         self._change(check_and_forget)
 
     def _read_ranks(self) -> tuple[FluxRank, ...]:
-        self._witness.answered("flux")
+        self._witness.note_answer("flux")
         return super()._read_ranks()
 
     def _call(self, action: Callable[[], T]) -> T:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nodemanager.actors.manager import Published
-from nodemanager.chaos.run.invariants import Demand, Rules, Witness
+from nodemanager.actors.manager import Publication
+from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
 from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.state.constraints import holds
-from nodemanager.simulation.cloud.provider import Billed
+from nodemanager.simulation.cloud.provider import BillLine
 
 ON_ITS_WAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
 PROBED_S = 15.0  # what news that a queue is stopped may take: it is asked for
@@ -20,12 +20,12 @@ FAR_BEYOND = 3.0  # times the orphan grace: lists that lie begin it anew
 
 
 @dataclass
-class Oversight:
+class PlanChecks:
     """The rules for what one process decides. ``published`` is called with every decision."""
 
-    rules: Rules
+    invariants: Invariants
     witness: Witness
-    demand: Demand
+    jobs: SubmittedJobs
     sees_all: bool = False  # nothing hides from this process what is spent
     peace: bool = False
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Oversight:
         self.peace = True
         self._unowned_s.clear()
 
-    def published(self, published: Published) -> None:
+    def check(self, published: Publication) -> None:
         snapshot, made = published.snapshot, published.plan
         now_s = snapshot.now_s
         self._on_fresh_data(published)
@@ -54,18 +54,18 @@ class Oversight:
 
     # --- fresh data ---
 
-    def _on_fresh_data(self, published: Published) -> None:
+    def _on_fresh_data(self, published: Publication) -> None:
         if not published.plan.actions:
             return
-        limit_s = self.rules.policy.stale_after_s
+        limit_s = self.invariants.policy.stale_after_s
         for source in ("queue", "flux", "cloud"):
             answered_s = self.witness.answered_s.get(source)
             age_s = published.snapshot.now_s - answered_s if answered_s is not None else float("inf")
-            self.rules.require(age_s <= limit_s, f"decided on {source}, which last answered {age_s:.0f} s ago")
+            self.invariants.require(age_s <= limit_s, f"decided on {source}, which last answered {age_s:.0f} s ago")
 
     # --- every node is known ---
 
-    def _known_or_reported(self, published: Published) -> None:
+    def _known_or_reported(self, published: Publication) -> None:
         """Whatever of ours the list has that the snapshot was made of stands in it."""
         snapshot, witness = published.snapshot, self.witness
         if snapshot.cloud.seen_s is None or snapshot.cloud.seen_s < witness.listed_s:
@@ -77,41 +77,41 @@ class Oversight:
                 continue
             owner = snapshot.nodes.get(node.identity.launch)
             gone = owner is not None and owner.state is NodeState.GONE
-            self.rules.require(gone, f"{node.provider_id} is listed and neither known nor reported")
+            self.invariants.require(gone, f"{node.provider_id} is listed and neither known nor reported")
 
     # --- nothing is bought twice ---
 
     def _note_what_waits(self, now_s: float) -> None:
-        flux = self.rules.flux
-        if now_s - flux.open_s > PROBED_S:
+        flux = self.invariants.flux
+        if now_s - flux.queues_open_s > PROBED_S:
             return
         for job in flux.active_jobs():
-            if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.demand.held:
+            if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.jobs.held:
                 self._pending_s[job] = now_s
 
     def _not_for_held(self, boots: Iterable[BootNode], now_s: float) -> None:
-        held = self.demand.held
+        held = self.jobs.held
         for boot in boots:
             waiting = [job for job in boot.serves if now_s - held.get(job, now_s) <= ON_ITS_WAY_S]
-            self.rules.require(
+            self.invariants.require(
                 bool(waiting) or not boot.serves,
                 f"{boot.launch.id} is bought for jobs that are held: {boot.serves}",
             )
 
-    def _within_budget(self, published: Published) -> None:
+    def _within_budget(self, published: Publication) -> None:
         for limit in published.policy.budgets.values() if self.sees_all else ():
-            spent = self.rules.spent(published.snapshot.now_s, self._knows_of)
-            self.rules.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
+            spent = self.invariants.true_cost(published.snapshot.now_s, self._knows_of)
+            self.invariants.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
 
-    def _knows_of(self, line: Billed) -> bool:
+    def _knows_of(self, line: BillLine) -> bool:
         """What a node has cost that this process has never been shown stands in the record, or cannot be known."""
-        rules, launch = self.rules, line.launch
-        if launch in self.witness.seen or launch in rules.flux.spend.counted:
+        rules, launch = self.invariants, line.launch
+        if launch in self.witness.seen_launches or launch in rules.flux.spend.counted:
             return True
-        leased = any(recorded.id == launch for recorded in rules.flux.records.values())
-        return not leased and launch not in rules.unseen
+        leased = any(recorded.id == launch for recorded in rules.flux.leases.values())
+        return not leased and launch not in rules.unseen_launches
 
-    def _not_twice(self, published: Published, boots: list[BootNode]) -> None:
+    def _not_twice(self, published: Publication, boots: list[BootNode]) -> None:
         """Of each type, no more is bought or coming than the jobs that wait could fill, one piece a node."""
         now_s = published.snapshot.now_s
         for type_name in {boot.launch.type_name for boot in boots}:
@@ -119,18 +119,18 @@ class Oversight:
             bought = sum(boot.launch.type_name == type_name for boot in boots)
             coming = bought + sum(1 for node in self._coming(published) if _type_of(node) == type_name)
             wanted = sum(
-                _nodes_at_most(self.demand.shapes[job], node_type)
+                _nodes_at_most(self.jobs.shapes[job], node_type)
                 for job, seen_s in self._pending_s.items()
-                if now_s - seen_s <= ON_ITS_WAY_S and job in self.demand.shapes
+                if now_s - seen_s <= ON_ITS_WAY_S and job in self.jobs.shapes
             )
-            self.rules.require(
+            self.invariants.require(
                 coming <= wanted, f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most"
             )
 
-    def _coming(self, published: Published) -> Iterable[CloudNode]:
+    def _coming(self, published: Publication) -> Iterable[CloudNode]:
         """What boots in truth, and is expected to join in time."""
-        snapshot, policy, flux = published.snapshot, published.policy, self.rules.flux
-        for node in self.rules.ours_standing():
+        snapshot, policy, flux = published.snapshot, published.policy, self.invariants.flux
+        for node in self.invariants.our_nodes():
             if node.identity is None or node.state not in (CloudState.PENDING, CloudState.RUNNING):
                 continue
             known = snapshot.nodes.get(node.identity.launch)
@@ -145,24 +145,28 @@ class Oversight:
 
     def _owned_in_time(self, now_s: float) -> None:
         """What no lease owns is leased again, or told to go, within the grace."""
-        records = {launch.id for launch in self.rules.flux.records.values()}
+        records = {launch.id for launch in self.invariants.flux.leases.values()}
         unowned = {
             node.provider_id
-            for node in self.rules.ours_standing()
+            for node in self.invariants.our_nodes()
             if node.identity is not None
             and node.state is not CloudState.STOPPING
             and node.identity.launch not in records
             and not self._works(node.identity.slot)
         }
-        self._unowned_s = {id_: self._unowned_s.get(id_, now_s) for id_ in sorted(unowned - self.rules.told_to_go)}
-        grace_s = self.rules.policy.orphan_grace_s
+        self._unowned_s = {
+            id_: self._unowned_s.get(id_, now_s) for id_ in sorted(unowned - self.invariants.destroyed)
+        }
+        grace_s = self.invariants.policy.orphan_grace_s
         limit_s = (grace_s if self.peace else FAR_BEYOND * grace_s) + 60.0
         for id_, since_s in self._unowned_s.items():
-            self.rules.require(now_s - since_s <= limit_s, f"{id_} has had no owner for {now_s - since_s:.0f} s")
+            self.invariants.require(
+                now_s - since_s <= limit_s, f"{id_} has had no owner for {now_s - since_s:.0f} s"
+            )
 
     def _works(self, slot: SlotName) -> bool:
-        rank = self.rules.flux.rank_of[slot]
-        return any(grant.rank == rank for _, grant in self.rules.flux.holders())
+        rank = self.invariants.flux.rank_of[slot]
+        return any(grant.rank == rank for _, grant in self.invariants.flux.held_grants())
 
 
 def _type_of(node: CloudNode) -> str:

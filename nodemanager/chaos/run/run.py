@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from nodemanager.actors.manager import Published
-from nodemanager.chaos.run.history_file import History
-from nodemanager.chaos.run.invariants import Demand, Rules
+from nodemanager.actors.manager import Publication
+from nodemanager.chaos.run.history_file import HistoryFile
+from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.facts import OperatorFact
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.ports import JoinPort
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.state.policy import Policy
-from nodemanager.simulation.boot_faults import Boots
+from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -26,13 +26,13 @@ class Run(Protocol):
     policy: Policy
     flux: SimulatedFlux
     provider: SimulatedProvider
-    boots: Boots
-    rules: Rules
-    demand: Demand
-    history: History | None  # None in a run whose history file is not disturbed
-    published: Published | None  # the last publication of the manager that acts
+    boots: BootFaults
+    invariants: Invariants
+    jobs: SubmittedJobs
+    history: HistoryFile | None  # None in a run whose history file is not disturbed
+    published: Publication | None  # the last publication of the manager that acts
     decisions: int
-    sees_all: bool  # whether the sum spent can be known: by an honest clock and honest lists
+    spend_is_knowable: bool  # whether the sum spent can be known: by an honest clock and honest lists
     peace: bool  # whether the phase with faults is over
     trace: list[str] | None
 
@@ -49,13 +49,13 @@ class Run(Protocol):
     def kill_at_a_call(self, amount: float, down_s: float) -> None:
         """Kill a process at one of its next calls, before or after the call is carried out."""
 
-    def end_one(self, amount: float) -> None:
+    def end_process(self, amount: float) -> None:
         """End one of several processes, and start none instead."""
 
     def freeze(self, amount: float, lasts_s: float) -> None:
         """SIGSTOP a process, and SIGCONT it later."""
 
-    def tell(self, fact: OperatorFact) -> None:
+    def tell_manager(self, fact: OperatorFact) -> None:
         """Tell the manager that acts, as an operator does."""
 
     # --- nodes and their joins ---
@@ -69,9 +69,9 @@ class Run(Protocol):
     def give_notice(self, provider_id: ProviderId) -> None:
         """Have the provider announce to a node that it is about to take it back."""
 
-    def ours_standing(self) -> list[ProviderId]: ...
+    def our_nodes(self) -> list[ProviderId]: ...
 
-    def running(self) -> set[ProviderId]: ...
+    def running_nodes(self) -> set[ProviderId]: ...
 
     # --- the instance ---
 

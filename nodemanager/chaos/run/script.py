@@ -153,7 +153,7 @@ class Script:
     joins: bool  # nodes join by ticket
     acts: tuple[Act, ...]
 
-    def only(self, numbers: Collection[int]) -> Script:
+    def with_acts(self, numbers: Collection[int]) -> Script:
         """The same with these acts and no others."""
         return replace(self, acts=tuple(act for act in self.acts if act.number in numbers))
 
@@ -166,13 +166,13 @@ class Script:
         return {**asdict(self), "budget": str(self.budget) if self.budget is not None else None, "acts": acts}
 
     @staticmethod
-    def of_data(data: Mapping[str, Any]) -> Script:
+    def from_data(data: Mapping[str, Any]) -> Script:
         acts = tuple(Act(number, *act) for number, act in enumerate(data["acts"]))
         budget = Decimal(data["budget"]) if data["budget"] is not None else None
         return Script(**{**data, "budget": budget, "acts": acts})
 
 
-def script_of(seed: int, *, joins: bool = False) -> Script:
+def draw_script(seed: int, *, joins: bool = False) -> Script:
     """What the seed says; ``joins`` where nodes join by ticket."""
     draws = Random(f"{seed}/script")
     site = Script(

@@ -72,14 +72,14 @@ SHAPES = (
 )
 
 
-def healthy() -> CloudFaults:
+def healthy_cloud() -> CloudFaults:
     """A provider at which nothing goes wrong."""
     return CloudFaults(
         boot_delay_s=(3.0, 15.0), user_data_s=(0.0, 3.0), stop_delay_s=(1.0, 8.0), terminated_listed_s=60.0
     )
 
 
-def policy_of(script: Script) -> Policy:
+def chaos_policy(script: Script) -> Policy:
     """A site whose patience is short, so that little time has to pass."""
     budget = script.budget
     return Policy(
@@ -100,6 +100,6 @@ def policy_of(script: Script) -> Policy:
         housekeeping_max_s=10.0,
         safe_mode_max_s=300.0,
         calls_in_flight_max=2,
-        budgets={(spending.ALL, "month"): budget} if budget is not None else {},
+        budgets={(spending.WHOLE_SITE, "month"): budget} if budget is not None else {},
         block_s={kind: QUICK * block_s for kind, block_s in BLOCK_S.items()},
     )

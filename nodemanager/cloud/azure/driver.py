@@ -18,7 +18,14 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import InvalidCredsError
 from libcloud.compute.drivers.azure_arm import AzureNodeDriver
 
-from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, foreign, object_in, objects_in, refuse
+from nodemanager.cloud.common.transport import (
+    PAGES_MAX,
+    NoRetry,
+    malformed_reply,
+    object_in,
+    objects_in,
+    raise_http_error,
+)
 
 COMPUTE_API = "2021-11-01"
 NETWORK_API = "2021-05-01"
@@ -36,7 +43,7 @@ class _Response(AzureJsonResponse):
         return super().parse_body() if self.body else {}  # type: ignore[no-untyped-call]
 
     def parse_error(self) -> str:
-        refuse(self.status, _said(self), self.headers)
+        raise_http_error(self.status, _error_text(self), self.headers)
 
 
 class _Connection(AzureResourceManagementConnection):
@@ -69,7 +76,7 @@ class _Connection(AzureResourceManagementConnection):
                 raise InvalidCredsError(str(error.message)) from error
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise foreign("the reply to the login cannot be read", error) from error
+            raise malformed_reply("the reply to the login cannot be read", error) from error
 
     def request(self, *arguments: Any, **named: Any) -> Any:
         try:
@@ -130,24 +137,24 @@ class AzureDriver(AzureNodeDriver):
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
 
     def machine(self, name: str) -> dict[str, Any]:
-        return object_in(self._ask(self.machine_id(name), COMPUTE_API), "a machine")
+        return object_in(self._call(self.machine_id(name), COMPUTE_API), "a machine")
 
     def put_machine(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        made = object_in(self._ask(self.machine_id(name), COMPUTE_API, method="PUT", data=dict(body)), "a machine")
+        made = object_in(self._call(self.machine_id(name), COMPUTE_API, method="PUT", data=dict(body)), "a machine")
         if made.get("name") != name:
-            raise foreign("another machine was made than was asked for", made.get("name"))
+            raise malformed_reply("another machine was made than was asked for", made.get("name"))
         return made
 
     def put_interface(self, name: str, body: Mapping[str, Any]) -> None:
-        self._ask(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
+        self._call(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
 
     def delete_machine(self, name: str) -> None:
-        self._ask(self.machine_id(name), COMPUTE_API, method="DELETE")
+        self._call(self.machine_id(name), COMPUTE_API, method="DELETE")
 
     def delete_interface(self, name: str) -> None:
-        self._ask(self.interface_id(name), NETWORK_API, method="DELETE")
+        self._call(self.interface_id(name), NETWORK_API, method="DELETE")
 
-    def _ask(self, path: str, api: str, **named: Any) -> Any:
+    def _call(self, path: str, api: str, **named: Any) -> Any:
         connection: Any = self.connection
         return connection.request(path, params={"api-version": api}, **named).object
 
@@ -166,10 +173,10 @@ class AzureDriver(AzureNodeDriver):
             seen.add(str(following))
             parts = urlsplit(str(following))
             path, params = parts.path, dict(parse_qsl(parts.query))
-        raise foreign("a list does not end", path)
+        raise malformed_reply("a list does not end", path)
 
 
-def _said(response: Any) -> str:
+def _error_text(response: Any) -> str:
     """``Code: message`` in Azure's words, or the status line."""
     try:
         body = json.loads(response.body)

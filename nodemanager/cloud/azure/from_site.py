@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.azure.port import AzureCloud, Placement
-from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.cloud.azure.port import AzureCloud, AzurePlacement
+from nodemanager.cloud.common.libcloud_port import UserDataSource
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
 
 
-def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     placements = placements_of(site)
     given = site.secrets
 
@@ -40,9 +40,9 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
     return port
 
 
-def placements_of(site: Site) -> dict[TypeName, Placement]:
+def placements_of(site: Site) -> dict[TypeName, AzurePlacement]:
     cloud = site.cloud
     return {
-        name: Placement(node.network or cloud.network, next(iter(node.zones or cloud.zones), ""))
+        name: AzurePlacement(node.network or cloud.network, next(iter(node.zones or cloud.zones), ""))
         for name, node in site.nodes.items()
     }

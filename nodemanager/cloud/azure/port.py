@@ -23,26 +23,32 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.common.leftovers import Broom
-from nodemanager.cloud.common.libcloud_port import TAG_CLUSTER_UUID, TAG_LAUNCH, NodeRequest, UserData, refusal
+from nodemanager.cloud.common.leftovers import LeftoverSweeper
+from nodemanager.cloud.common.libcloud_port import (
+    TAG_CLUSTER_UUID,
+    TAG_LAUNCH,
+    NodeRequest,
+    UserDataSource,
+    cloud_error,
+)
 from nodemanager.cloud.common.names import unique_name
-from nodemanager.cloud.common.retrying_port import PatientPort, Sleep
-from nodemanager.cloud.common.transport import foreign
+from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
+from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import TypeName
 
-USER = "azureuser"
-_INTERFACE = "-nic"
-_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # what Azure names a machine, or an interface
-_STUMBLES = (KeyError, TypeError, ValueError, AttributeError)
+ADMIN_USER = "azureuser"
+_INTERFACE_SUFFIX = "-nic"
+_VALID_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # what Azure names a machine, or an interface
+_PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 
 # The provisioning, which is all that a list by one call shows: a machine that was powered off still costs.
 _STATES: Mapping[str, NodeState] = MappingProxyType(
     {"creating": NodeState.PENDING, "deleting": NodeState.STOPPING, "failed": NodeState.ERROR}
 )
 
-_KINDS: Mapping[str, FailureKind] = MappingProxyType(
+_KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
     {
         "AllocationFailed": FailureKind.CAPACITY,
         "ZonalAllocationFailed": FailureKind.CAPACITY,
@@ -59,14 +65,14 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class AzurePlacement:
     """Where the machines of a node type are put."""
 
     network: str  # "NETWORK/SUBNET", or the id of a subnet
     zone: str = ""
 
 
-class AzureCloud(PatientPort):
+class AzureCloud(RetryingPort):
     """One resource group, in which nothing but nodes of ours should be made."""
 
     def __init__(
@@ -74,10 +80,10 @@ class AzureCloud(PatientPort):
         driver: AzureDriver,
         location: str,
         ssh_public_key: str,
-        placements: Mapping[TypeName, Placement],
+        placements: Mapping[TypeName, AzurePlacement],
         cluster: str,
         cluster_uuid: str,
-        user_data: UserData,
+        user_data: UserDataSource,
         clock: Clock,
         *,
         call_timeout_s: float = 60.0,
@@ -90,17 +96,17 @@ class AzureCloud(PatientPort):
         self._location = location
         self._ssh_public_key = ssh_public_key
         self._placements = placements
-        self._broom = Broom()
+        self._sweeper = LeftoverSweeper()
 
     def destroy(self, provider_id: ProviderId) -> None:
         """The machine, with which its interface and its disk go."""
-        if not _NAME.fullmatch(provider_id):
+        if not _VALID_NAME.fullmatch(provider_id):
             return  # Azure has no machine of such a name
-        with self._gone_is_fine():
+        with self._ignoring_gone():
             self.driver.delete_machine(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
-        return self._broom.sweep(self._reading(self._leftovers), self._remove)
+        return self._sweeper.sweep(self._read_with_retries(self._leftovers), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
         """Interfaces of ours that no machine has, or waits for: listed first, as a machine may come meanwhile."""
@@ -118,17 +124,19 @@ class AzureCloud(PatientPort):
         )
 
     def _remove(self, leftover: Leftover) -> None:
-        with self._gone_is_fine():
+        with self._ignoring_gone():
             self.driver.delete_interface(leftover.provider_id)
 
-    def _list(self) -> Sequence[Node]:
-        addresses = _addresses(self.driver.interfaces())
+    def _fetch_nodes(self) -> Sequence[Node]:
+        addresses = _addresses_by_interface(self.driver.interfaces())
         machines = self.driver.machines()
-        return list(self._machines(machines, addresses))
+        return list(self._nodes_with_addresses(machines, addresses))
 
-    def _machines(self, machines: Sequence[dict[str, Any]], addresses: Mapping[str, list[str]]) -> Iterator[Node]:
+    def _nodes_with_addresses(
+        self, machines: Sequence[dict[str, Any]], addresses: Mapping[str, list[str]]
+    ) -> Iterator[Node]:
         for machine in machines:
-            node = self._node(machine)
+            node = self._libcloud_node(machine)
             node.private_ips = [
                 address for interface in _interfaces_of(machine) for address in addresses.get(interface.lower(), ())
             ]
@@ -138,45 +146,50 @@ class AzureCloud(PatientPort):
         started_s = self._clock.monotonic_s()
         launch = LaunchId(request.tags[TAG_LAUNCH])
         name = unique_name(request.name, launch)
-        made = self._made_already(name, launch)
+        made = self._find_existing(name, launch)
         if made is not None:
             return made
-        self._still_awaited(started_s)
-        interface = name + _INTERFACE
+        self._refuse_late_create(started_s)
+        interface = name + _INTERFACE_SUFFIX
         self._put_interface(interface, request)
         try:
-            self._still_awaited(started_s)
-            with self._foreseen(creating=True):
-                return self._node(self.driver.put_machine(name, self._machine(name, interface, request)))
+            self._refuse_late_create(started_s)
+            with self._as_cloud_errors(creating=True):
+                return self._libcloud_node(
+                    self.driver.put_machine(name, self._machine_body(name, interface, request))
+                )
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                with suppress(CloudError), self._foreseen():  # Azure keeps it for 180 s, mostly: it is swept then
+                with (
+                    suppress(CloudError),
+                    self._as_cloud_errors(),
+                ):  # Azure keeps it for 180 s, mostly: it is swept then
                     self.driver.delete_interface(interface)
             raise
 
     def _put_interface(self, name: str, request: NodeRequest) -> None:
         """It costs nothing, and is not the node: one that was made and not answered is put again, or swept up."""
         try:
-            with self._foreseen():
-                self.driver.put_interface(name, self._interface(request))
+            with self._as_cloud_errors():
+                self.driver.put_interface(name, self._interface_body(request))
         except CloudError as error:
             if error.kind is FailureKind.GONE:  # what is not there is its network, or the resource group
                 raise CloudError(FailureKind.CONFIG, error.detail) from error
             raise
 
-    def _made_already(self, name: str, launch: LaunchId) -> Node | None:
+    def _find_existing(self, name: str, launch: LaunchId) -> Node | None:
         try:
-            found = self._reading(lambda: self._node(self.driver.machine(name)))
+            found = self._read_with_retries(lambda: self._libcloud_node(self.driver.machine(name)))
         except CloudError as error:
             if error.kind is FailureKind.GONE:
                 return None
             raise
-        if not self._is_of(found, launch):
+        if not self._was_made_for(found, launch):
             # A put would change that machine, whosever it is.
             raise CloudError(FailureKind.CONFIG, f"the resource group has another machine of the name {name}")
         return found
 
-    def _interface(self, request: NodeRequest) -> dict[str, Any]:
+    def _interface_body(self, request: NodeRequest) -> dict[str, Any]:
         subnet = self.driver.subnet_id(self._placements[request.node_type.name].network)
         address = {"subnet": {"id": subnet}, "privateIPAllocationMethod": "Dynamic"}
         return {
@@ -185,22 +198,22 @@ class AzureCloud(PatientPort):
             "properties": {"ipConfigurations": [{"name": "main", "properties": address}]},
         }
 
-    def _machine(self, name: str, interface: str, request: NodeRequest) -> dict[str, Any]:
+    def _machine_body(self, name: str, interface: str, request: NodeRequest) -> dict[str, Any]:
         node_type = request.node_type
         zone = request.zone or self._placements[node_type.name].zone
-        key = {"path": f"/home/{USER}/.ssh/authorized_keys", "keyData": self._ssh_public_key}
+        key = {"path": f"/home/{ADMIN_USER}/.ssh/authorized_keys", "keyData": self._ssh_public_key}
         body: dict[str, Any] = {
             "location": self._location,
             "tags": dict(request.tags),
             "properties": {
                 "hardwareProfile": {"vmSize": node_type.size},
                 "storageProfile": {
-                    "imageReference": _image(node_type.image),
+                    "imageReference": _image_reference(node_type.image),
                     "osDisk": {"createOption": "FromImage", "deleteOption": "Delete"},
                 },
                 "osProfile": {
                     "computerName": name,
-                    "adminUsername": USER,
+                    "adminUsername": ADMIN_USER,
                     "customData": base64.b64encode(request.user_data.encode()).decode("ascii"),
                     "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": [key]}},
                 },
@@ -215,7 +228,7 @@ class AzureCloud(PatientPort):
             body["zones"] = [zone]
         return body
 
-    def _node(self, machine: dict[str, Any]) -> Node:
+    def _libcloud_node(self, machine: dict[str, Any]) -> Node:
         """A machine as libcloud's node, without the calls that libcloud would make for it."""
         try:
             properties = machine["properties"]
@@ -230,29 +243,29 @@ class AzureCloud(PatientPort):
                 extra={"tags": _tags_in(machine)},
                 created_at=datetime.fromisoformat(created) if created else None,
             )
-        except _STUMBLES as error:
-            raise foreign(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+        except _PARSE_ERRORS as error:
+            raise malformed_reply(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
 
     def _died_because(self, node: Node) -> str:
         return "its provisioning failed" if node.state == NodeState.ERROR else ""
 
-    def _seen(self, node: Node) -> CloudNode:
-        seen = super()._seen(node)
+    def _cloud_node(self, node: Node) -> CloudNode:
+        seen = super()._cloud_node(node)
         # Why, only a call for each machine would tell; it mostly is that there is no room.
         return replace(seen, died_of=FailureKind.CAPACITY) if seen.state is CloudState.FAILED else seen
 
-    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
-        failed = super()._failed(error, creating=creating)
+    def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        failed = super()._to_cloud_error(error, creating=creating)
         code = failed.detail.partition(":")[0]
-        kind = _KINDS.get(code)
+        kind = _KIND_BY_CODE.get(code)
         if code == "OperationNotAllowed" and "quota" in failed.detail.lower():
             kind = FailureKind.QUOTA
         if kind is FailureKind.GONE and creating:
             kind = FailureKind.CONFIG
-        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
+        return cloud_error(kind, failed.detail, failed.retry_after_s) if kind else failed
 
 
-def _addresses(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+def _addresses_by_interface(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """The addresses of each interface, by its id in lower case: Azure's ids come in any."""
     found: dict[str, list[str]] = {}
     for interface in interfaces:
@@ -262,16 +275,18 @@ def _addresses(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
                 for configuration in interface["properties"]["ipConfigurations"]
                 if configuration["properties"].get("privateIPAddress")
             ]
-        except _STUMBLES as error:
-            raise foreign(f"an interface lacks what every one has ({error!r})", sorted(interface)) from error
+        except _PARSE_ERRORS as error:
+            raise malformed_reply(
+                f"an interface lacks what every one has ({error!r})", sorted(interface)
+            ) from error
     return found
 
 
 def _interfaces_of(machine: Mapping[str, Any]) -> list[str]:
     try:
         return [str(it["id"]) for it in machine["properties"]["networkProfile"]["networkInterfaces"]]
-    except _STUMBLES as error:
-        raise foreign(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+    except _PARSE_ERRORS as error:
+        raise malformed_reply(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
 
 
 def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
@@ -289,7 +304,7 @@ def _machine_of(interface: Mapping[str, Any]) -> object:
     return (interface.get("properties") or {}).get("virtualMachine")
 
 
-def _image(image: str) -> dict[str, str]:
+def _image_reference(image: str) -> dict[str, str]:
     if image.startswith("/"):
         return {"id": image}
     publisher, offer, sku, version = image.split(":")

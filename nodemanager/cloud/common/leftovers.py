@@ -8,15 +8,15 @@ from nodemanager.core.nodes import Leftover
 from nodemanager.core.ports import CloudError
 
 
-class Broom:
+class LeftoverSweeper:
     """Deletes what two looks in a row have found: what a create is about to use is left alone."""
 
     def __init__(self) -> None:
-        self._left_before: frozenset[Leftover] = frozenset()
+        self._seen_before: frozenset[Leftover] = frozenset()
 
     def sweep(self, left: frozenset[Leftover], remove: Callable[[Leftover], None]) -> tuple[Leftover, ...]:
         """Give what was deleted of what is ``left``. Raises ``CloudError`` where all that was due failed."""
-        twice_seen = sorted(left & self._left_before, key=lambda leftover: leftover.provider_id)
+        twice_seen = sorted(left & self._seen_before, key=lambda leftover: leftover.provider_id)
         removed: list[Leftover] = []
         failed: CloudError | None = None
         for leftover in twice_seen:
@@ -25,7 +25,7 @@ class Broom:
                 removed.append(leftover)
             except CloudError as error:
                 failed = error  # the others go all the same; this one is found again
-        self._left_before = left - frozenset(removed)
+        self._seen_before = left - frozenset(removed)
         if failed is not None and not removed:
             raise failed
         return tuple(removed)

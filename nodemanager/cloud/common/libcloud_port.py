@@ -28,7 +28,7 @@ from nodemanager.core.nodes import (
     LaunchId,
     Leftover,
     ProviderId,
-    Reach,
+    QuotaScope,
 )
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
@@ -43,10 +43,10 @@ USER_DATA_MAX_BYTES = 16_384  # what EC2 takes, the least of all providers
 RETRY_AFTER_MAX_S = 300.0
 _DETAIL_MAX_CHARS = 500
 
-UserData = Callable[[Launch, NodeType], str]
+UserDataSource = Callable[[Launch, NodeType], str]
 
 # Codes as EC2 has them, "Code: text" in the message. A code says more than the status it came with.
-_KINDS: Mapping[str, FailureKind] = MappingProxyType(
+_KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
     {
         "InsufficientInstanceCapacity": FailureKind.CAPACITY,
         "InsufficientCapacity": FailureKind.CAPACITY,
@@ -83,14 +83,14 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
 
 # How far a quota reaches, by what the provider says. vCPUs are counted by family of types, and a smaller type may
 # still be within one that is counted in cores; of what is not listed the account may have no more.
-_REACHES: Mapping[str, Reach] = MappingProxyType(
+_REACH_BY_CODE: Mapping[str, QuotaScope] = MappingProxyType(
     {
-        "InstanceLimitExceeded": Reach.TYPE,
-        "VcpuLimitExceeded": Reach.TYPE,
-        "MaxSpotInstanceCountExceeded": Reach.MARKET,
+        "InstanceLimitExceeded": QuotaScope.TYPE,
+        "VcpuLimitExceeded": QuotaScope.TYPE,
+        "MaxSpotInstanceCountExceeded": QuotaScope.MARKET,
     }
 )
-_COUNTED_BY_SIZE = re.compile(r"cores?\b|v?cpus?\b|\bram\b|memory|\bgpus?\b", re.IGNORECASE)
+_QUOTA_BY_SIZE = re.compile(r"cores?\b|v?cpus?\b|\bram\b|memory|\bgpus?\b", re.IGNORECASE)
 
 # A state that is not listed here means: it exists, and it costs.
 _STATES: Mapping[str, CloudState] = MappingProxyType(
@@ -124,7 +124,7 @@ class LibcloudPort(ABC):
     """
 
     def __init__(
-        self, driver: NodeDriver, cluster: str, cluster_uuid: str, user_data: UserData, clock: Clock
+        self, driver: NodeDriver, cluster: str, cluster_uuid: str, user_data: UserDataSource, clock: Clock
     ) -> None:
         self._driver = driver
         self._cluster = cluster
@@ -134,17 +134,17 @@ class LibcloudPort(ABC):
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         request = self._request(launch, node_type)
-        with self._foreseen(creating=True):
-            return self._seen(self._create_node(request))
+        with self._as_cloud_errors(creating=True):
+            return self._cloud_node(self._create_node(request))
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        with self._foreseen():
-            return tuple(self._seen(node) for node in self._driver.list_nodes())
+        with self._as_cloud_errors():
+            return tuple(self._cloud_node(node) for node in self._driver.list_nodes())
 
     def destroy(self, provider_id: ProviderId) -> None:
         accepted = True
-        with self._gone_is_fine():
-            accepted = self._driver.destroy_node(self._named(provider_id))
+        with self._ignoring_gone():
+            accepted = self._driver.destroy_node(self._node_with_id(provider_id))
         if not accepted:
             raise CloudError(FailureKind.TRANSIENT, f"the provider did not accept to destroy {provider_id}")
 
@@ -167,22 +167,22 @@ class LibcloudPort(ABC):
     def _request(self, launch: Launch, node_type: NodeType) -> NodeRequest:
         return node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
 
-    def _seen(self, node: Node) -> CloudNode:
+    def _cloud_node(self, node: Node) -> CloudNode:
         return CloudNode(
             provider_id=ProviderId(str(node.id)),
             state=_STATES.get(str(node.state), CloudState.RUNNING),
-            identity=identity_in(self._tags(node)),
+            identity=identity_from_tags(self._tags(node)),
             created_at=node.created_at.timestamp() if node.created_at else None,
             addresses=(*node.public_ips, *node.private_ips),
             died_because=self._died_because(node),
         )
 
-    def _named(self, provider_id: ProviderId) -> Node:
+    def _node_with_id(self, provider_id: ProviderId) -> Node:
         """A node that the driver needs to know by its id only."""
         return Node(provider_id, "", NodeState.UNKNOWN, [], [], self._driver)
 
     @contextmanager
-    def _foreseen(self, *, creating: bool = False) -> Iterator[None]:
+    def _as_cloud_errors(self, *, creating: bool = False) -> Iterator[None]:
         """Turn what may go wrong outside into :class:`CloudError`. Anything else is a bug, and passes."""
         try:
             yield
@@ -190,10 +190,10 @@ class LibcloudPort(ABC):
             raise classify(error, creating=creating, now_at=self._clock.wall_at()) from error
 
     @contextmanager
-    def _gone_is_fine(self) -> Iterator[None]:
+    def _ignoring_gone(self) -> Iterator[None]:
         """For a call that puts an end to something: what is not there any more has it."""
         try:
-            with self._foreseen():
+            with self._as_cloud_errors():
                 yield
         except CloudError as error:
             if error.kind is not FailureKind.GONE:
@@ -201,7 +201,7 @@ class LibcloudPort(ABC):
 
 
 def node_request(
-    launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserData
+    launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserDataSource
 ) -> NodeRequest:
     """What is to be made for a launch. Raises :class:`CloudError` where its user-data is more than is taken."""
     user_data = user_data_of(launch, node_type)
@@ -221,7 +221,7 @@ def node_request(
     return NodeRequest(f"{cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch.zone)
 
 
-def identity_in(tags: Mapping[str, str]) -> Identity | None:
+def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
     """Who a node is by its tags; None unless it carries all five."""
     if not {TAG_CLUSTER, TAG_CLUSTER_UUID, TAG_LAUNCH, TAG_SLOT, TAG_TYPE} <= tags.keys():
         return None
@@ -247,31 +247,31 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
             "a key or token has characters that no HTTP header takes, such as the CR of a file from Windows: "
             "write it anew",
         )
-    detail = _said(error)
+    detail = _error_text(error)
     unsure = FailureKind.AMBIGUOUS if creating else FailureKind.TRANSIENT
     kind = _kind_of_code(detail.partition(":")[0], creating=creating) or _kind_of_status(
         _status_of(error), unsure, creating=creating
     )
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
     asked = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    return refusal(kind, detail, retry_after_s(asked, now_at))
+    return cloud_error(kind, detail, parse_retry_after(asked, now_at))
 
 
-def still_awaited(clock: Clock, started_s: float, call_timeout_s: float) -> None:
+def refuse_late_create(clock: Clock, started_s: float, call_timeout_s: float) -> None:
     """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
     if clock.monotonic_s() - started_s >= call_timeout_s:
         raise CloudError(FailureKind.TRANSIENT, "what comes before the create took too long: nothing was made")
 
 
-def refusal(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
+def cloud_error(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
     """The failure; for want of quota with how far that reaches, as far as the provider's words tell."""
     if kind is not FailureKind.QUOTA:
         return CloudError(kind, detail, retry_after_s)
-    by_size = Reach.TYPE if _COUNTED_BY_SIZE.search(detail.replace("_", " ")) else None
-    return CloudError(kind, detail, retry_after_s, _REACHES.get(detail.partition(":")[0], by_size))
+    by_size = QuotaScope.TYPE if _QUOTA_BY_SIZE.search(detail.replace("_", " ")) else None
+    return CloudError(kind, detail, retry_after_s, _REACH_BY_CODE.get(detail.partition(":")[0], by_size))
 
 
-def retry_after_s(header: str, now_at: float) -> float:
+def parse_retry_after(header: str, now_at: float) -> float:
     """The wait that a Retry-After asks for (RFC 9110, 10.2.3), in [0, 300] s; 0 if it cannot be read."""
     text = header.strip()
     if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", text):
@@ -288,7 +288,7 @@ def _kind_of_code(code: str, *, creating: bool) -> FailureKind | None:
     if code.endswith(".NotFound"):
         # What a create does not find is its image, network or key.
         return FailureKind.CONFIG if creating else FailureKind.GONE
-    return _KINDS.get(code)
+    return _KIND_BY_CODE.get(code)
 
 
 def _kind_of_status(status: int | None, unsure: FailureKind, *, creating: bool) -> FailureKind:
@@ -315,7 +315,7 @@ def _status_of(error: Exception) -> int | None:
     return None
 
 
-def _said(error: BaseHTTPError | LibcloudError | OSError) -> str:
+def _error_text(error: BaseHTTPError | LibcloudError | OSError) -> str:
     """The error in its own words, without what a URL may carry: requests to EC2 hold the user-data there."""
     if isinstance(error, BaseHTTPError):
         said = str(error.message or f"HTTP {error.code}")

@@ -13,7 +13,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node, NodeDriver
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from nodemanager.cloud.common.libcloud_port import LibcloudPort, UserData, classify, still_awaited
+from nodemanager.cloud.common.libcloud_port import LibcloudPort, UserDataSource, classify, refuse_late_create
 from nodemanager.cloud.common.transport import MisconfiguredError
 from nodemanager.core.nodes import CloudNode, FailureKind, LaunchId
 from nodemanager.core.ports import Clock, CloudError
@@ -26,7 +26,7 @@ Sleep = Callable[[float], None]
 T = TypeVar("T")
 
 
-class PatientPort(LibcloudPort):
+class RetryingPort(LibcloudPort):
     """Lists and looks are tried again, a few times; their failures are read as the provider means them."""
 
     def __init__(
@@ -34,7 +34,7 @@ class PatientPort(LibcloudPort):
         driver: NodeDriver,
         cluster: str,
         cluster_uuid: str,
-        user_data: UserData,
+        user_data: UserDataSource,
         clock: Clock,
         *,
         call_timeout_s: float,
@@ -45,49 +45,49 @@ class PatientPort(LibcloudPort):
         self._sleep = sleep
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        return self._reading(lambda: tuple(self._seen(node) for node in self._list()))
+        return self._read_with_retries(lambda: tuple(self._cloud_node(node) for node in self._fetch_nodes()))
 
     @abstractmethod
-    def _list(self) -> Sequence[Node]:
+    def _fetch_nodes(self) -> Sequence[Node]:
         """Every node in our scope, whole, or an error."""
 
-    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+    def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
         """What a failure means. A provider with words of its own reads them here."""
         return classify(error, creating=creating, now_at=self._clock.wall_at())
 
-    def _reading(self, call: Callable[[], T]) -> T:
+    def _read_with_retries(self, call: Callable[[], T]) -> T:
         """Make a call that changes nothing, again if it failed for a moment; raise what the last try raised."""
 
         def once() -> T:
-            with self._foreseen():
+            with self._as_cloud_errors():
                 return call()
 
         retrying = Retrying(
             stop=stop_after_attempt(READ_TRIES) | stop_after_delay(READ_TRIES_S),
             wait=wait_random_exponential(multiplier=0.5, max=READ_PAUSE_MAX_S),
-            retry=retry_if_exception(_passes),
+            retry=retry_if_exception(_may_retry),
             sleep=self._sleep,
             reraise=True,
         )
         return retrying(once)
 
-    def _is_of(self, node: Node, launch: LaunchId) -> bool:
+    def _was_made_for(self, node: Node, launch: LaunchId) -> bool:
         """Whether a node is what our launch had made: its tags say so."""
-        identity = self._seen(node).identity
+        identity = self._cloud_node(node).identity
         return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
 
-    def _still_awaited(self, started_s: float) -> None:
-        still_awaited(self._clock, started_s, self._call_timeout_s)
+    def _refuse_late_create(self, started_s: float) -> None:
+        refuse_late_create(self._clock, started_s, self._call_timeout_s)
 
     @contextmanager
-    def _foreseen(self, *, creating: bool = False) -> Iterator[None]:
+    def _as_cloud_errors(self, *, creating: bool = False) -> Iterator[None]:
         try:
             yield
         except MisconfiguredError as error:
             raise CloudError(FailureKind.CONFIG, str(error.value)) from error
         except (BaseHTTPError, LibcloudError, OSError) as error:
-            raise self._failed(error, creating=creating) from error
+            raise self._to_cloud_error(error, creating=creating) from error
 
 
-def _passes(error: BaseException) -> bool:
+def _may_retry(error: BaseException) -> bool:
     return isinstance(error, CloudError) and error.kind is FailureKind.TRANSIENT

@@ -33,12 +33,12 @@ class MisconfiguredError(LibcloudError):
     """What the site names is not there, or is not one thing. Nothing was changed."""
 
 
-def foreign(what: str, body: object) -> MalformedResponseError:
+def malformed_reply(what: str, body: object) -> MalformedResponseError:
     """The error for a reply that is not what the provider's API says."""
     return MalformedResponseError(what, str(body)[:_BODY_SHOWN_MAX])
 
 
-def refuse(status: int, message: str, headers: Mapping[str, str]) -> NoReturn:
+def raise_http_error(status: int, message: str, headers: Mapping[str, str]) -> NoReturn:
     """Raise an HTTP error with its headers untouched."""
     raise BaseHTTPError(status, message, headers)  # type: ignore[no-untyped-call]
 
@@ -46,7 +46,7 @@ def refuse(status: int, message: str, headers: Mapping[str, str]) -> NoReturn:
 def object_in(reply: Any, what: str) -> dict[str, Any]:
     """The JSON object that a reply must be."""
     if not isinstance(reply, dict):
-        raise foreign(f"{what}: no JSON object", reply)
+        raise malformed_reply(f"{what}: no JSON object", reply)
     return reply
 
 
@@ -54,5 +54,5 @@ def objects_in(reply: Any, key: str, what: str) -> list[dict[str, Any]]:
     """The list of JSON objects that a reply must hold under ``key``: missing is not empty."""
     found = object_in(reply, what).get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise foreign(f'{what}: no list "{key}"', reply)
+        raise malformed_reply(f'{what}: no list "{key}"', reply)
     return found

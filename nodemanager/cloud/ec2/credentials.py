@@ -24,11 +24,11 @@ METADATA_SERVICE = "http://169.254.169.254"  # link-local, the same on every ins
 _METADATA_TIMEOUT_S = 2.0
 _METADATA_TOKEN_TTL_S = 60
 _RENEW_BEFORE_S = 300.0  # the service has new keys at least so long before the old ones expire
-_ASK_AGAIN_S = 20.0
+_RETRY_S = 20.0
 _ROLE_PATH = "/latest/meta-data/iam/security-credentials/"
 
 # What other tools would be led by, and what it is called where we say that we are not.
-NOT_SUPPORTED: Mapping[str, str] = {
+UNSUPPORTED_VARIABLES: Mapping[str, str] = {
     "AWS_PROFILE": "profiles",
     "AWS_DEFAULT_PROFILE": "profiles",
     "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
@@ -53,7 +53,7 @@ class Keys:
 KeySource = Callable[[], Keys]
 
 
-def unfit(keys: Keys) -> str:
+def why_unusable(keys: Keys) -> str:
     """What is wrong with keys that cannot be any, without a value; "" with those that may be some."""
     values = {it.name: getattr(keys, it.name) for it in fields(keys)}
     # They go into headers.
@@ -66,7 +66,7 @@ def unfit(keys: Keys) -> str:
     )
 
 
-def keys_given(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Keys | None:
+def configured_keys(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Keys | None:
     """The keys that the site gives, else those of the environment; None where neither has any."""
     given = {name: secret.get_secret_value() for name, secret in credentials.items()}
     if "access_key_id" in given:
@@ -82,13 +82,13 @@ def keys_given(credentials: Mapping[str, SecretStr], environment: Mapping[str, s
 
 def key_source(credentials: Mapping[str, SecretStr], environment: Mapping[str, str], clock: Clock) -> KeySource:
     """Where the keys of each call come from. May be called from several threads."""
-    keys = keys_given(credentials, environment)
+    keys = configured_keys(credentials, environment)
     if keys is None:
-        return InstanceRole(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_SERVICE), clock)
+        return InstanceRoleKeys(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_SERVICE), clock)
     return lambda: keys
 
 
-class InstanceRole:
+class InstanceRoleKeys:
     """The keys of the role of the instance that this runs on, renewed before they expire."""
 
     def __init__(self, service: str, clock: Clock) -> None:
@@ -107,21 +107,21 @@ class InstanceRole:
             now_at = self._clock.wall_at()
             if self._keys is None or now_at >= self._renew_at:
                 try:
-                    self._keys, self._expires_at = self._ask()
+                    self._keys, self._expires_at = self._fetch_keys()
                     self._renew_at = self._expires_at - _RENEW_BEFORE_S
                 except CloudError:
                     if self._keys is None or now_at >= self._expires_at:
                         raise
-                    self._renew_at = now_at + _ASK_AGAIN_S  # those that we have are good for a while yet
+                    self._renew_at = now_at + _RETRY_S  # those that we have are good for a while yet
             return self._keys
 
-    def _ask(self) -> tuple[Keys, float]:
+    def _fetch_keys(self) -> tuple[Keys, float]:
         try:
-            token = self._call(
+            token = self._request(
                 "PUT", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", str(_METADATA_TOKEN_TTL_S)
             )
-            role = self._call("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
-            told = json.loads(self._call("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
+            role = self._request("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
+            told = json.loads(self._request("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
             keys = Keys(*(str(told[name]) for name in ("AccessKeyId", "SecretAccessKey", "Token")))
             return keys, datetime.fromisoformat(told["Expiration"]).timestamp()
         except (OSError, http.client.HTTPException) as error:
@@ -132,7 +132,7 @@ class InstanceRole:
             why = f"{self._service} did not answer as the instance metadata service does"
             raise CloudError(FailureKind.CREDENTIALS, why) from error
 
-    def _call(self, method: str, path: str, header: str, value: str) -> str:
+    def _request(self, method: str, path: str, header: str, value: str) -> str:
         request = urllib.request.Request(  # noqa: S310 - a service of this instance, by the site's environment
             self._service + path, method=method, headers={header: value}
         )
@@ -144,14 +144,14 @@ class InstanceRole:
             raise
 
 
-def cautions(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Iterator[str]:
+def credential_warnings(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Iterator[str]:
     """What an operator should know of where the keys will come from."""
-    keys = keys_given(credentials, environment)
+    keys = configured_keys(credentials, environment)
     if keys is not None:
-        if wrong := unfit(keys):
+        if wrong := why_unusable(keys):
             yield wrong + "."
         return
-    named = [f"{name} ({what})" for name, what in NOT_SUPPORTED.items() if environment.get(name)]
+    named = [f"{name} ({what})" for name, what in UNSUPPORTED_VARIABLES.items() if environment.get(name)]
     if named:
         yield (
             f"[Cloud Credentials] is empty, and {', '.join(named)} of the environment is not supported. The keys "

@@ -23,8 +23,8 @@ from libcloud.http import LibcloudConnection
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from nodemanager.cloud.common.libcloud_port import classify
-from nodemanager.cloud.ec2.credentials import KeySource, unfit
-from nodemanager.cloud.ec2.replies import checked, document, foreign, refusal_in, text_in
+from nodemanager.cloud.ec2.credentials import KeySource, why_unusable
+from nodemanager.cloud.ec2.replies import error_text_in, malformed_reply, parse_xml, require_reply, text_in
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 
@@ -42,7 +42,7 @@ _DOMAINS = {
     "eu-isoe-": "cloud.adc-e.uk",
     "us-isof-": "csp.hci.ic.gov",
 }
-_FORM = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+_FORM_HEADERS = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
 
 
 class Action(StrEnum):
@@ -62,7 +62,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Ec2Endpoint:
     """Where a region's EC2 answers, and the name of the region, which calls are signed for."""
 
     region: str
@@ -71,14 +71,14 @@ class Endpoint:
     secure: bool = True
 
 
-def endpoint_of(region: str, url: str = "") -> Endpoint:
+def endpoint_of(region: str, url: str = "") -> Ec2Endpoint:
     """The region's own endpoint, or the one that ``url`` names: ``http[s]://HOST[:PORT]``."""
     if not url:
         domain = next((name for start, name in _DOMAINS.items() if region.startswith(start)), "amazonaws.com")
-        return Endpoint(region, f"ec2.{region}.{domain}")
+        return Ec2Endpoint(region, f"ec2.{region}.{domain}")
     parts = urlsplit(url)
     secure = parts.scheme == "https"
-    return Endpoint(region, parts.hostname or "", parts.port or (443 if secure else 80), secure)
+    return Ec2Endpoint(region, parts.hostname or "", parts.port or (443 if secure else 80), secure)
 
 
 class _Http(LibcloudConnection):
@@ -91,7 +91,7 @@ class _Http(LibcloudConnection):
         session.auth = lambda request: request  # else a .netrc puts a password in the signature's place
 
 
-class _Reply(EC2Response):
+class _Response(EC2Response):
     """A reply as bytes, since what says nothing of its encoding is UTF-8, and not Latin-1 as requests has it."""
 
     def __init__(self, response: Any, connection: EC2Connection) -> None:
@@ -100,27 +100,27 @@ class _Reply(EC2Response):
         super().__init__(response, connection)  # type: ignore[no-untyped-call]
 
     def parse_body(self) -> Element:
-        return document(self._content)
+        return parse_xml(self._content)
 
     def parse_error(self) -> str:
         """Raise it here: libcloud takes a Retry-After for a number, and fails by a ValueError where it is none."""
-        said = refusal_in(self._content) or f"HTTP {self.status}"
+        said = error_text_in(self._content) or f"HTTP {self.status}"
         raise BaseHTTPError(self.status, said, self.headers)  # type: ignore[no-untyped-call]
 
 
-class _Signed(EC2Connection):
+class _Connection(EC2Connection):
     conn_class = _Http
-    responseCls = _Reply
+    responseCls = _Response
 
 
 class Ec2Driver(EC2NodeDriver):
     """One account and region. ``sleep`` waits between two tries of a read; nothing else is tried again."""
 
-    connectionCls = _Signed
+    connectionCls = _Connection
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: Ec2Endpoint,
         keys: KeySource,
         *,
         timeout_s: float = 60.0,
@@ -132,11 +132,11 @@ class Ec2Driver(EC2NodeDriver):
         self.signature_version = "4"
         self.token = None
         self._keys = keys
-        self._again = Retrying(
+        self._retrying = Retrying(
             # One that hung is not hung on for again: whoever asked has given it up by then.
             stop=stop_after_attempt(READ_TRIES_MAX) | stop_after_delay(timeout_s / 2),
             wait=wait_random_exponential(multiplier=0.2, max=READ_WAIT_MAX_S),
-            retry=retry_if_exception(_passes),
+            retry=retry_if_exception(_may_retry),
             sleep=sleep,
             reraise=True,
         )
@@ -144,7 +144,7 @@ class Ec2Driver(EC2NodeDriver):
         NodeDriver.__init__(  # type: ignore[no-untyped-call]
             self, "", "", secure=endpoint.secure, host=endpoint.host, port=endpoint.port, timeout=timeout_s
         )
-        self._signed: Any = self.connection
+        self._signed_connection: Any = self.connection
 
     def call(self, action: Action, parameters: Mapping[str, str]) -> Element:
         """Make one call, once; give the root of its reply.
@@ -153,14 +153,14 @@ class Ec2Driver(EC2NodeDriver):
         """
         self._sign_with_current_keys()
         form = {"Action": str(action), "Version": API_VERSION, **parameters}
-        reply = self._signed.request(
-            self.path, method="POST", data=urlencode(form), headers=_FORM, retry_failed=False
+        reply = self._signed_connection.request(
+            self.path, method="POST", data=urlencode(form), headers=_FORM_HEADERS, retry_failed=False
         )
-        return checked(reply.object, action)
+        return require_reply(reply.object, action)
 
     def read(self, action: Action, parameters: Mapping[str, str]) -> Element:
         """Make a call that changes nothing, again where that may help."""
-        return self._again(self.call, action, parameters)
+        return self._retrying(self.call, action, parameters)
 
     def pages(self, action: Action, parameters: Mapping[str, str]) -> Iterator[Element]:
         """Every page of a list, or an error: never a part of it."""
@@ -174,18 +174,18 @@ class Ec2Driver(EC2NodeDriver):
             if following == asked.get("NextToken"):
                 break
             asked = {**asked, "NextToken": following}
-        raise foreign(f"the pages of {action} have no end")
+        raise malformed_reply(f"the pages of {action} have no end")
 
     def _sign_with_current_keys(self) -> None:
         keys = self._keys()
-        if wrong := unfit(keys):
+        if wrong := why_unusable(keys):
             raise CloudError(FailureKind.CREDENTIALS, wrong)
-        self._signed.token = keys.session_token
-        self._signed.signer.access_key = keys.access_key_id
-        self._signed.signer.access_secret = keys.secret_access_key
+        self._signed_connection.token = keys.session_token
+        self._signed_connection.signer.access_key = keys.access_key_id
+        self._signed_connection.signer.access_secret = keys.secret_access_key
 
 
-def _passes(error: BaseException) -> bool:
+def _may_retry(error: BaseException) -> bool:
     """Whether a read may be tried again at once. A wait that the provider names is for the caller to keep."""
     if not isinstance(error, BaseHTTPError | LibcloudError | OSError):
         return False

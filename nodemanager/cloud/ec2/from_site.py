@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from nodemanager.cloud.common.libcloud_port import UserData
+from nodemanager.cloud.common.libcloud_port import UserDataSource
 from nodemanager.cloud.ec2.credentials import key_source
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
-from nodemanager.cloud.ec2.run_instances import Placement
+from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.config.providers.ec2 import subnets_of
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
 
 
-def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+def ec2_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     keys = key_source(site.credentials, os.environ, clock)  # one for all ports: a role's keys are asked for once
     endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
     placements = placements_of(site)
@@ -31,11 +31,11 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
     return port
 
 
-def placements_of(site: Site) -> Mapping[TypeName, Placement]:
+def placements_of(site: Site) -> Mapping[TypeName, Ec2Placement]:
     """Where each node type's nodes are put: what its section says, else what ``[Cloud]`` says."""
     cloud = site.cloud
     return {
-        name: Placement(
+        name: Ec2Placement(
             subnets=subnets_of(node, cloud),
             security_groups=node.security_groups or cloud.security_groups,
             key_name=node.key_name or cloud.key_name,

@@ -26,7 +26,7 @@ HEALTH_EVERY_MAX_S = 960.0  # while it fails: a question that hangs holds up a l
 _CHECKS = ("system", "instance")
 # Each ends or interrupts what runs there.
 _EVENTS = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
-_OVER = ("[Completed]", "[Canceled]")  # how the description of an event begins that is no more to come
+_EVENT_OVER = ("[Completed]", "[Canceled]")  # how the description of an event begins that is no more to come
 
 
 class Ec2Health:
@@ -47,15 +47,15 @@ class Ec2Health:
         if self._asked_s is None or now_s - self._asked_s >= self._every_s:
             self._asked_s = now_s
             try:
-                self._known = self._ask()
+                self._known = self._fetch_impaired()
                 self._failure = ""
                 self._every_s = HEALTH_EVERY_S
             except (BaseHTTPError, LibcloudError, OSError) as error:
                 self._every_s = min(HEALTH_EVERY_MAX_S, 2 * self._every_s)
-                self._say(classify(error, creating=False, now_at=0.0).detail)
+                self._log_new_failure(classify(error, creating=False, now_at=0.0).detail)
         return self._known
 
-    def _ask(self) -> Mapping[ProviderId, str]:
+    def _fetch_impaired(self) -> Mapping[ProviderId, str]:
         questions = [{"Name": f"{check}-status.status", "Value.1": "impaired"} for check in _CHECKS]
         codes = {f"Value.{number}": code for number, code in enumerate(_EVENTS, start=1)}
         found: dict[ProviderId, str] = {}
@@ -63,22 +63,22 @@ class Ec2Health:
             filters = {f"Filter.1.{name}": value for name, value in question.items()}
             for page in self._driver.pages(Action.DESCRIBE_INSTANCE_STATUS, filters):
                 for item in set_in(page, "instanceStatusSet"):
-                    if said := "; ".join(_said(item)):
+                    if said := "; ".join(_complaints(item)):
                         found[ProviderId(text_in(item, "instanceId"))] = said
         return found
 
-    def _say(self, why: str) -> None:
+    def _log_new_failure(self, why: str) -> None:
         """Once for each kind of failure."""
         if why != self._failure:
             self._log.warning("health_not_known", why=why, what="whether EC2 calls an instance unhealthy")
         self._failure = why
 
 
-def _said(item: Element) -> Iterator[str]:
+def _complaints(item: Element) -> Iterator[str]:
     for check in _CHECKS:
         if text_in(item, f"{check}Status/status") == "impaired":
             yield f"{check} status check failed"
     for event in item.iterfind("{*}eventsSet/{*}item"):
         code, description = text_in(event, "code"), text_in(event, "description")
-        if code in _EVENTS and not description.startswith(_OVER):
+        if code in _EVENTS and not description.startswith(_EVENT_OVER):
             yield f"{code} from {text_in(event, 'notBefore')}: {description}"

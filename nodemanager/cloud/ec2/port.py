@@ -10,29 +10,29 @@ from dataclasses import replace
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
-from nodemanager.cloud.common.leftovers import Broom
+from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
     TAG_CLUSTER,
     TAG_CLUSTER_UUID,
-    UserData,
+    UserDataSource,
     classify,
     node_request,
-    still_awaited,
+    refuse_late_create,
 )
 from nodemanager.cloud.ec2.driver import Action, Ec2Driver
 from nodemanager.cloud.ec2.health import Ec2Health
 from nodemanager.cloud.ec2.replies import (
     Disk,
-    addresses_in,
     disks_of_image,
-    foreign,
-    instances_in,
-    interfaces_in,
+    leftover_addresses,
+    leftover_interfaces,
+    leftover_volumes,
+    malformed_reply,
+    nodes_in,
     set_in,
     text_in,
-    volumes_in,
 )
-from nodemanager.cloud.ec2.run_instances import Placement, run_instances
+from nodemanager.cloud.ec2.run_instances import Ec2Placement, run_instances
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
@@ -62,9 +62,9 @@ class Ec2Cloud:
         driver: Ec2Driver,
         cluster: str,
         cluster_uuid: str,
-        user_data: UserData,
+        user_data: UserDataSource,
         clock: Clock,
-        placements: Mapping[TypeName, Placement],
+        placements: Mapping[TypeName, Ec2Placement],
         *,
         call_timeout_s: float = 60.0,
     ) -> None:
@@ -76,29 +76,29 @@ class Ec2Cloud:
         self._placements = placements
         self._call_timeout_s = call_timeout_s
         self._disks: dict[str, tuple[Disk, ...]] = {}
-        self._broom = Broom()
-        self._throttled = 0  # calls in a row
+        self._sweeper = LeftoverSweeper()
+        self._throttled_in_a_row = 0  # calls in a row
         self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         started_s = self._clock.monotonic_s()
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
-        placement = self._placements.get(node_type.name, Placement())
+        placement = self._placements.get(node_type.name, Ec2Placement())
         parameters = run_instances(request, placement, self._disks_of(node_type.image))
-        still_awaited(self._clock, started_s, self._call_timeout_s)
-        with self._foreseen(creating=True):
-            made = list(instances_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+        refuse_late_create(self._clock, started_s, self._call_timeout_s)
+        with self._as_cloud_errors(creating=True):
+            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
             if len(made) != 1:
-                raise foreign(f"one instance was asked for, {len(made)} were answered")
+                raise malformed_reply(f"one instance was asked for, {len(made)} were answered")
             return made[0]
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        with self._foreseen():
+        with self._as_cloud_errors():
             listed = [
                 node
-                for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tagged(TAG_CLUSTER, self._cluster))
+                for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tag_filter(TAG_CLUSTER, self._cluster))
                 for reservation in set_in(page, "reservationSet")
-                for node in instances_in(reservation)
+                for node in nodes_in(reservation)
             ]
         return tuple(self._with_health(listed))
 
@@ -110,24 +110,24 @@ class Ec2Cloud:
     def destroy(self, provider_id: ProviderId) -> None:
         if not _INSTANCE_ID.fullmatch(provider_id):
             return  # EC2 has no such instance, and would refuse to look for it
-        with self._foreseen(gone_is_fine=True):
+        with self._as_cloud_errors(gone_is_fine=True):
             reply = self._driver.call(Action.TERMINATE_INSTANCES, {"InstanceId.1": provider_id})
             if provider_id not in {text_in(item, "instanceId") for item in set_in(reply, "instancesSet")}:
-                raise foreign(f"{provider_id} was to be terminated, and is not in it")
+                raise malformed_reply(f"{provider_id} was to be terminated, and is not in it")
 
     def sweep(self) -> tuple[Leftover, ...]:
-        return self._broom.sweep(self._leftovers(), self._remove)
+        return self._sweeper.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
         """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""
-        ours = _tagged(TAG_CLUSTER_UUID, self._cluster_uuid)
+        ours = _tag_filter(TAG_CLUSTER_UUID, self._cluster_uuid)
         free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available", "MaxResults": "500"}
-        with self._foreseen():
+        with self._as_cloud_errors():
             volumes = self._driver.pages(Action.DESCRIBE_VOLUMES, free)
             interfaces = self._driver.pages(Action.DESCRIBE_NETWORK_INTERFACES, free)
-            left = {leftover for page in volumes for leftover in volumes_in(page)}
-            left |= {leftover for page in interfaces for leftover in interfaces_in(page)}
-            left |= set(addresses_in(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
+            left = {leftover for page in volumes for leftover in leftover_volumes(page)}
+            left |= {leftover for page in interfaces for leftover in leftover_interfaces(page)}
+            left |= set(leftover_addresses(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
         if not left:
             return frozenset()
         standing = {
@@ -139,14 +139,14 @@ class Ec2Cloud:
 
     def _remove(self, leftover: Leftover) -> None:
         action, parameter = _REMOVALS[leftover.kind]
-        with self._foreseen(gone_is_fine=True):
+        with self._as_cloud_errors(gone_is_fine=True):
             self._driver.call(action, {parameter: leftover.provider_id})
 
     def _disks_of(self, image: str) -> tuple[Disk, ...]:
         """The volumes that an image brings, asked once: images do not change."""
         if image not in self._disks:
             disks = None
-            with self._foreseen(gone_is_fine=True):
+            with self._as_cloud_errors(gone_is_fine=True):
                 disks = disks_of_image(self._driver.read(Action.DESCRIBE_IMAGES, {"ImageId.1": image}))
             if disks is None:
                 raise CloudError(FailureKind.CONFIG, f"there is no image {image} in this region for this account")
@@ -154,7 +154,7 @@ class Ec2Cloud:
         return self._disks[image]
 
     @contextmanager
-    def _foreseen(self, *, creating: bool = False, gone_is_fine: bool = False) -> Iterator[None]:
+    def _as_cloud_errors(self, *, creating: bool = False, gone_is_fine: bool = False) -> Iterator[None]:
         """Turn what may go wrong outside into :class:`CloudError`. Anything else is a bug, and passes."""
         try:
             yield
@@ -162,17 +162,17 @@ class Ec2Cloud:
             failure = classify(error, creating=creating, now_at=self._clock.wall_at())
             if gone_is_fine and failure.kind is FailureKind.GONE:
                 return
-            raise self._with_a_wait(failure) from error
-        self._throttled = 0
+            raise self._with_throttle_wait(failure) from error
+        self._throttled_in_a_row = 0
 
-    def _with_a_wait(self, failure: CloudError) -> CloudError:
+    def _with_throttle_wait(self, failure: CloudError) -> CloudError:
         """Give a throttled call a wait where the provider named none: longer each time in a row."""
         if failure.kind is not FailureKind.THROTTLED:
             return failure
-        wait_s = min(THROTTLED_WAIT_MAX_S, THROTTLED_WAIT_S * 2.0 ** min(self._throttled, 10))
-        self._throttled += 1
+        wait_s = min(THROTTLED_WAIT_MAX_S, THROTTLED_WAIT_S * 2.0 ** min(self._throttled_in_a_row, 10))
+        self._throttled_in_a_row += 1
         return CloudError(failure.kind, failure.detail, failure.retry_after_s or wait_s)
 
 
-def _tagged(tag: str, value: str) -> dict[str, str]:
+def _tag_filter(tag: str, value: str) -> dict[str, str]:
     return {"Filter.1.Name": f"tag:{tag}", "Filter.1.Value.1": value}

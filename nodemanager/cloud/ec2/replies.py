@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 from libcloud.common.types import MalformedResponseError
 from libcloud.compute.drivers.ec2 import NAMESPACE
 
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, identity_in
+from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, identity_from_tags
 from nodemanager.core.nodes import CloudNode, CloudState, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.slots import Market
 
@@ -41,7 +41,7 @@ _ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv
 
 # More than half of what EC2 says of an instance lies in these, and nothing of it is read: a tree without them is
 # built in half the time. The text of a tag cannot be taken for them, since its "<" is written "&lt;".
-_UNREAD = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"placement", b"cpuOptions")
+_UNREAD_ELEMENTS = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"placement", b"cpuOptions")
 
 # A state that is not listed here means: it exists, and it costs. A stopped instance costs its disks, and ours do
 # not stop: their shutdown terminates them.
@@ -56,7 +56,7 @@ _STATES: Mapping[str, CloudState] = MappingProxyType(
 _ALIVE = frozenset({"pending", "running"})
 
 # Who ended it, by the codes that EC2 gives.
-_ENDED_BY: Mapping[str, str] = MappingProxyType(
+_END_CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "Client.UserInitiatedShutdown": "user",
         "Client.UserInitiatedHibernate": "user",
@@ -74,34 +74,34 @@ _ENDED_BY: Mapping[str, str] = MappingProxyType(
 )
 
 
-def document(content: bytes) -> Element:
+def parse_xml(content: bytes) -> Element:
     """The tree of a reply. Raises :class:`MalformedResponseError` for what is no XML, or is cut."""
     if b"<DescribeInstancesResponse" in content[:500]:
-        content = _without_unread(content)
+        content = _drop_unread(content)
     try:
         return ET.fromstring(content)  # noqa: S314 - from the endpoint of the site; expat bounds what entities grow to
     except ET.ParseError as error:
-        raise foreign(f"it is no XML, or cut: {error}", content) from error
+        raise malformed_reply(f"it is no XML, or cut: {error}", content) from error
 
 
-def _without_unread(content: bytes) -> bytes:
-    for name in _UNREAD:
+def _drop_unread(content: bytes) -> bytes:
+    for name in _UNREAD_ELEMENTS:
         head, *parts = content.split(b"<%s>" % name)
         # Where the end of one is missing, all the rest goes with it, and what is left is no whole document.
         content = b"".join([head, *(part.partition(b"</%s>" % name)[2] for part in parts)])
     return content
 
 
-def foreign(why: str, content: bytes = b"") -> MalformedResponseError:
+def malformed_reply(why: str, content: bytes = b"") -> MalformedResponseError:
     shown = content[:_SHOWN_MAX_CHARS].decode(errors="replace")
     return MalformedResponseError(f"the reply is not EC2's: {why}", body=shown)
 
 
-def checked(root: Element, action: str) -> Element:
+def require_reply(root: Element, action: str) -> Element:
     """The reply to an action; raises :class:`MalformedResponseError` for one to anything else."""
     wanted = f"{_NS}{action}Response"
     if root.tag != wanted:
-        raise foreign(f"its root is {root.tag}, not {wanted}")
+        raise malformed_reply(f"its root is {root.tag}, not {wanted}")
     return root
 
 
@@ -109,7 +109,7 @@ def set_in(root: Element, name: str) -> Element:
     """A list within a reply. One that is missing is no empty one."""
     found = root.find(_NS + name)
     if found is None:
-        raise foreign(f"it has no {name}")
+        raise malformed_reply(f"it has no {name}")
     return found
 
 
@@ -117,7 +117,7 @@ def text_in(element: Element, path: str) -> str:
     return element.findtext("/".join(_NS + part for part in path.split("/"))) or ""
 
 
-def refusal_in(content: bytes) -> str:
+def error_text_in(content: bytes) -> str:
     """The "Code: message" of an error, whatever its namespace; "" where there is none."""
     try:
         root = ET.fromstring(content)  # noqa: S314 - as above
@@ -130,25 +130,25 @@ def refusal_in(content: bytes) -> str:
 # --- instances --------------------------------------------------------------------------------------------
 
 
-def instances_in(reservation: Element) -> Iterator[CloudNode]:
+def nodes_in(reservation: Element) -> Iterator[CloudNode]:
     """The instances of a reservation, and those of the reply to RunInstances."""
-    return (instance(item) for item in set_in(reservation, "instancesSet"))
+    return (node_from_instance(item) for item in set_in(reservation, "instancesSet"))
 
 
-def instance(item: Element) -> CloudNode:
+def node_from_instance(item: Element) -> CloudNode:
     provider_id = item.findtext(_ID)
     states = item.find(_STATE)
     state = states.findtext(_NAME) if states is not None else None
     if not provider_id or not state:
-        raise foreign("it has an instance without an id or a state")
+        raise malformed_reply("it has an instance without an id or a state")
     spot = item.findtext(_LIFECYCLE) == "spot"
     return CloudNode(
         provider_id=ProviderId(provider_id),
         state=_STATES.get(state, CloudState.RUNNING),
-        identity=identity_in(tags_in(item)),
-        created_at=_moment(item.findtext(_LAUNCH_TIME)),
+        identity=identity_from_tags(tags_in(item)),
+        created_at=_parse_time(item.findtext(_LAUNCH_TIME)),
         addresses=tuple(address for name in _ADDRESSES if (address := item.findtext(name))),
-        died_because="" if state in _ALIVE else _ended_by(item),
+        died_because="" if state in _ALIVE else _end_reason(item),
         market=Market.SPOT if spot else Market.ON_DEMAND,
     )
 
@@ -160,7 +160,7 @@ def tags_in(item: Element) -> dict[str, str]:
     return {tag.findtext(_KEY) or "": tag.findtext(_VALUE) or "" for tag in tags}
 
 
-def _moment(text: str | None) -> float | None:
+def _parse_time(text: str | None) -> float | None:
     """Seconds since the epoch. EC2 writes UTC; without a zone it is taken for that."""
     try:
         moment = datetime.fromisoformat(text or "")
@@ -169,35 +169,35 @@ def _moment(text: str | None) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _ended_by(item: Element) -> str:
+def _end_reason(item: Element) -> str:
     code = text_in(item, "stateReason/code")
     said = text_in(item, "stateReason/message") or text_in(item, "reason") or "EC2 gives no reason"
-    who = _ENDED_BY.get(code) or ("host failure" if code.startswith("Server.") else "unknown cause")
+    who = _END_CAUSES.get(code) or ("host failure" if code.startswith("Server.") else "unknown cause")
     return f"{who}: {said}" if code in said else f"{who}: {code}: {said}"
 
 
 # --- what instances leave behind ---------------------------------------------------------------------------
 
 
-def volumes_in(root: Element) -> Iterator[Leftover]:
+def leftover_volumes(root: Element) -> Iterator[Leftover]:
     for item in set_in(root, "volumeSet"):
         if text_in(item, "status") == "available":
-            yield from _leftover(LeftoverKind.VOLUME, text_in(item, "volumeId"), item)
+            yield from _tagged_leftover(LeftoverKind.VOLUME, text_in(item, "volumeId"), item)
 
 
-def interfaces_in(root: Element) -> Iterator[Leftover]:
+def leftover_interfaces(root: Element) -> Iterator[Leftover]:
     for item in set_in(root, "networkInterfaceSet"):
         if text_in(item, "status") == "available":
-            yield from _leftover(LeftoverKind.INTERFACE, text_in(item, "networkInterfaceId"), item)
+            yield from _tagged_leftover(LeftoverKind.INTERFACE, text_in(item, "networkInterfaceId"), item)
 
 
-def addresses_in(root: Element) -> Iterator[Leftover]:
+def leftover_addresses(root: Element) -> Iterator[Leftover]:
     for item in set_in(root, "addressesSet"):
         if not text_in(item, "associationId") and not text_in(item, "instanceId"):
-            yield from _leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)
+            yield from _tagged_leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)
 
 
-def _leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:
+def _tagged_leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:
     """It, unless its launch is not known: then nobody can say that its node is gone."""
     launch = tags_in(item).get(TAG_LAUNCH)
     if provider_id and launch:

@@ -18,27 +18,27 @@ TOKEN_MAX_CHARS = 64  # and ASCII: what EC2 takes for a ClientToken
 TAG_VALUE_MAX_CHARS = 256
 
 # What is made with an instance, and tagged as it is: so it is found if it stays behind.
-_TAGGED = ("instance", "volume", "network-interface")
+_TAGGED_RESOURCES = ("instance", "volume", "network-interface")
 
 
-def _nothing() -> Mapping[str, str]:
+def _empty() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Ec2Placement:
     """Where and as what the nodes of one type are put. ``subnets``: one a zone, in the order of the site.
 
     ``instance_profile`` is a name or an ARN. "" and empty leave it to the account's defaults.
     """
 
-    subnets: Mapping[str, str] = field(default_factory=_nothing)
+    subnets: Mapping[str, str] = field(default_factory=_empty)
     security_groups: tuple[str, ...] = ()
     key_name: str = ""
     instance_profile: str = ""
 
 
-def run_instances(request: NodeRequest, placement: Placement, disks: Sequence[Disk]) -> dict[str, str]:
+def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence[Disk]) -> dict[str, str]:
     """The parameters that make one node. ``disks``: the volumes that its image brings.
 
     The same request gives the same parameters: EC2 refuses a token that comes again with others.
@@ -57,7 +57,7 @@ def run_instances(request: NodeRequest, placement: Placement, disks: Sequence[Di
         "MetadataOptions.HttpEndpoint": "enabled",
         "MetadataOptions.HttpPutResponseHopLimit": "1",
         **_market(request),
-        **_place(request, placement),
+        **_zone_and_subnet(request, placement),
         **_numbered("SecurityGroupId", placement.security_groups),
         **({"KeyName": placement.key_name} if placement.key_name else {}),
         **_profile(placement.instance_profile),
@@ -84,7 +84,7 @@ def _market(request: NodeRequest) -> dict[str, str]:
     }
 
 
-def _place(request: NodeRequest, placement: Placement) -> dict[str, str]:
+def _zone_and_subnet(request: NodeRequest, placement: Ec2Placement) -> dict[str, str]:
     """A subnet lies in one zone, so it says the zone too. Without a zone the first one of the type is meant."""
     zone, subnets = request.zone or next(iter(request.node_type.zones), ""), placement.subnets
     if not subnets:
@@ -118,7 +118,7 @@ def _disks(disks: Sequence[Disk]) -> dict[str, str]:
 def _tags(request: NodeRequest) -> dict[str, str]:
     parameters: dict[str, str] = {}
     tags = {"Name": request.name[:TAG_VALUE_MAX_CHARS], **request.tags}
-    for number, resource in enumerate(_TAGGED, start=1):
+    for number, resource in enumerate(_TAGGED_RESOURCES, start=1):
         parameters[f"TagSpecification.{number}.ResourceType"] = resource
         for place, (key, value) in enumerate(tags.items(), start=1):
             parameters[f"TagSpecification.{number}.Tag.{place}.Key"] = key

@@ -19,7 +19,7 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.google import GoogleAuthError, GoogleServiceAcctAuthConnection
 from libcloud.common.types import LibcloudError
 
-from nodemanager.cloud.common.transport import NoRetry, foreign, refuse
+from nodemanager.cloud.common.transport import NoRetry, malformed_reply, raise_http_error
 from nodemanager.core.ports import Clock
 
 METADATA_SERVICE = "http://metadata.google.internal"  # link-local, the same on every instance
@@ -27,10 +27,10 @@ SCOPE = "https://www.googleapis.com/auth/compute"
 _METADATA_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 _METADATA_TIMEOUT_S = 10.0
 _RENEW_BEFORE_S = 225.0  # the metadata service has a new one from then on, at the latest
-_ASK_AGAIN_S = 20.0
-_PASSES = (408, 429)  # of the 4xx those that say nothing of the key
+_RETRY_S = 20.0
+_RETRYABLE_4XX = (408, 429)  # of the 4xx those that say nothing of the key
 
-Granted = tuple[str, float]  # a token, and for how many seconds it is good
+TokenGrant = tuple[str, float]  # a token, and for how many seconds it is good
 
 
 class TokenSource(Protocol):
@@ -44,10 +44,10 @@ class TokenSource(Protocol):
         ...
 
 
-class Tokens:
+class CachedTokens:
     """A token that is asked for when the first is needed. Belongs to one thread."""
 
-    def __init__(self, ask: Callable[[], Granted], clock: Clock) -> None:
+    def __init__(self, ask: Callable[[], TokenGrant], clock: Clock) -> None:
         self._ask = ask
         self._clock = clock
         self._token = ""
@@ -61,25 +61,25 @@ class Tokens:
             try:
                 self._token, good_s = self._ask()
                 self._ends_s = now_s + good_s
-                self._renew_s = max(self._ends_s - _RENEW_BEFORE_S, now_s + _ASK_AGAIN_S)
+                self._renew_s = max(self._ends_s - _RENEW_BEFORE_S, now_s + _RETRY_S)
             except (BaseHTTPError, LibcloudError, OSError):
                 if not self._token or now_s >= self._ends_s:
                     raise
-                self._renew_s = now_s + _ASK_AGAIN_S  # the one that we have is good for a while yet
+                self._renew_s = now_s + _RETRY_S  # the one that we have is good for a while yet
         return self._token
 
     def forget(self) -> None:
         self._token = ""
 
 
-def by_key(service_account: str, key: str, **connection: Any) -> Callable[[], Granted]:
+def key_token_fetcher(service_account: str, key: str, **connection: Any) -> Callable[[], TokenGrant]:
     """Tokens of a service account (its mail address), by its key, PEM or JSON. ``connection``: as libcloud's."""
 
-    def ask() -> Granted:
+    def ask() -> TokenGrant:
         try:
             login = _Login(service_account, key, [SCOPE], **connection)  # type: ignore[no-untyped-call]
             signed: Any = login.get_new_token
-            return _granted(signed())
+            return _parse_grant(signed())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # Without what it says: that may be of the key.
             what = "the key of the service account is no RSA key, in PEM or in Google's JSON"
@@ -88,12 +88,12 @@ def by_key(service_account: str, key: str, **connection: Any) -> Callable[[], Gr
     return ask
 
 
-def of_this_instance(service: str = METADATA_SERVICE) -> Callable[[], Granted]:
+def instance_token_fetcher(service: str = METADATA_SERVICE) -> Callable[[], TokenGrant]:
     """Tokens of the service account of the instance that this runs on."""
     # Without the proxies of the environment: the service answers nobody but its own instance.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def ask() -> Granted:
+    def ask() -> TokenGrant:
         request = urllib.request.Request(  # noqa: S310 - a service of this instance, by the site's environment
             service + _METADATA_PATH, headers={"Metadata-Flavor": "Google"}
         )
@@ -102,14 +102,14 @@ def of_this_instance(service: str = METADATA_SERVICE) -> Callable[[], Granted]:
                 content = reply.read()
         except urllib.error.HTTPError as refused:
             refused.close()  # it holds the connection
-            _refused(refused.code, f"{service} gives no token of a service account: HTTP {refused.code}", {})
+            _raise_refusal(refused.code, f"{service} gives no token of a service account: HTTP {refused.code}", {})
         except (OSError, http.client.HTTPException) as error:
             what = f"no key is given, and {service} has no token of a service account: {error}"
             raise GoogleAuthError(what) from error  # type: ignore[no-untyped-call]
         try:
-            return _granted(json.loads(content))
+            return _parse_grant(json.loads(content))
         except ValueError as error:
-            raise _unreadable() from error
+            raise _unusable_reply() from error
 
     return ask
 
@@ -125,7 +125,7 @@ class _Reply(JsonResponse):
             body = None
         said = (body.get("error"), body.get("error_description")) if isinstance(body, dict) else ()
         words = ": ".join(word for word in said if isinstance(word, str)) or f"HTTP {self.status}"
-        _refused(self.status, f"Google refuses the key of the service account: {words}", self.headers)
+        _raise_refusal(self.status, f"Google refuses the key of the service account: {words}", self.headers)
 
 
 class _Login(GoogleServiceAcctAuthConnection):
@@ -139,23 +139,25 @@ class _Login(GoogleServiceAcctAuthConnection):
         return this.request("/o/oauth2/token", method="POST", data=urlencode(request_body)).object
 
 
-def _refused(status: int, what: str, headers: Any) -> NoReturn:
-    if 400 <= status < 500 and status not in _PASSES:
+def _raise_refusal(status: int, what: str, headers: Any) -> NoReturn:
+    if 400 <= status < 500 and status not in _RETRYABLE_4XX:
         raise GoogleAuthError(what)  # type: ignore[no-untyped-call]
-    refuse(status, what, headers)
+    raise_http_error(status, what, headers)
 
 
-def _granted(reply: Any) -> Granted:
+def _parse_grant(reply: Any) -> TokenGrant:
     """The token in a reply. One that cannot be sent, or has no end, would be kept for ever."""
     try:
         token, good_s = reply["access_token"], float(reply["expires_in"])
         fit = token.isascii() and token.isprintable() and 0 < good_s < float("inf")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable() from error
+        raise _unusable_reply() from error
     if not (token and fit):
-        raise _unreadable()
+        raise _unusable_reply()
     return token, good_s
 
 
-def _unreadable() -> LibcloudError:
-    return foreign("the reply to the login has no token that can be used", "")  # what it has may be half a secret
+def _unusable_reply() -> LibcloudError:
+    return malformed_reply(
+        "the reply to the login has no token that can be used", ""
+    )  # what it has may be half a secret

@@ -15,12 +15,12 @@ from libcloud.common.base import Connection, ConnectionUserAndKey
 from libcloud.common.google import GoogleBaseError
 from libcloud.compute.drivers.gce import GCEConnection, GCENodeDriver, GCEResponse
 
-from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, foreign, object_in
+from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in
 from nodemanager.cloud.gce.credentials import TokenSource
 
 _UNAUTHORIZED = 401
-_PAGE = 500
-_NOTHING_HERE = "NO_RESULTS_ON_PAGE"
+_PAGE_ITEMS = 500
+_EMPTY_ZONE = "NO_RESULTS_ON_PAGE"
 
 
 class ApiError(GoogleBaseError):
@@ -105,34 +105,34 @@ class GceDriver(GCENodeDriver):
         return list(self._pages("/aggregated/instances", {"filter": f'labels.{label} = "{value}"'}))
 
     def instance(self, zone: str, name: str) -> dict[str, Any]:
-        return self._ask(f"/zones/{zone}/instances/{name}")
+        return self._call(f"/zones/{zone}/instances/{name}")
 
     def insert(self, zone: str, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Begin to make an instance; give the operation."""
-        return self._operation(self._ask(f"/zones/{zone}/instances", method="POST", data=dict(instance)))
+        return self._require_operation(self._call(f"/zones/{zone}/instances", method="POST", data=dict(instance)))
 
     def operation(self, zone: str, name: str) -> dict[str, Any]:
         """How far an operation is. Raises :class:`ApiError` once it has failed."""
-        return self._operation(self._ask(f"/zones/{zone}/operations/{name}"))
+        return self._require_operation(self._call(f"/zones/{zone}/operations/{name}"))
 
     def delete(self, zone: str, name: str) -> None:
         """Begin to delete an instance, and what of its disks is to go with it."""
-        self._operation(self._ask(f"/zones/{zone}/instances/{name}", method="DELETE"))
+        self._require_operation(self._call(f"/zones/{zone}/instances/{name}", method="DELETE"))
 
-    def _ask(self, path: str, **named: Any) -> dict[str, Any]:
+    def _call(self, path: str, **named: Any) -> dict[str, Any]:
         connection: Any = self.connection
         answer: dict[str, Any] = connection.request(path, **named).object
         return answer
 
-    def _operation(self, reply: dict[str, Any]) -> dict[str, Any]:
+    def _require_operation(self, reply: dict[str, Any]) -> dict[str, Any]:
         if not (isinstance(reply.get("name"), str) and isinstance(reply.get("status"), str)):
-            raise foreign("an operation was expected", reply)
+            raise malformed_reply("an operation was expected", reply)
         return reply
 
     def _pages(self, path: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        params: dict[str, Any] = {**asked, "maxResults": _PAGE}
+        params: dict[str, Any] = {**asked, "maxResults": _PAGE_ITEMS}
         for _ in range(PAGES_MAX):
-            reply = self._ask(path, params=params)
+            reply = self._call(path, params=params)
             yield from _instances_in(reply)
             following = reply.get("nextPageToken")
             if not following:
@@ -140,21 +140,21 @@ class GceDriver(GCENodeDriver):
             if following == params.get("pageToken"):
                 break
             params["pageToken"] = following
-        raise foreign("the list of instances does not end", params)
+        raise malformed_reply("the list of instances does not end", params)
 
 
 def _instances_in(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The instances of one page. A zone that could not be asked makes the list a part of one."""
     items = reply.get("items", {}) if reply.get("id") else None
     if not isinstance(items, dict) or reply.get("unreachables"):
-        raise foreign("the list of instances is not whole", reply.get("unreachables") or sorted(reply))
+        raise malformed_reply("the list of instances is not whole", reply.get("unreachables") or sorted(reply))
     for zone, found in items.items():
         warning = object_in(found, zone).get("warning") or {}
-        if object_in(warning, zone).get("code", _NOTHING_HERE) != _NOTHING_HERE:
-            raise foreign(f"{zone} was not listed", warning)
+        if object_in(warning, zone).get("code", _EMPTY_ZONE) != _EMPTY_ZONE:
+            raise malformed_reply(f"{zone} was not listed", warning)
         instances = found.get("instances", [])
         if not isinstance(instances, list):
-            raise foreign(f"{zone}: no list of instances", found)
+            raise malformed_reply(f"{zone}: no list of instances", found)
         yield from (object_in(instance, zone) for instance in instances)
 
 

@@ -20,10 +20,10 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserData, refusal
+from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserDataSource, cloud_error
 from nodemanager.cloud.common.names import launch_digest, unique_name
-from nodemanager.cloud.common.retrying_port import PatientPort, Sleep
-from nodemanager.cloud.common.transport import foreign
+from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
+from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.cloud.gce.driver import ApiError, GceDriver
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.ports import Clock, CloudError
@@ -33,11 +33,11 @@ LABEL_CLUSTER = "fnm-cluster"
 LABEL_LAUNCH = "fnm-launch"
 
 POLL_S = 1.0
-POLLED_MAX_S = 30.0  # an insert that takes longer is left to the lists
+POLL_MAX_S = 30.0  # an insert that takes longer is left to the lists
 
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
-_STUMBLES = (KeyError, TypeError, ValueError, AttributeError)
+_PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 
 _STATES: Mapping[str, NodeState] = MappingProxyType(
     {
@@ -50,7 +50,7 @@ _STATES: Mapping[str, NodeState] = MappingProxyType(
     }
 )
 
-_KINDS: Mapping[str, FailureKind] = MappingProxyType(
+_KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
     {
         "ZONE_RESOURCE_POOL_EXHAUSTED": FailureKind.CAPACITY,
         "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": FailureKind.CAPACITY,
@@ -72,23 +72,23 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GcePlacement:
     """Where the instances of a node type are put."""
 
     network: str  # "global/networks/NAME" or "regions/REGION/subnetworks/NAME"
     zones: tuple[str, ...]  # tried in their order
 
 
-class GceCloud(PatientPort):
+class GceCloud(RetryingPort):
     """One project, and the instances in it that carry our cluster's label."""
 
     def __init__(
         self,
         driver: GceDriver,
-        placements: Mapping[TypeName, Placement],
+        placements: Mapping[TypeName, GcePlacement],
         cluster: str,
         cluster_uuid: str,
-        user_data: UserData,
+        user_data: UserDataSource,
         clock: Clock,
         *,
         call_timeout_s: float = 60.0,
@@ -104,72 +104,72 @@ class GceCloud(PatientPort):
         named = _PROVIDER_ID.fullmatch(provider_id)
         if named is None:
             return  # nothing has an id of another form
-        with self._gone_is_fine():
+        with self._ignoring_gone():
             self.driver.delete(named[1], named[2])
 
-    def _list(self) -> Sequence[Node]:
-        return [self._node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
+    def _fetch_nodes(self) -> Sequence[Node]:
+        return [self._libcloud_node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
 
     def _create_node(self, request: NodeRequest) -> Node:
         started_s = self._clock.monotonic_s()
         launch = LaunchId(request.tags[TAG_LAUNCH])
-        found = self._reading(
-            lambda: [self._node(it) for it in self.driver.instances(LABEL_LAUNCH, launch_digest(launch))]
+        found = self._read_with_retries(
+            lambda: [self._libcloud_node(it) for it in self.driver.instances(LABEL_LAUNCH, launch_digest(launch))]
         )
         for node in found:
-            if self._is_of(node, launch):
+            if self._was_made_for(node, launch):
                 return node
         zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
-        self._still_awaited(started_s)
+        self._refuse_late_create(started_s)
         for zone in zones[:-1]:
             try:
-                return self._made_in(zone, request, launch)
+                return self._create_in_zone(zone, request, launch)
             except CloudError as error:
                 if error.kind is not FailureKind.CAPACITY:
                     raise  # only what proves that nothing was made lets the next zone be tried
-                self._still_awaited(started_s)
-        return self._made_in(zones[-1], request, launch)
+                self._refuse_late_create(started_s)
+        return self._create_in_zone(zones[-1], request, launch)
 
-    def _made_in(self, zone: str, request: NodeRequest, launch: LaunchId) -> Node:
+    def _create_in_zone(self, zone: str, request: NodeRequest, launch: LaunchId) -> Node:
         name = unique_name(f"n-{request.name}", launch).lower()
         try:
-            with self._foreseen(creating=True):
-                operation = self.driver.insert(zone, self._instance(zone, name, request, launch))
+            with self._as_cloud_errors(creating=True):
+                operation = self.driver.insert(zone, self._instance_body(zone, name, request, launch))
         except CloudError as error:
             taken = isinstance(error.__cause__, ApiError) and error.__cause__.http_code == _CONFLICT
             if not taken:
                 raise
-            found = self._holder_of(zone, name)
+            found = self._instance_named(zone, name)
             if self._tags(found).get(TAG_LAUNCH) != launch:
                 raise
             return found
-        self._wait(zone, operation)
+        self._await_insert(zone, operation)
         try:
-            return self._reading(lambda: self._node(self.driver.instance(zone, name)))
+            return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
         except CloudError:
             # It exists, or is about to: what is not known of it now, the next list will say.
             extra = {"metadata": dict(request.tags)}
             return Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra)
 
-    def _holder_of(self, zone: str, name: str) -> Node:
+    def _instance_named(self, zone: str, name: str) -> Node:
         """The instance that has the name. It may be what an insert of ours made whose reply was lost."""
         try:
-            return self._reading(lambda: self._node(self.driver.instance(zone, name)))
+            return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
         except CloudError as error:
-            raise _unseen(f"{zone} has an instance {name}, which cannot be looked at", error) from error
+            raise _ambiguous(f"{zone} has an instance {name}, which cannot be looked at", error) from error
 
-    def _wait(self, zone: str, operation: Mapping[str, Any]) -> None:
+    def _await_insert(self, zone: str, operation: Mapping[str, Any]) -> None:
         """Wait until an insert is done, or long enough. Raises why it failed: whether there is room shows here.
 
         An insert that was accepted has made nothing only where its operation says that it ended in an error. A look
         at it that is refused says nothing of the instance.
         """
         polled_s, pause_s = 0.0, POLL_S
-        while operation["status"] != "DONE" and polled_s < POLLED_MAX_S:
+        while operation["status"] != "DONE" and polled_s < POLL_MAX_S:
             self._sleep(pause_s)
             polled_s += pause_s
             try:
-                with self._foreseen(creating=True):
+                with self._as_cloud_errors(creating=True):
                     operation = self.driver.operation(zone, operation["name"])
                 pause_s = POLL_S
             except CloudError as error:
@@ -177,15 +177,18 @@ class GceCloud(PatientPort):
                 if isinstance(refused, ApiError) and refused.finished:
                     raise
                 if error.kind is not FailureKind.THROTTLED:
-                    raise _unseen(
+                    raise _ambiguous(
                         "the insert was accepted, and its operation cannot be looked at", error
                     ) from error
-                pause_s = min(POLLED_MAX_S, max(2 * pause_s, error.retry_after_s))
+                pause_s = min(POLL_MAX_S, max(2 * pause_s, error.retry_after_s))
 
-    def _instance(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
+    def _instance_body(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
         node_type = request.node_type
         network = self._placements[node_type.name].network
-        items = {"startup-script": request.user_data, **{_key(tag): value for tag, value in request.tags.items()}}
+        items = {
+            "startup-script": request.user_data,
+            **{_metadata_key(tag): value for tag, value in request.tags.items()},
+        }
         instance: dict[str, Any] = {
             "name": name,
             "machineType": f"zones/{zone}/machineTypes/{node_type.size}",
@@ -206,7 +209,7 @@ class GceCloud(PatientPort):
             }
         return instance
 
-    def _node(self, found: Mapping[str, Any]) -> Node:
+    def _libcloud_node(self, found: Mapping[str, Any]) -> Node:
         """An instance as libcloud's node, without the calls that libcloud would make for it."""
         try:
             zone = str(found["zone"]).rpartition("/")[2]
@@ -221,14 +224,16 @@ class GceCloud(PatientPort):
                 [interface["networkIP"] for interface in interfaces if interface.get("networkIP")],
                 self.driver,
                 extra={
-                    "metadata": {_tag(item["key"]): str(item.get("value", "")) for item in items},
+                    "metadata": {_tag_of_key(item["key"]): str(item.get("value", "")) for item in items},
                     "status": found["status"],
                 },
                 # libcloud gives none: it has the moment in extra only.
                 created_at=datetime.fromisoformat(found["creationTimestamp"]),
             )
-        except _STUMBLES as error:
-            raise foreign(f"an instance lacks what every instance has ({error!r})", sorted(found)) from error
+        except _PARSE_ERRORS as error:
+            raise malformed_reply(
+                f"an instance lacks what every instance has ({error!r})", sorted(found)
+            ) from error
 
     def _tags(self, node: Node) -> Mapping[str, str]:
         metadata: Mapping[str, str] = node.extra["metadata"]
@@ -239,27 +244,27 @@ class GceCloud(PatientPort):
             f"in state {node.extra['status']}: powered off, or preempted" if node.state == NodeState.ERROR else ""
         )
 
-    def _seen(self, node: Node) -> CloudNode:
-        seen = super()._seen(node)
+    def _cloud_node(self, node: Node) -> CloudNode:
+        seen = super()._cloud_node(node)
         return replace(seen, state=CloudState.RUNNING) if seen.state is CloudState.TERMINATED else seen
 
-    def _failed(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
-        failed = super()._failed(error, creating=creating)
+    def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        failed = super()._to_cloud_error(error, creating=creating)
         if isinstance(error, GoogleAuthError):
             return CloudError(FailureKind.CREDENTIALS, failed.detail)
-        kind = _KINDS.get(str(error.code)) if isinstance(error, ApiError) else None
-        return refusal(kind, failed.detail, failed.retry_after_s) if kind else failed
+        kind = _KIND_BY_CODE.get(str(error.code)) if isinstance(error, ApiError) else None
+        return cloud_error(kind, failed.detail, failed.retry_after_s) if kind else failed
 
 
-def _unseen(what: str, error: CloudError) -> CloudError:
+def _ambiguous(what: str, error: CloudError) -> CloudError:
     """The failure of a create whose node may stand, whatever kept us from looking at it."""
     return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
 
 
-def _key(tag: str) -> str:
+def _metadata_key(tag: str) -> str:
     """``fnm:slot`` as a key of the metadata, which has no colon: ``fnm-slot``."""
     return tag.replace(":", "-", 1)
 
 
-def _tag(key: str) -> str:
+def _tag_of_key(key: str) -> str:
     return key.replace("-", ":", 1) if key.startswith("fnm-") else key

@@ -29,13 +29,13 @@ from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.local.faults import FaultBoard, Faults, FaultsUnreadableError
 from nodemanager.cloud.local.process import end_nodes, find_init, is_alive, start
-from nodemanager.cloud.local.store import NodeRecord, NodeUnreadableError, Order, Store
+from nodemanager.cloud.local.store import CreateRequest, NodeRecord, NodeUnreadableError, Store
 
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
 BOOT_FAILURE = "Server.InternalError"
 HOST_FAILURE = "Server.HostFailure"
 
-_EXPLAINED = {
+_END_REASONS = {
     USER_SHUTDOWN: "destroyed on request",
     BOOT_FAILURE: "the node failed to boot",
     HOST_FAILURE: "the node's processes ended without being asked to",
@@ -71,7 +71,7 @@ class LocalNodeDriver(NodeDriver):
         self.key = str(state_dir)
         self.faults = faults if faults is not None else Faults()
         self.store = Store(state_dir)
-        self._board = FaultBoard(self.store.directory / "faults.json", self.faults)
+        self._fault_board = FaultBoard(self.store.directory / "faults.json", self.faults)
         self._wall_at = wall_at
         self._terminated_ttl_s = terminated_ttl_s
         self._keep_logs = keep_logs
@@ -80,8 +80,8 @@ class LocalNodeDriver(NodeDriver):
     def list_nodes(self) -> list[Node]:
         """Every node, in the order of creation. Raises :class:`BaseHTTPError` if one of them is unreadable."""
         self._admit()
-        with self._world():
-            return [self._node(record) for record in self._observe()]
+        with self._locked_store():
+            return [self._libcloud_node(record) for record in self._observe()]
 
     def create_node(
         self,
@@ -102,17 +102,17 @@ class LocalNodeDriver(NodeDriver):
         the reply is to be lost.
         """
         faults = self._admit()
-        order = Order(name, size.id, image.id, ex_clienttoken, dict(ex_metadata or {}))
-        with self._world():
+        order = CreateRequest(name, size.id, image.id, ex_clienttoken, dict(ex_metadata or {}))
+        with self._locked_store():
             records = self._observe()
-            record = _with_token(records, ex_clienttoken)
+            record = _find_by_token(records, ex_clienttoken)
             if record is None:
                 _refuse_beyond_limits(records, faults)
                 sequence = 1 + max((record.sequence for record in records), default=0)
                 record = self._boot(self.store.add(sequence, order, ex_userdata, self._wall_at()), faults)
-            if self._board.spend("lost_reply"):
+            if self._fault_board.count_down("lost_reply"):
                 raise ConnectionError("the connection was closed before the reply came")
-            return self._node(record)
+            return self._libcloud_node(record)
 
     def destroy_node(self, node: Node) -> bool:
         """Kill all that belongs to the node. One that is gone already is no error."""
@@ -122,7 +122,7 @@ class LocalNodeDriver(NodeDriver):
         """Destroy several nodes with one look at the machine's processes."""
         self._admit()
         wanted = frozenset(node.id for node in nodes)
-        with self._world():
+        with self._locked_store():
             for record in self.store.read_all():
                 if record.id in wanted and not record.ending:
                     self.store.save(replace(record, ending=USER_SHUTDOWN))
@@ -138,9 +138,9 @@ class LocalNodeDriver(NodeDriver):
 
     def _admit(self) -> Faults:
         """Let a call in, as fast as the knobs let it; or refuse it."""
-        with self._world():
-            faults = self._board.now()
-            throttled = self._board.spend("throttle")
+        with self._locked_store():
+            faults = self._fault_board.current()
+            throttled = self._fault_board.count_down("throttle")
         if faults.api_latency_s:
             time.sleep(faults.api_latency_s)
         if throttled:
@@ -148,7 +148,7 @@ class LocalNodeDriver(NodeDriver):
         return faults
 
     @contextmanager
-    def _world(self) -> Iterator[None]:
+    def _locked_store(self) -> Iterator[None]:
         """The world under its lock, its damages in the words of a provider."""
         try:
             with self.store.locked():
@@ -175,14 +175,14 @@ class LocalNodeDriver(NodeDriver):
     def _observe(self) -> list[NodeRecord]:
         """Look at every node: finish what ends, forget what ended long ago, return the others."""
         now_at = self._wall_at()
-        records = [self._looked_at(record, now_at) for record in self.store.read_all()]
-        records = self._finish_ends(records, now_at)
+        records = [self._note_end(record, now_at) for record in self.store.read_all()]
+        records = self._kill_ending(records, now_at)
         old = {record.id for record in records if self._is_old(record, now_at)}
         for node_id in old:
             self.store.forget(node_id, keep_logs=self._keep_logs)
         return [record for record in records if record.id not in old]
 
-    def _looked_at(self, record: NodeRecord, now_at: float) -> NodeRecord:
+    def _note_end(self, record: NodeRecord, now_at: float) -> NodeRecord:
         """A node whose init is no more has ended, and whatever it left behind must end too."""
         if record.ending:
             return record
@@ -201,7 +201,7 @@ class LocalNodeDriver(NodeDriver):
     def _is_old(self, record: NodeRecord, now_at: float) -> bool:
         return record.terminated_at is not None and now_at - record.terminated_at > self._terminated_ttl_s
 
-    def _finish_ends(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
+    def _kill_ending(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
         """Kill what is to end. A node is terminated only once nothing of it lives."""
         ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
         if not ending:
@@ -214,7 +214,7 @@ class LocalNodeDriver(NodeDriver):
             for record in records
         ]
 
-    def _node(self, record: NodeRecord) -> Node:
+    def _libcloud_node(self, record: NodeRecord) -> Node:
         status, state = self._status(record)
         return Node(
             id=record.id,
@@ -248,10 +248,10 @@ class LocalNodeDriver(NodeDriver):
 
 
 def _state_reason(ending: str) -> dict[str, str] | None:
-    return {"code": ending, "message": f"{ending}: {_EXPLAINED[ending]}"} if ending else None
+    return {"code": ending, "message": f"{ending}: {_END_REASONS[ending]}"} if ending else None
 
 
-def _with_token(records: Sequence[NodeRecord], token: str) -> NodeRecord | None:
+def _find_by_token(records: Sequence[NodeRecord], token: str) -> NodeRecord | None:
     return next((record for record in records if token and record.order.token == token), None)
 
 

@@ -44,11 +44,11 @@ class FaultBoard:
         self._path = path
         self._faults = faults
 
-    def now(self) -> Faults:
+    def current(self) -> Faults:
         """What is disturbed now. Raises :class:`FaultsUnreadableError`."""
         return replace(self._faults, **self._in_file())
 
-    def spend(self, countdown: Countdown) -> bool:
+    def count_down(self, countdown: Countdown) -> bool:
         """Whether this call is one of those counted, and count it."""
         in_file = self._in_file()
         left = int(in_file.get(countdown, getattr(self._faults, countdown)))
@@ -68,9 +68,9 @@ class FaultBoard:
         try:
             # An empty file is one that is just being written.
             named = json.loads(text or "{}")
-            known = _AS_FAULTS.dump_python(_AS_FAULTS.validate_python(named))
+            known = _FAULTS_ADAPTER.dump_python(_FAULTS_ADAPTER.validate_python(named))
         except ValueError as error:
-            raise FaultsUnreadableError(f"{self._path}: {_said(error)}; mend it or remove it") from error
+            raise FaultsUnreadableError(f"{self._path}: {_why_invalid(error)}; mend it or remove it") from error
         unknown = sorted(named.keys() - known.keys())
         if unknown:
             raise FaultsUnreadableError(
@@ -84,10 +84,10 @@ class FaultBoard:
         new.replace(self._path)
 
 
-def _said(error: ValueError) -> str:
+def _why_invalid(error: ValueError) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     return str(error)
 
 
-_AS_FAULTS = TypeAdapter(Faults)
+_FAULTS_ADAPTER = TypeAdapter(Faults)

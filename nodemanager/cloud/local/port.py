@@ -6,7 +6,7 @@ from pathlib import Path
 
 from libcloud.compute.base import Node, NodeImage, NodeSize
 
-from nodemanager.cloud.common.libcloud_port import LibcloudPort, NodeRequest, UserData
+from nodemanager.cloud.common.libcloud_port import LibcloudPort, NodeRequest, UserDataSource
 from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.faults import Faults
 from nodemanager.core.ports import Clock
@@ -22,7 +22,7 @@ class LocalCloud(LibcloudPort):
         directory: Path,
         cluster: str,
         cluster_uuid: str,
-        user_data: UserData,
+        user_data: UserDataSource,
         clock: Clock,
         *,
         boot_delay_s: float = 0.0,

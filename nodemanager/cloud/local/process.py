@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-MARK = "FNM_NODE"
+NODE_ID_VARIABLE = "FNM_NODE"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-INIT = """\
+INIT_SCRIPT = """\
 # The init of a local node: boots, runs the user-data, and outlives it, as a machine does.
 # Usage: sh init FOLDER BOOT_DELAY_S boot|fail|hang
 folder=$1 boot_delay_s=$2 fate=$3
@@ -44,11 +44,11 @@ fi
 while :; do sleep 86400; done
 """
 
-_MARK_BEGINS = f"\0{MARK}=".encode()
+_NODE_ID_ASSIGNMENT = f"\0{NODE_ID_VARIABLE}=".encode()
 _ROUNDS_MAX = 3
 _DEATH_WAIT_S = 2.0
 # What a shell, nohup or Python itself may have told us to ignore, and a new machine does not know of.
-_SIGNALS_AT_BIRTH = (
+_SIGNALS_RESET = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -59,11 +59,11 @@ _SIGNALS_AT_BIRTH = (
 )
 # What reading the files of a process raises when it is gone, or another user's. Not every OSError: to have no
 # file descriptor left says nothing about the process.
-_OUT_OF_SIGHT = (FileNotFoundError, ProcessLookupError, PermissionError)
+_UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class LocalProcess:
     """One process of this machine, never mistaken for another one."""
 
     pid: int
@@ -81,17 +81,17 @@ class _Stat:
     start_tick: int
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in "ZXx"
 
 
-def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str) -> Process:
+def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str) -> LocalProcess:
     """Start a node's init in a session of its own. Raises ``OSError`` when the machine has no room for it."""
     console = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         "/bin/sh",
         ["sh", str(init), str(folder), repr(boot_delay_s), fate],
-        {"PATH": PATH, "HOME": str(folder / "root"), MARK: node_id},
+        {"PATH": PATH, "HOME": str(folder / "root"), NODE_ID_VARIABLE: node_id},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / "console.log"), console, 0o600),
@@ -99,43 +99,43 @@ def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str
         ],
         setsid=True,
         setsigmask=(),
-        setsigdef=_SIGNALS_AT_BIRTH,
+        setsigdef=_SIGNALS_RESET,
     )
     stat = _stat_of(pid)
     if stat is None:
         raise ProcessLookupError(f"the init of node {node_id} (pid {pid}) is not in /proc right after its start")
-    return Process(pid, stat.start_tick, _boot_id())
+    return LocalProcess(pid, stat.start_tick, _boot_id())
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: LocalProcess) -> bool:
     """Whether it still runs. One that ended and is our child is waited for, so that no zombie stays."""
-    stat = _same(process)
+    stat = _stat_if_same(process)
     if stat is None:
         return False
-    if stat.ended:
+    if stat.has_ended:
         _reap(process, stat)
-    return not stat.ended
+    return not stat.has_ended
 
 
-def find_init(node_id: str) -> Process | None:
+def find_init(node_id: str) -> LocalProcess | None:
     """The init of a node, found by its mark; None if it was never started, or has ended."""
     leaders = [
         process
-        for process, _ in _members({node_id: None})
+        for process, _ in _living_processes({node_id: None})
         if (stat := _stat_of(process.pid)) and stat.session == process.pid
     ]
     return min(leaders, key=lambda process: process.start_tick, default=None)
 
 
-def end_nodes(inits: Mapping[str, Process | None]) -> frozenset[str]:
+def end_nodes(inits: Mapping[str, LocalProcess | None]) -> frozenset[str]:
     """Kill every process of these nodes, by node id, with one look at ``/proc`` a round.
 
     Returns the ids of the nodes of which something still lived after the last round.
     """
-    found: dict[Process, str] = {}
+    found: dict[LocalProcess, str] = {}
     deadline_s = time.monotonic() + _DEATH_WAIT_S
     for _ in range(_ROUNDS_MAX):
-        found = dict(_members(inits))
+        found = dict(_living_processes(inits))
         if not found:
             break
         for node_id in frozenset(found.values()):
@@ -150,55 +150,55 @@ def end_nodes(inits: Mapping[str, Process | None]) -> frozenset[str]:
     return frozenset(node_id for process, node_id in found.items() if is_alive(process))
 
 
-def marked(node_ids: frozenset[str]) -> frozenset[int]:
+def marked_pids(node_ids: frozenset[str]) -> frozenset[int]:
     """The pids of all living processes that carry the mark of one of these nodes."""
-    return frozenset(process.pid for process, _ in _members(dict.fromkeys(node_ids)))
+    return frozenset(process.pid for process, _ in _living_processes(dict.fromkeys(node_ids)))
 
 
-def _members(inits: Mapping[str, Process | None]) -> Iterator[tuple[Process, str]]:
+def _living_processes(inits: Mapping[str, LocalProcess | None]) -> Iterator[tuple[LocalProcess, str]]:
     """All living processes of these nodes, each with its node's id."""
     boot_id = _boot_id()
     # A session's number is surely ours only as long as its leader holds the pid.
-    sessions = {init.pid: node_id for node_id, init in inits.items() if init is not None and _same(init)}
+    sessions = {init.pid: node_id for node_id, init in inits.items() if init is not None and _stat_if_same(init)}
     for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         stat = _stat_of(pid)
-        if stat is None or stat.ended:
+        if stat is None or stat.has_ended:
             continue
-        node_id = sessions.get(stat.session) or _mark_of(pid)
+        node_id = sessions.get(stat.session) or _node_id_of(pid)
         if node_id in inits:
-            yield Process(pid, stat.start_tick, boot_id), node_id
+            yield LocalProcess(pid, stat.start_tick, boot_id), node_id
 
 
-def _mark_of(pid: int) -> str:
+def _node_id_of(pid: int) -> str:
     """The node that a process's environment names, "" if none or if it is not ours to read."""
-    environment = _read(f"/proc/{pid}/environ") or b""
-    _, found, rest = (b"\0" + environment).partition(_MARK_BEGINS)
+    environment = _read_proc(f"/proc/{pid}/environ") or b""
+    _, found, rest = (b"\0" + environment).partition(_NODE_ID_ASSIGNMENT)
     return rest.partition(b"\0")[0].decode(errors="replace") if found else ""
 
 
-def _kill_group(init: Process | None) -> None:
+def _kill_group(init: LocalProcess | None) -> None:
     """Kill an init with its group at one stroke: nothing can fork its way out in between."""
-    if init is not None and _same(init):
+    if init is not None and _stat_if_same(init):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(init.pid, signal.SIGKILL)
 
 
-def _kill(process: Process) -> None:
-    with suppress(ProcessLookupError, PermissionError), closing(_Handle(process.pid)) as handle:
+def _kill(process: LocalProcess) -> None:
+    with suppress(ProcessLookupError, PermissionError), closing(_PidFd(process.pid)) as handle:
         # Once the handle is held its process cannot change any more: compare, then send.
-        if _same(process):
+        if _stat_if_same(process):
             signal.pidfd_send_signal(handle.fd, signal.SIGKILL)
 
 
-def _await_end(process: Process, deadline_s: float) -> None:
-    with suppress(ProcessLookupError), closing(_Handle(process.pid)) as handle:
-        if _same(process):
+def _await_end(process: LocalProcess, deadline_s: float) -> None:
+    with suppress(ProcessLookupError), closing(_PidFd(process.pid)) as handle:
+        if _stat_if_same(process):
             poll = select.poll()
             poll.register(handle.fd, select.POLLIN)
             poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
 
 
-class _Handle:
+class _PidFd:
     """A pidfd (pidfd_open(2)): it refers to one process, even after the pid is used anew."""
 
     def __init__(self, pid: int) -> None:
@@ -208,13 +208,13 @@ class _Handle:
         os.close(self.fd)
 
 
-def _reap(process: Process, stat: _Stat) -> None:
+def _reap(process: LocalProcess, stat: _Stat) -> None:
     if stat.parent == os.getpid():
         with suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
 
 
-def _same(process: Process) -> _Stat | None:
+def _stat_if_same(process: LocalProcess) -> _Stat | None:
     """The process's stat, zombie or not; None if it is no more, whoever has its pid now."""
     stat = _stat_of(process.pid)
     if stat is None or stat.start_tick != process.start_tick or process.boot_id != _boot_id():
@@ -223,7 +223,7 @@ def _same(process: Process) -> _Stat | None:
 
 
 def _stat_of(pid: int) -> _Stat | None:
-    stat = _read(f"/proc/{pid}/stat")
+    stat = _read_proc(f"/proc/{pid}/stat")
     if stat is None:
         return None
     # The name stands in parentheses and may hold any character: the fields begin after the last one.
@@ -231,12 +231,12 @@ def _stat_of(pid: int) -> _Stat | None:
     return _Stat(fields[0].decode(), parent=int(fields[1]), session=int(fields[3]), start_tick=int(fields[19]))
 
 
-def _read(path: str) -> bytes | None:
+def _read_proc(path: str) -> bytes | None:
     """The file of a process, None if that is out of sight. Unbuffered: a look at all of them is a hot loop."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib would double its cost
             return file.readall()
-    except _OUT_OF_SIGHT:
+    except _UNREADABLE:
         return None
 
 

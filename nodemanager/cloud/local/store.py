@@ -24,14 +24,14 @@ from secrets import token_hex
 
 from pydantic import TypeAdapter, ValidationError
 
-from nodemanager.cloud.local.process import INIT, Process
+from nodemanager.cloud.local.process import INIT_SCRIPT, LocalProcess
 
 _LOCK_WAIT_S = 30.0
 _LOCK_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CreateRequest:
     """What was asked for, as it was asked for."""
 
     name: str
@@ -50,9 +50,9 @@ class NodeRecord:
 
     id: str
     sequence: int
-    order: Order
+    order: CreateRequest
     created_at: float
-    init: Process | None = None  # None until it was started
+    init: LocalProcess | None = None  # None until it was started
     ending: str = ""  # why its end began, as EC2 codes it
     terminated_at: float | None = None
 
@@ -71,15 +71,15 @@ class Store:
             # What a node is told at boot may be secret from other users of the machine.
             (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.locked():
-            if not self.init.exists() or self.init.read_text(encoding="utf-8") != INIT:
-                _replace(self.init, INIT)
+            if not self.init.exists() or self.init.read_text(encoding="utf-8") != INIT_SCRIPT:
+                _replace_file(self.init, INIT_SCRIPT)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory's lock. Raises ``TimeoutError`` when another one holds it for too long."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(lock, self.directory / "lock")
+            _wait_for_lock(lock, self.directory / "lock")
             yield
         finally:
             os.close(lock)
@@ -89,10 +89,10 @@ class Store:
 
     def read_all(self) -> list[NodeRecord]:
         """All nodes in the order of their creation. Raises :class:`NodeUnreadableError`."""
-        records = [_read(folder) for folder in (self.directory / "nodes").iterdir()]
+        records = [_read_record(folder) for folder in (self.directory / "nodes").iterdir()]
         return sorted(records, key=lambda record: record.sequence)
 
-    def add(self, sequence: int, order: Order, user_data: str, created_at: float) -> NodeRecord:
+    def add(self, sequence: int, order: CreateRequest, user_data: str, created_at: float) -> NodeRecord:
         """Bring a new node into the world, without a process as yet."""
         # Unique on the machine, not only here: a process is found by the id it carries.
         record = NodeRecord(f"local-{sequence:06d}-{token_hex(4)}", sequence, order, created_at)
@@ -101,12 +101,12 @@ class Store:
         script = os.open(making / "user-data", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
         with os.fdopen(script, "w", encoding="utf-8") as file:
             file.write(user_data)
-        _replace(making / "node.json", _AS_RECORD.dump_json(record).decode())
+        _replace_file(making / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         making.rename(self.folder(record.id))
         return record
 
     def save(self, record: NodeRecord) -> NodeRecord:
-        _replace(self.folder(record.id) / "node.json", _AS_RECORD.dump_json(record).decode())
+        _replace_file(self.folder(record.id) / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         return record
 
     def phase(self, node_id: str) -> str:
@@ -132,7 +132,7 @@ class Store:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _lock(lock: int, path: Path) -> None:
+def _wait_for_lock(lock: int, path: Path) -> None:
     deadline_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
@@ -145,13 +145,13 @@ def _lock(lock: int, path: Path) -> None:
             time.sleep(_LOCK_RETRY_S)
 
 
-def _read(folder: Path) -> NodeRecord:
+def _read_record(folder: Path) -> NodeRecord:
     path = folder / "node.json"
     try:
-        record = _AS_RECORD.validate_json(path.read_bytes())
+        record = _RECORD_ADAPTER.validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValidationError) as error:
         raise NodeUnreadableError(
-            f"{path} is unreadable ({_said(error)}): end the processes with FNM_NODE={folder.name} in their "
+            f"{path} is unreadable ({_why_invalid(error)}): end the processes with FNM_NODE={folder.name} in their "
             "environment, then remove the folder"
         ) from error
     if record.id != folder.name:
@@ -159,13 +159,13 @@ def _read(folder: Path) -> NodeRecord:
     return record
 
 
-def _said(error: OSError | ValidationError) -> str:
+def _why_invalid(error: OSError | ValidationError) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'JSON'}: {e['msg']}" for e in error.errors())
     return str(error.strerror)
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     """Write a file so that it is read whole, as it was or as it is, also after the power went."""
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
@@ -175,4 +175,4 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-_AS_RECORD = TypeAdapter(NodeRecord)
+_RECORD_ADAPTER = TypeAdapter(NodeRecord)

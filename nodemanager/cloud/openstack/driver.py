@@ -28,19 +28,19 @@ from nodemanager.cloud.common.transport import (
     PAGES_MAX,
     MisconfiguredError,
     NoRetry,
-    foreign,
+    malformed_reply,
     object_in,
     objects_in,
-    refuse,
+    raise_http_error,
 )
 
 _UNAUTHORIZED = 401
 # What libcloud raises on foreign replies.
-_STUMBLES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
+_PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class OpenStackAccount:
     """Who calls, and which cloud. An application credential needs no project and no domain: it has its own."""
 
     auth_url: str
@@ -58,7 +58,7 @@ class _Response(OpenStack_1_1_Response):
     """Errors in the service's words, whatever they came as."""
 
     def parse_error(self) -> str:
-        refuse(self.status, _said(self), self.headers)
+        raise_http_error(self.status, _error_text(self), self.headers)
 
 
 class _Connection:
@@ -108,8 +108,8 @@ class _Connection:
     def _populate_hosts_and_request_paths(self) -> None:
         try:
             super()._populate_hosts_and_request_paths()  # type: ignore[misc]
-        except _STUMBLES as error:
-            raise foreign("the identity service's reply cannot be read", error) from error
+        except _PARSE_ERRORS as error:
+            raise malformed_reply("the identity service's reply cannot be read", error) from error
 
 
 class _Nova(_Connection, OpenStack_2_Connection):
@@ -131,7 +131,7 @@ class NovaDriver(OpenStack_2_NodeDriver):
     image_connectionCls = _Glance
     network_connectionCls = _Neutron
 
-    def __init__(self, account: Account, timeout_s: float) -> None:
+    def __init__(self, account: OpenStackAccount, timeout_s: float) -> None:
         scoped = {} if account.application_credential else {"ex_tenant_name": account.project}
         super().__init__(  # type: ignore[no-untyped-call]
             account.user,
@@ -151,19 +151,19 @@ class NovaDriver(OpenStack_2_NodeDriver):
         """Every server that carries all the tags, oldest first, from however many pages."""
         asked = {"tags": ",".join(tags), "sort_key": "created_at", "sort_dir": "asc"}
         servers = list(_pages(self.connection, "/servers/detail", "servers", asked))
-        return [self._tagged(server, set(tags)) for server in servers]
+        return [self._read_tagged_server(server, set(tags)) for server in servers]
 
     def post_server(self, server: Mapping[str, Any]) -> str:
         """Have one server made; give its id. That is all a create answers."""
-        reply = _ask(self.connection, "/servers", method="POST", data={"server": dict(server)})
+        reply = _call(self.connection, "/servers", method="POST", data={"server": dict(server)})
         made = object_in(object_in(reply, "a created server").get("server"), "a created server")
         if not isinstance(made.get("id"), str):
-            raise foreign("a created server without an id", sorted(made))
+            raise malformed_reply("a created server without an id", sorted(made))
         return str(made["id"])
 
     def server(self, server_id: str) -> Node:
-        reply = object_in(_ask(self.connection, f"/servers/{server_id}"), "a server")
-        return self._read(object_in(reply.get("server"), "a server"))
+        reply = object_in(_call(self.connection, f"/servers/{server_id}"), "a server")
+        return self._read_server(object_in(reply.get("server"), "a server"))
 
     def flavor_id(self, name: str) -> str:
         """The id of a flavor by its name, or by its id. Raises ``MisconfiguredError`` if there is none."""
@@ -174,35 +174,35 @@ class NovaDriver(OpenStack_2_NodeDriver):
 
     def image_id(self, name: str) -> str:
         """The id of the one active image of that name."""
-        reply = _ask(self.image_connection, "/v2/images", params={"name": name, "status": "active"})
-        return _the_only("image", name, objects_in(reply, "images", "the list of images"))
+        reply = _call(self.image_connection, "/v2/images", params={"name": name, "status": "active"})
+        return _require_one("image", name, objects_in(reply, "images", "the list of images"))
 
     def network_id(self, name: str) -> str:
         """The id of the one network of that name."""
-        reply = _ask(self.network_connection, "/v2.0/networks", params={"name": name})
-        return _the_only("network", name, objects_in(reply, "networks", "the list of networks"))
+        reply = _call(self.network_connection, "/v2.0/networks", params={"name": name})
+        return _require_one("network", name, objects_in(reply, "networks", "the list of networks"))
 
-    def _tagged(self, server: dict[str, Any], tags: set[str]) -> Node:
+    def _read_tagged_server(self, server: dict[str, Any], tags: set[str]) -> Node:
         if not isinstance(server.get("tags"), list) or not tags <= set(server["tags"]):
             # A service that does not know the filter leaves it out, and shows everything.
-            raise foreign(f"servers were listed that lack the tags {sorted(tags)}", server.get("tags"))
-        return self._read(server)
+            raise malformed_reply(f"servers were listed that lack the tags {sorted(tags)}", server.get("tags"))
+        return self._read_server(server)
 
-    def _read(self, server: dict[str, Any]) -> Node:
+    def _read_server(self, server: dict[str, Any]) -> Node:
         try:
             node: Node = self._to_node(server)  # type: ignore[no-untyped-call]
-        except _STUMBLES as error:
+        except _PARSE_ERRORS as error:
             # So looks a server, too, whose cell does not answer: nothing but its id.
-            raise foreign(f"a server lacks what every server has ({error!r})", sorted(server)) from error
+            raise malformed_reply(f"a server lacks what every server has ({error!r})", sorted(server)) from error
         return node
 
 
-def _ask(connection: Any, path: str, **named: Any) -> Any:
+def _call(connection: Any, path: str, **named: Any) -> Any:
     """The body of a service's answer."""
     return connection.request(path, **named).object
 
 
-def _said(response: Any) -> str:
+def _error_text(response: Any) -> str:
     """The service's own words for a refusal, or its status line."""
     try:
         body = response.parse_body()
@@ -220,7 +220,7 @@ def _pages(connection: Any, path: str, key: str, asked: Mapping[str, str]) -> It
     """Every object of a list, page after page, as the service links them."""
     marker: str | None = None
     for _ in range(PAGES_MAX):
-        reply = _ask(connection, path, params={**asked, **({"marker": marker} if marker else {})})
+        reply = _call(connection, path, params={**asked, **({"marker": marker} if marker else {})})
         yield from objects_in(reply, key, f"the list of {key}")
         following = _next_marker(reply.get(f"{key}_links"))
         if following is None:
@@ -228,7 +228,7 @@ def _pages(connection: Any, path: str, key: str, asked: Mapping[str, str]) -> It
         if following == marker:
             break
         marker = following
-    raise foreign(f"the list of {key} does not end", marker)
+    raise malformed_reply(f"the list of {key} does not end", marker)
 
 
 def _next_marker(links: Any) -> str | None:
@@ -236,17 +236,17 @@ def _next_marker(links: Any) -> str | None:
     if links is None:
         return None
     if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
-        raise foreign("the links of a list cannot be read", links)
+        raise malformed_reply("the links of a list cannot be read", links)
     following = [str(link.get("href")) for link in links if link.get("rel") == "next"]
     if not following:
         return None
     markers = parse_qs(urlsplit(following[0]).query).get("marker")
     if not markers:
-        raise foreign("the link to the next page has no marker", following[0])
+        raise malformed_reply("the link to the next page has no marker", following[0])
     return markers[0]
 
 
-def _the_only(what: str, name: str, found: list[dict[str, Any]]) -> str:
+def _require_one(what: str, name: str, found: list[dict[str, Any]]) -> str:
     ids = [str(item.get("id")) for item in found if item.get("name") == name]
     if len(ids) != 1:
         raise MisconfiguredError(f'there are {len(ids)} {what}s named "{name}"; name one by its id')

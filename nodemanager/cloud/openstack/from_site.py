@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodemanager.cloud.common.libcloud_port import UserData
-from nodemanager.cloud.openstack.driver import Account
-from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.cloud.common.libcloud_port import UserDataSource
+from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
 
 
-def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], CloudPort]:
+def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     account, placements = account_of(site), placements_of(site)
     return lambda: OpenStackCloud(
         account,
@@ -25,11 +25,11 @@ def factory(site: Site, user_data: UserData, clock: Clock) -> Callable[[], Cloud
     )
 
 
-def account_of(site: Site) -> Account:
+def account_of(site: Site) -> OpenStackAccount:
     cloud = site.cloud
     given = site.secrets
     application_credential = "application_credential_id" in given
-    return Account(
+    return OpenStackAccount(
         auth_url=cloud.auth_url,
         user=given["application_credential_id" if application_credential else "username"],
         secret=given["application_credential_secret" if application_credential else "password"],
@@ -42,11 +42,11 @@ def account_of(site: Site) -> Account:
     )
 
 
-def placements_of(site: Site) -> dict[TypeName, Placement]:
+def placements_of(site: Site) -> dict[TypeName, OpenStackPlacement]:
     """What each node type's servers get: what its section says, else what ``[Cloud]`` says."""
     cloud = site.cloud
     return {
-        name: Placement(
+        name: OpenStackPlacement(
             networks=tuple((node.network or cloud.network).split(",")),
             security_groups=node.security_groups or cloud.security_groups,
             key_name=node.key_name or cloud.key_name,

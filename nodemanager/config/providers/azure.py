@@ -18,7 +18,7 @@ _NETWORK = re.compile(r"[^/\s,]+/[^/\s,]+|/subscriptions/\S+/subnets/\S+")
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
     """All that the API would refuse later, at a create, as far as it can be known before."""
-    yield from common.missing(
+    yield from common.missing_cloud_keys(
         document,
         cloud,
         {
@@ -31,15 +31,15 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
         "image": '"PUBLISHER:OFFER:SKU:VERSION", or the id of an image of your own',
         "network": '"NETWORK/SUBNET" in the resource group, or the id of a subnet',
     }
-    yield from common.missing_of_nodes(document, cloud, nodes, needed)
-    yield from common.without_effect(document, cloud, nodes, _OTHERS, _NAME)
-    yield from common.no_spot(document, nodes, _NAME)
-    yield from common.free_nodes(document, nodes)
-    for section, settings in common.sections(cloud, nodes):
+    yield from common.missing_node_keys(document, cloud, nodes, needed)
+    yield from common.unsupported_keys(document, cloud, nodes, _OTHERS, _NAME)
+    yield from common.unsupported_spot(document, nodes, _NAME)
+    yield from common.zero_prices(document, nodes)
+    for section, settings in common.provider_sections(cloud, nodes):
         if settings.image and not _IMAGE.fullmatch(settings.image):
             yield document.fault(section, "image", needed["image"])
         if settings.network and not _NETWORK.fullmatch(settings.network):
             yield document.fault(section, "network", needed["network"])
         if len(settings.zones) > 1:
             yield document.fault(section, "zones", "one at the most: a failed machine keeps its name")
-    yield from common.secrets(document, (("tenant_id", "subscription_id", "client_id", "client_secret"),))
+    yield from common.credential_faults(document, (("tenant_id", "subscription_id", "client_id", "client_secret"),))

@@ -11,18 +11,18 @@ from nodemanager.core.slots import Market, TypeName
 
 NODE = "Node "
 
-Provided = CloudSettings | NodeSettings
+ProviderSection = CloudSettings | NodeSettings
 Nodes = Mapping[TypeName, NodeSettings]
 
 
-def missing(document: Document, cloud: CloudSettings, needed: Mapping[str, str]) -> Iterator[Fault]:
+def missing_cloud_keys(document: Document, cloud: CloudSettings, needed: Mapping[str, str]) -> Iterator[Fault]:
     """Keys of ``[Cloud]`` that must be given; ``needed`` says of each what it is."""
     for key, what in needed.items():
         if not getattr(cloud, key):
             yield document.fault("Cloud", key, f"must be given: {what}")
 
 
-def missing_of_nodes(
+def missing_node_keys(
     document: Document, cloud: CloudSettings, nodes: Nodes, needed: Mapping[str, str]
 ) -> Iterator[Fault]:
     """Keys that every ``[Node NAME]`` must have, its own or those of ``[Cloud]``."""
@@ -32,38 +32,40 @@ def missing_of_nodes(
                 yield document.fault(NODE + name, key, f"must be given here or under [Cloud]: {what}")
 
 
-def without_effect(
+def unsupported_keys(
     document: Document, cloud: CloudSettings, nodes: Nodes, keys: Sequence[str], provider: str
 ) -> Iterator[Fault]:
     """Keys that are meant for other providers: who writes one expects something of it."""
-    for section, settings in sections(cloud, nodes):
+    for section, settings in provider_sections(cloud, nodes):
         for key in keys:
             if key in settings.model_fields_set:
                 yield document.fault(section, key, f"{provider} has no such thing: leave it out")
 
 
-def sections(cloud: CloudSettings, nodes: Nodes) -> Iterator[tuple[str, Provided]]:
+def provider_sections(cloud: CloudSettings, nodes: Nodes) -> Iterator[tuple[str, ProviderSection]]:
     """Every section that may hold a key for the provider, with its name."""
     yield "Cloud", cloud
     for name, node in nodes.items():
         yield NODE + name, node
 
 
-def free_nodes(document: Document, nodes: Nodes) -> Iterator[Fault]:
+def zero_prices(document: Document, nodes: Nodes) -> Iterator[Fault]:
     """The cheapest type is bought first, so one whose price is forgotten would be bought always."""
     for name, node in nodes.items():
         if not node.price_per_hour:
             yield document.fault(NODE + name, "price_per_hour", "a price above 0 is needed: nothing is given away")
 
 
-def no_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
+def unsupported_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
     for name, node in nodes.items():
         if node.market is Market.SPOT:
             problem = f"spot nodes are not supported on {provider}: leave it out, or give on-demand"
             yield document.fault(NODE + name, "market", problem)
 
 
-def secrets(document: Document, ways: Sequence[Sequence[str]], *, optional: Sequence[str] = ()) -> Iterator[Fault]:
+def credential_faults(
+    document: Document, ways: Sequence[Sequence[str]], *, optional: Sequence[str] = ()
+) -> Iterator[Fault]:
     """``[Cloud Credentials]``: all keys of one of the ways, and none that belongs to no way."""
     section = credentials.SECTION
     given = {key.removesuffix("_file"): key for key in document.section(section).entries}

@@ -23,22 +23,22 @@ _NETWORK = re.compile(
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
     """All that the API would refuse later, at a create, as far as it can be known before."""
-    yield from common.missing(document, cloud, {"project": "the project's id"})
+    yield from common.missing_cloud_keys(document, cloud, {"project": "the project's id"})
     needed = {
         "image": 'an image such as "projects/debian-cloud/global/images/family/debian-12"',
         "network": 'one such as "global/networks/default" or "regions/REGION/subnetworks/NAME"',
         "zones": 'a zone such as "europe-west3-a"; several are tried in their order',
     }
-    yield from common.missing_of_nodes(document, cloud, nodes, needed)
-    yield from common.without_effect(document, cloud, nodes, _OTHERS, _NAME)
-    yield from common.free_nodes(document, nodes)
-    for section, settings in common.sections(cloud, nodes):
+    yield from common.missing_node_keys(document, cloud, nodes, needed)
+    yield from common.unsupported_keys(document, cloud, nodes, _OTHERS, _NAME)
+    yield from common.zero_prices(document, nodes)
+    for section, settings in common.provider_sections(cloud, nodes):
         if settings.image and not _IMAGE.fullmatch(settings.image):
             yield document.fault(section, "image", needed["image"])
         if settings.network and not _NETWORK.fullmatch(settings.network):
             yield document.fault(section, "network", needed["network"])
     # Without credentials, those of the instance on which the manager runs are asked for.
-    yield from common.secrets(document, ((), ("service_account", "key")))
+    yield from common.credential_faults(document, ((), ("service_account", "key")))
     entries = {key.removesuffix("_file") for key in document.section("Cloud Credentials").entries}
     if len(entries & {"service_account", "key"}) == 1:
         yield document.fault("Cloud Credentials", "", "service_account and key must be given together, or neither")

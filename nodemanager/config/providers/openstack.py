@@ -19,20 +19,22 @@ _DOMAINS = ("user_domain", "project_domain_id")
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
     """All that Nova would refuse later, at a create, as far as it can be known before."""
-    yield from common.missing(
+    yield from common.missing_cloud_keys(
         document, cloud, {"auth_url": 'the identity service, "https://cloud.example:5000/v3"'}
     )
     needed = {"image": "an image, by id or name", "network": "networks, by id or name; several with commas between"}
-    yield from common.missing_of_nodes(document, cloud, nodes, needed)
-    yield from common.no_spot(document, nodes, _NAME)
-    yield from common.without_effect(document, cloud, nodes, ("project", "resource_group", "ssh_public_key"), _NAME)
+    yield from common.missing_node_keys(document, cloud, nodes, needed)
+    yield from common.unsupported_spot(document, nodes, _NAME)
+    yield from common.unsupported_keys(
+        document, cloud, nodes, ("project", "resource_group", "ssh_public_key"), _NAME
+    )
     major, _, minor = cloud.microversion.partition(".")
     if (int(major), int(minor)) < MICROVERSION_LEAST:
         yield document.fault(
             "Cloud", "microversion", "2.52 is the least: older ones cannot tag a server as it is made"
         )
-    yield from common.secrets(document, (_USER, _APPLICATION_CREDENTIAL), optional=_DOMAINS)
-    for section, settings in common.sections(cloud, nodes):
+    yield from common.credential_faults(document, (_USER, _APPLICATION_CREDENTIAL), optional=_DOMAINS)
+    for section, settings in common.provider_sections(cloud, nodes):
         if len(settings.zones) > 1:
             yield document.fault(
                 section, "zones", "one at the most: whether a zone has room shows too late to try the next one"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from nodemanager.config.text.ini import Document, Entry, Fault
+from nodemanager.config.text.ini import Document, Fault, IniEntry
 
 SECTION = "Cloud Credentials"
 
@@ -35,7 +35,7 @@ def read_credentials(document: Document, folder: Path) -> tuple[dict[str, Secret
     return credentials, tuple(faults)
 
 
-def _secret(entry: Entry, text: str, document: Document, folder: Path) -> str:
+def _secret(entry: IniEntry, text: str, document: Document, folder: Path) -> str:
     key = entry.key.removesuffix(_FILE)
     if key == entry.key:
         return _written_value(entry, text, document.file)
@@ -44,7 +44,7 @@ def _secret(entry: Entry, text: str, document: Document, folder: Path) -> str:
     return _value_in_file(folder / text)
 
 
-def _written_value(entry: Entry, text: str, file: Path) -> str:
+def _written_value(entry: IniEntry, text: str, file: Path) -> str:
     if not text:
         raise ValueError("a value is needed")
     literal = text == entry.written

@@ -25,7 +25,7 @@ from nodemanager.core.notation import compress_hostlist, expand_hostlist, format
 from nodemanager.core.slots import NodeType, Promise, SlotName, TypeName
 
 OUR_TABLE = "node-manager"
-Division = Mapping[SlotName, TypeName]
+SlotTypes = Mapping[SlotName, TypeName]
 Promises = Mapping[TypeName, Promise]
 Config = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ class FluxConfigError(Exception):
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def division_in(config: Config) -> dict[SlotName, TypeName]:
+def read_slot_types(config: Config) -> dict[SlotName, TypeName]:
     """The type of each slot, in the order of the file; empty where the configuration says nothing of it."""
     ours = config.get(OUR_TABLE, {})
     slots = ours.get("slots", {}) if isinstance(ours, Mapping) else None
@@ -54,7 +54,7 @@ def division_in(config: Config) -> dict[SlotName, TypeName]:
     return division
 
 
-def promises_in(config: Config) -> dict[TypeName, Promise]:
+def read_promises(config: Config) -> dict[TypeName, Promise]:
     """What the slots of some types declare in place of what the site says of the type."""
     ours = config.get(OUR_TABLE, {})
     tables = ours.get("promises", {}) if isinstance(ours, Mapping) else {}
@@ -69,11 +69,11 @@ def promises_in(config: Config) -> dict[TypeName, Promise]:
         ) from fault
 
 
-def as_promised(node_types: Iterable[NodeType], promises: Promises) -> tuple[NodeType, ...]:
-    return tuple(it.promising(promises[it.name]) if it.name in promises else it for it in node_types)
+def with_promises(node_types: Iterable[NodeType], promises: Promises) -> tuple[NodeType, ...]:
+    return tuple(it.with_promise(promises[it.name]) if it.name in promises else it for it in node_types)
 
 
-def hosts_of(config: Config) -> list[str]:
+def bootstrap_hosts(config: Config) -> list[str]:
     """The bootstrap table's hosts, in the order of their ranks."""
     entries = config.get("bootstrap", {}).get("hosts", [])
     return [host for entry in entries for host in _hosts(entry.get("host"), "bootstrap.hosts.host")]
@@ -91,14 +91,14 @@ def _hosts(text: object, where: str) -> list[SlotName]:
 # --- what another division makes of it --------------------------------------------------------------------
 
 
-def redivided(
-    config: Config, division: Division, node_types: Iterable[NodeType], promises: Promises | None = None
+def config_with_slot_types(
+    config: Config, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> dict[str, Any]:
     """The configuration with the slots divided so, and more promises; all that it says else stays."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     resource = changed.setdefault("resource", {})
-    kept = promises_in(config) | dict(promises or {})
-    resource["config"] = resource_tables(resource.get("config", []), division, as_promised(node_types, kept))
+    kept = read_promises(config) | dict(promises or {})
+    resource["config"] = resource_tables(resource.get("config", []), division, with_promises(node_types, kept))
     changed.setdefault(OUR_TABLE, {})["slots"] = slots_table(division)
     if kept:
         changed[OUR_TABLE]["promises"] = promises_table(kept)
@@ -112,7 +112,7 @@ def promises_table(promises: Promises) -> dict[str, dict[str, int]]:
     }
 
 
-def slots_table(division: Division) -> dict[str, str]:
+def slots_table(division: SlotTypes) -> dict[str, str]:
     by_type: dict[TypeName, list[SlotName]] = {}
     for slot, name in division.items():
         by_type.setdefault(name, []).append(slot)
@@ -120,14 +120,14 @@ def slots_table(division: Division) -> dict[str, str]:
 
 
 def resource_tables(
-    tables: Sequence[Config], division: Division, node_types: Iterable[NodeType]
+    tables: Sequence[Config], division: SlotTypes, node_types: Iterable[NodeType]
 ) -> list[dict[str, Any]]:
     """The ``[[resource.config]]`` tables: those of other hosts as they are, then one for each type with slots."""
     others = [kept for table in tables if (kept := _without(table, division)) is not None]
-    return [*others, *new_tables(division, node_types)]
+    return [*others, *tables_for_types(division, node_types)]
 
 
-def new_tables(division: Division, node_types: Iterable[NodeType]) -> list[dict[str, Any]]:
+def tables_for_types(division: SlotTypes, node_types: Iterable[NodeType]) -> list[dict[str, Any]]:
     types = {node_type.name: node_type for node_type in node_types}
     made = []
     for name, hosts in slots_table(division).items():
@@ -151,7 +151,7 @@ def resource_table(node_type: NodeType, hosts: str) -> dict[str, Any]:
     return table
 
 
-def _without(table: Config, division: Division) -> dict[str, Any] | None:
+def _without(table: Config, division: SlotTypes) -> dict[str, Any] | None:
     hosts = _hosts(table.get("hosts"), "resource.config.hosts")
     kept = [host for host in hosts if host not in division]
     if not kept:
@@ -159,7 +159,9 @@ def _without(table: Config, division: Division) -> dict[str, Any] | None:
     return dict(table) if len(kept) == len(hosts) else {**table, "hosts": compress_hostlist(kept)}
 
 
-def units_missing(config: Config, held: Mapping[SlotName, tuple[frozenset[int], frozenset[int]]]) -> list[SlotName]:
+def hosts_lacking_units(
+    config: Config, held: Mapping[SlotName, tuple[frozenset[int], frozenset[int]]]
+) -> list[SlotName]:
     """The hosts that lack a core or a GPU which a job holds there. ``held``: ids of cores and GPUs by host."""
     has: dict[SlotName, tuple[set[int], set[int]]] = {}
     for table in config["resource"]["config"]:
@@ -179,13 +181,13 @@ def units_missing(config: Config, held: Mapping[SlotName, tuple[frozenset[int], 
 # --- the file ---------------------------------------------------------------------------------------------
 
 
-def redivided_text(
-    text: str, division: Division, node_types: Iterable[NodeType], promises: Promises | None = None
+def toml_with_slot_types(
+    text: str, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> str:
     """The TOML file with the slots divided so. What it says else keeps its words, its comments and its order."""
     node_types = tuple(node_types)
-    wanted = redivided(_parsed(text), division, node_types, promises)
-    node_types = as_promised(node_types, promises_in(wanted))
+    wanted = config_with_slot_types(_parsed(text), division, node_types, promises)
+    node_types = with_promises(node_types, read_promises(wanted))
     document = tomlkit.parse(text)
     resource = document.setdefault("resource", tomlkit.table())
     tables = resource.get("config")
@@ -199,7 +201,7 @@ def redivided_text(
             del tables[index]
         elif kept["hosts"] != tables[index]["hosts"]:
             tables[index]["hosts"] = kept["hosts"]
-    for made in new_tables(division, node_types):
+    for made in tables_for_types(division, node_types):
         table = tomlkit.table()
         table.update(made)
         table.add(tomlkit.nl())  # a blank line after it
@@ -216,7 +218,7 @@ def redivided_text(
     return changed
 
 
-def lengthened_text(text: str, hosts: Sequence[str]) -> str:
+def toml_with_hosts(text: str, hosts: Sequence[str]) -> str:
     """The TOML file with hosts added to the end of the bootstrap table, where they get the next ranks."""
     document = tomlkit.parse(text)
     table = document.get("bootstrap", {}).get("hosts")
@@ -231,7 +233,7 @@ def lengthened_text(text: str, hosts: Sequence[str]) -> str:
     else:
         table.append(entry)
     changed = tomlkit.dumps(document)
-    if hosts_of(_parsed(changed)) != [*hosts_of(_parsed(text)), *hosts]:
+    if bootstrap_hosts(_parsed(changed)) != [*bootstrap_hosts(_parsed(text)), *hosts]:
         raise FluxConfigError("bootstrap.hosts cannot be lengthened as it is written: write one entry a line")
     return changed
 
@@ -250,9 +252,9 @@ class ConfigFile:
     path: Path
 
     @classmethod
-    def of(cls, folder: Path) -> ConfigFile:
+    def find(cls, folder: Path) -> ConfigFile:
         """The file in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
-        holders = cls.holders(folder)
+        holders = cls.resource_files(folder)
         if len(holders) != 1:
             found = ", ".join(str(path) for path in holders) or "none"
             raise FluxConfigError(
@@ -262,7 +264,7 @@ class ConfigFile:
         return cls(holders[0])
 
     @classmethod
-    def holders(cls, folder: Path) -> tuple[Path, ...]:
+    def resource_files(cls, folder: Path) -> tuple[Path, ...]:
         """The files in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
         files = sorted((folder / "conf.d").glob("*.toml"))
         return tuple(path for path in files if "resource" in cls(path).read())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from nodemanager.core.notation import printable
+from nodemanager.core.notation import escape_unprintable
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
@@ -43,11 +43,11 @@ class Fault:
         value = "" if self.value is None else f" = {_shown(self.value)}"
         subject = " ".join(part for part in (f"[{self.section}]" if self.section else "", self.key + value) if part)
         meant = f'; did you mean "{self.nearest}"?' if self.nearest else ""
-        return printable(": ".join(part for part in (place, subject, self.problem + meant) if part))
+        return escape_unprintable(": ".join(part for part in (place, subject, self.problem + meant) if part))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IniEntry:
     """A key as the file gives it. ``text`` is its value with all variables put in, None if one was not set."""
 
     key: str
@@ -57,10 +57,10 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Section:
+class IniSection:
     name: str
     line: int = 0  # 0: the file has no such section
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, IniEntry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Document:
     """A file's sections in their order, and what was wrong with it so far."""
 
     file: Path
-    sections: Mapping[str, Section]
+    sections: Mapping[str, IniSection]
     faults: tuple[Fault, ...]
     secret_sections: frozenset[str]
 
-    def section(self, name: str) -> Section:
-        return self.sections.get(name) or Section(name)
+    def section(self, name: str) -> IniSection:
+        return self.sections.get(name) or IniSection(name)
 
     def fault(self, section: str, key: str, problem: str, nearest: str = "") -> Fault:
         """A fault at a key, at its section if the key is not given, or at the file."""
@@ -162,7 +162,7 @@ class _Gathering:
         self._file = file
         self._environment = environment
         self._secret_sections = secret_sections
-        self._sections: dict[str, Section] = {}
+        self._sections: dict[str, IniSection] = {}
         self._faults: list[Fault] = []
 
     def gather(self, reader: _Reader, text: str) -> Document:
@@ -183,22 +183,22 @@ class _Gathering:
         return Document(self._file, self._sections, faults, self._secret_sections)
 
     def _add_section(self, line: int, name: str) -> None:
-        first = self._sections.setdefault(name, Section(name, line))
+        first = self._sections.setdefault(name, IniSection(name, line))
         if first.line != line:
             self._fault(line, f"this section begins at line {first.line} already", name)
 
-    def _add_key(self, line: int, section: Section, key: str, written: str) -> None:
+    def _add_key(self, line: int, section: IniSection, key: str, written: str) -> None:
         if first := section.entries.get(key):
             self._fault(line, f"this key is given at line {first.line} already", section.name, key)
         # The value that configparser has kept is that of the last line.
-        section.entries[key] = Entry(key, written, self._expanded(written), line)
+        section.entries[key] = IniEntry(key, written, self._expanded(written), line)
 
     def _expanded(self, written: str) -> str | None:
         if any(name not in self._environment for name in _VARIABLE.findall(written)):
             return None
         return _VARIABLE.sub(lambda found: self._environment[found[1]], written)
 
-    def _check_variables(self, section: Section) -> None:
+    def _check_variables(self, section: IniSection) -> None:
         for entry in section.entries.values():
             for name in _VARIABLE.findall(entry.written):
                 if name not in self._environment:

@@ -59,7 +59,7 @@ class Viewers(StrEnum):
     EVERYBODY = "everybody"
 
 
-class Join(StrEnum):
+class JoinMethod(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
     SERVICE = "service"  # nodes redeem a ticket at the join service
     IMAGE = "image"  # nodes have the bootstrap and the certificate from their image; a slot is a host name
@@ -73,7 +73,7 @@ SIMULATED_URI = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ValueFormat:
     """How a value is written as text: what is allowed, in words, and how it is read."""
 
     allowed: str
@@ -99,12 +99,14 @@ def _require(truth: object) -> None:
         raise ValueError
 
 
-def _whole(least: int, most: int = WHOLE_MAX) -> Written:
+def _whole(least: int, most: int = WHOLE_MAX) -> ValueFormat:
     def read(text: str) -> int:
         _require(re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) and least <= int(text) <= most)
         return int(text)
 
-    return Written(f"a whole number of {least} or more" + (f", {most} at most" if most < WHOLE_MAX else ""), read)
+    return ValueFormat(
+        f"a whole number of {least} or more" + (f", {most} at most" if most < WHOLE_MAX else ""), read
+    )
 
 
 def _number_above_0(text: str) -> float:
@@ -146,12 +148,12 @@ def _size_bytes(text: str) -> int:
     return size_bytes
 
 
-def _one_of(choices: type[StrEnum]) -> Written:
+def _one_of(choices: type[StrEnum]) -> ValueFormat:
     def read(text: str) -> StrEnum:
         _require(text in {choice.value for choice in choices})
         return choices(text)
 
-    return Written(" or ".join(choices), read)
+    return ValueFormat(" or ".join(choices), read)
 
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
@@ -323,59 +325,59 @@ def _billing_window_s(text: str) -> float:
 
 _Count = Annotated[int, _whole(0)]
 _Positive = Annotated[int, _whole(1)]
-_Rate = Annotated[float, Written("a number above 0", _number_above_0)]
-_Probability = Annotated[float, Written("a number from 0 to 1", _probability)]
-_RateOrNone = Annotated[float, Written("a number of 0 or more", _number_of_0_or_more)]
-_Price = Annotated[Decimal, Written("a price of 0 or more", _price)]
-_Duration = Annotated[float, Written('a duration such as "90s" or "5m"', _duration)]
-_Period = Annotated[float, Written('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
-_Bytes = Annotated[int, Written('a size such as "4GiB"', _size_bytes)]
-_Word = Annotated[str, Written("a name without spaces", _word)]
-_OptionalWord = Annotated[str, Written("a name without spaces", _word_or_nothing)]
-_Command = Annotated[str, Written("a command and its arguments, in one line", _command)]
-_Host = Annotated[str, Written("a host name", _matching(NAME))]
-_Path = Annotated[Path, Written("a path", _path)]
-_Words = Annotated[tuple[str, ...], Written("a list of names separated by commas", _comma_list)]
-_JoinedWords = Annotated[str, Written("a name, or a list of names separated by commas", _joined_list)]
-_YesOrNo = Annotated[bool, Written("yes or no", _yes_or_no)]
+_Rate = Annotated[float, ValueFormat("a number above 0", _number_above_0)]
+_Probability = Annotated[float, ValueFormat("a number from 0 to 1", _probability)]
+_RateOrNone = Annotated[float, ValueFormat("a number of 0 or more", _number_of_0_or_more)]
+_Price = Annotated[Decimal, ValueFormat("a price of 0 or more", _price)]
+_Duration = Annotated[float, ValueFormat('a duration such as "90s" or "5m"', _duration)]
+_Period = Annotated[float, ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
+_Bytes = Annotated[int, ValueFormat('a size such as "4GiB"', _size_bytes)]
+_Word = Annotated[str, ValueFormat("a name without spaces", _word)]
+_OptionalWord = Annotated[str, ValueFormat("a name without spaces", _word_or_nothing)]
+_Command = Annotated[str, ValueFormat("a command and its arguments, in one line", _command)]
+_Host = Annotated[str, ValueFormat("a host name", _matching(NAME))]
+_Path = Annotated[Path, ValueFormat("a path", _path)]
+_Words = Annotated[tuple[str, ...], ValueFormat("a list of names separated by commas", _comma_list)]
+_JoinedWords = Annotated[str, ValueFormat("a name, or a list of names separated by commas", _joined_list)]
+_YesOrNo = Annotated[bool, ValueFormat("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
-    Written('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+    ValueFormat('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
 ]
-_Flag = Annotated[bool, Written("yes or no", _flag)]
+_Flag = Annotated[bool, ValueFormat("yes or no", _flag)]
 _Billing = Annotated[
     float,
-    Written(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
+    ValueFormat(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
 ]
 _Properties = Annotated[
     frozenset[str],
-    Written(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
+    ValueFormat(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
 ]
-_Slots = Annotated[tuple[SlotName, ...], Written('a host list such as "cloud[1-4]"', _slots)]
+_Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud[1-4]"', _slots)]
 
 
 # --- the sections -----------------------------------------------------------------------------------------
 
 
-class Settings(BaseModel):
+class SectionSettings(BaseModel):
     """The keys of one section."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class SiteSettings(Settings):
-    cluster: Annotated[str, Written('a name of 1 to 32 characters "a-z", "0-9" and "-"', _matching(_CLUSTER))]
-    cluster_uuid: Annotated[str, Written("a UUID", _uuid)] = ""
+class SiteSettings(SectionSettings):
+    cluster: Annotated[str, ValueFormat('a name of 1 to 32 characters "a-z", "0-9" and "-"', _matching(_CLUSTER))]
+    cluster_uuid: Annotated[str, ValueFormat("a UUID", _uuid)] = ""
     state_dir: _Path
     mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
 
 
-class FluxSettings(Settings):
+class FluxSettings(SectionSettings):
     uri: _OptionalWord = ""  # "" is what FLUX_URI names, or the system instance
     head_host: _Host = "head"  # the leader's name in the bootstrap table
-    head_address: Annotated[str, Written("a host name or IPv4 address", _matching(NAME))] = ""
+    head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
     port: Annotated[int, _whole(1, 65_535)] = 8050
-    join: Annotated[Join, _one_of(Join)] = Join.DIRECTORY
+    join: Annotated[JoinMethod, _one_of(JoinMethod)] = JoinMethod.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
     head_cores: _Positive = 1
     image_start: _Command = 'hostnamectl set-hostname "$SLOT" && systemctl restart flux'  # of ``image``, on a node
@@ -387,24 +389,24 @@ class FluxSettings(Settings):
         return self.uri == SIMULATED_URI
 
 
-class CloudSettings(Settings):
+class CloudSettings(SectionSettings):
     provider: Annotated[Provider, _one_of(Provider)]
     outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # of several, separated by "," alone
     zones: _Words = ()
     region: _OptionalWord = ""
-    endpoint: Annotated[str, Written('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
+    endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
     subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
     key_name: _OptionalWord = ""
     instance_profile: _OptionalWord = ""
-    auth_url: Annotated[str, Written('an address such as "https://cloud.example:5000/v3"', _url)] = ""
-    microversion: Annotated[str, Written('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
+    auth_url: Annotated[str, ValueFormat('an address such as "https://cloud.example:5000/v3"', _url)] = ""
+    microversion: Annotated[str, ValueFormat('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
     config_drive: _Flag = False
     project: _OptionalWord = ""
     resource_group: _OptionalWord = ""
-    ssh_public_key: Annotated[str, Written('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
+    ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -412,7 +414,7 @@ class CloudSettings(Settings):
     call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
 
 
-class Limits(Settings):
+class LimitsSettings(SectionSettings):
     """What no plan exceeds. The first and the last must be given: no limit would mean refused."""
 
     nodes_max: _Positive
@@ -420,7 +422,7 @@ class Limits(Settings):
     price_per_hour_max: _Price
 
 
-class Timing(Settings):
+class TimingSettings(SectionSettings):
     settle_s: _Duration = Field(default=1.0, validation_alias="settle")
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
@@ -438,7 +440,7 @@ class Timing(Settings):
     manager_silence_max_s: _Period = Field(default=3600.0, validation_alias="manager_silence_max")
 
 
-class Policy(Settings):
+class PolicySettings(SectionSettings):
     idle_confirmations: _Positive = 2  # looks in a row that must show a node idle before it may be retired
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
     queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
@@ -450,18 +452,18 @@ class Policy(Settings):
     unready_max: _Probability = 0.5  # the share of the nodes that were up
 
 
-class WebSettings(Settings):
+class WebSettings(SectionSettings):
     """Where status, control and the dashboard are served. Completed by ``config``: paths are absolute then."""
 
-    listen: Annotated[str, Written('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
+    listen: Annotated[str, ValueFormat('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
     token_file: _Path = Path("token")
     hosts: Annotated[
-        tuple[str, ...], Written('a list of names such as "head.example" or "*.example", without ports', _hosts)
+        tuple[str, ...], ValueFormat('a list of names such as "head.example" or "*.example", without ports', _hosts)
     ] = ()
     jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
 
 
-class BudgetSettings(Settings):
+class BudgetSettings(SectionSettings):
     """None where there is no such budget."""
 
     per_day: _Price | None = None
@@ -485,10 +487,10 @@ class BudgetSettings(Settings):
         return {whose: limit for whose, limit in given.items() if limit is not None}
 
 
-class Simulation(Settings):
+class SimulationSettings(SectionSettings):
     time_scale: _Rate = 1.0  # simulated seconds in one second
     seed: _Count = 0
-    workload: Annotated[str, Written("builtin", _builtin)] = "builtin"
+    workload: Annotated[str, ValueFormat("builtin", _builtin)] = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
     stop_delay_s: _Duration = Field(default=20.0, validation_alias="stop_delay")
     boot_failures: _Probability = 0.0
@@ -496,12 +498,16 @@ class Simulation(Settings):
     capacity: _Count = 0
 
 
-class JoinSettings(Settings):
+class JoinSettings(SectionSettings):
     """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
 
-    listen: Annotated[str, Written('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = "0.0.0.0:8443"
+    listen: Annotated[str, ValueFormat('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = (
+        "0.0.0.0:8443"
+    )
     # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
-    addresses: Annotated[tuple[str, ...], Written("a list of host:port separated by commas", _hosts_and_ports)] = ()
+    addresses: Annotated[
+        tuple[str, ...], ValueFormat("a list of host:port separated by commas", _hosts_and_ports)
+    ] = ()
     material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
     flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
     check_source: _YesOrNo = False
@@ -515,11 +521,11 @@ class JoinSettings(Settings):
     node_user: _OptionalWord = ""  # "" is whoever runs the user-data
     node_dir: _Path = Path("/var/lib/flux-node-join")
     hosts_file: _Path = Path("/etc/hosts")
-    poweroff: Annotated[str, Written("a shell command in one line", _command_line)] = "poweroff"
+    poweroff: Annotated[str, ValueFormat("a shell command in one line", _command_line)] = "poweroff"
     systemd: _YesOrNo = True
 
 
-class NodeSettings(Settings):
+class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones, network and the like the cloud's."""
 
     size: _OptionalWord = ""
@@ -547,11 +553,11 @@ class NodeSettings(Settings):
         return Billing(self.billing_window_s, self.billing_minimum_s)
 
 
-def keys_of(settings: type[Settings]) -> dict[str, str]:
+def allowed_keys(settings: type[SectionSettings]) -> dict[str, str]:
     """The section's keys in their order, and what is allowed for each."""
     return {
         str(field.validation_alias or name): next(
-            (written.allowed for written in field.metadata if isinstance(written, Written)), ""
+            (written.allowed for written in field.metadata if isinstance(written, ValueFormat)), ""
         )
         for name, field in settings.model_fields.items()
     }

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
 from nodemanager.core.notation import expand_hostlist, parse_idset
-from nodemanager.flux.parse.json_fields import list_at, object_at, shortened, text_at
+from nodemanager.flux.parse.json_fields import list_at, object_at, shorten, text_at
 
 DEPTH_MAX = 100
 # Hosts and ranks that one constraint may name: a user's jobspec must not eat the manager's memory.
@@ -34,13 +34,13 @@ class _Reader:
     def read(self, value: object, where: str, depth: int) -> Constraint:
         operators = object_at(value, where)
         if depth > DEPTH_MAX:
-            raise ValueError(f"{shortened(where)}: constraints nest deeper than {DEPTH_MAX} levels")
+            raise ValueError(f"{shorten(where)}: constraints nest deeper than {DEPTH_MAX} levels")
         if not operators:
             return ANYWHERE
         if len(operators) > 1:
             raise ValueError(f"{where}: one operator is needed, not {len(operators)}; join them with and")
         [(operator, values)] = operators.items()
-        place = f"{where}.{shortened(operator)}"
+        place = f"{where}.{shorten(operator)}"
         if operator in {"and", "or", "not"}:
             return self._read_parts(operator, list_at(values, place), place, depth)
         return self._read_term(operator, [text_at(item, place) for item in list_at(values, place)], place)

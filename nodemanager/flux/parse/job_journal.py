@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nodemanager.core.facts import QueueSeen
-from nodemanager.core.jobs import Holding, Job, JobId, JobState, UnreadableJob
-from nodemanager.flux.parse.jobspec import WHY_MAX, read_job, trimmed, with_updates
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, UnreadableJob
+from nodemanager.flux.parse.jobspec import WHY_MAX, read_job, trim_jobspec, with_updates
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
@@ -31,7 +31,7 @@ _ENDS = frozenset({"clean", "invalidate"})
 _MOVES_RESOURCES = frozenset({"alloc", "release", "free"})
 
 
-def concerns_ranks(event_name: str) -> bool:
+def changes_allocation(event_name: str) -> bool:
     """Whether the event changes what is allocated. The end of housekeeping does too, but no event tells."""
     return event_name in _MOVES_RESOURCES
 
@@ -46,13 +46,13 @@ class _Tracked:
     urgency: int = 16
     priority: int = 16
     userid: int = 0
-    holds: tuple[Holding, ...] = ()
+    holds: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
     fault: str = ""  # of the first event that could not be read
 
 
-class Queue:
+class JobQueue:
     """The active jobs, by the events applied so far, and what of them has not been told yet."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Queue:
         """
         of = JobId(int(job_id))
         if event_name == "submit":
-            self._jobs[of] = _Tracked(trimmed(jobspec))
+            self._jobs[of] = _Tracked(trim_jobspec(jobspec))
             self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
@@ -162,7 +162,7 @@ def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
         userid=job.userid,
     )
     if running and isinstance(reading, Job):
-        return replace(reading, holds=job.holds, ends_at=job.ends_at, began_at=job.began_at)
+        return replace(reading, allocations=job.holds, ends_at=job.ends_at, began_at=job.began_at)
     return reading
 
 

@@ -21,16 +21,16 @@ from typing import Any
 from nodemanager.core.jobs import Job, JobId, JobState, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, parse_bytes, parse_job_id
 from nodemanager.flux.parse.constraint import read_constraint
-from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shortened, text_at, wrong
+from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources: flux-core's own bound
 
 WHY_MAX = 500  # characters: a user's jobspec is not to fill the log either
 
-TO_US = "node-manager"  # of attributes.system: what a job says to us alone
+OUR_ATTRIBUTES = "node-manager"  # of attributes.system: what a job says to us alone
 REQUEUED_FROM = "requeued-from"  # of a job that we submitted once more: its first life's id
-_SYSTEM_READ = ("duration", "queue", "constraints", TO_US)  # of attributes.system
+_SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
 
 # RFC 14 gives a resource a unit and leaves open which there are. "GB" is 10⁹ to some and 2³⁰ to others: the larger
 # is taken, so that a node which is bought has enough for both.
@@ -80,7 +80,7 @@ def read_job(
         return UnreadableJob(job_id, str(error)[:WHY_MAX])
 
 
-def trimmed(jobspec: object) -> object:
+def trim_jobspec(jobspec: object) -> object:
     """The jobspec without what is never read here: a queue of batch scripts would fill the memory."""
     if not isinstance(jobspec, Mapping):
         return jobspec
@@ -100,14 +100,14 @@ def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
     for path, value in object_at(updates, "updates").items():
         keys = path.split(".")
         if not all(keys) or len(keys) > DEPTH_MAX:
-            raise wrong("updates", "a path such as attributes.system.duration", path)
+            raise wrong_value("updates", "a path such as attributes.system.duration", path)
         updated = _with_value(updated, keys, value)
     return updated
 
 
 def _with_value(inside: object, keys: list[str], value: object) -> dict[str, Any]:
     """The object with the value at the end of the keys; nothing is changed in place."""
-    changed = dict(object_at(inside, f"updates, before {shortened('.'.join(keys))}"))
+    changed = dict(object_at(inside, f"updates, before {shorten('.'.join(keys))}"))
     key, *rest = keys
     changed[key] = _with_value(changed.get(key, {}), rest, value) if rest else value
     return changed
@@ -144,7 +144,7 @@ def _read_resources(spec: Mapping[str, Any]) -> _Resources:
 def _walk(entries: object, where: str, above: int, depth: int, found: _Resources, in_slot: int = 0) -> None:
     """Take in one level. ``above`` is how often it is there, by the counts over it; ``in_slot``, in one slot."""
     if depth > DEPTH_MAX:
-        raise ValueError(f"{shortened(where)}: resources nest deeper than {DEPTH_MAX} levels")
+        raise ValueError(f"{shorten(where)}: resources nest deeper than {DEPTH_MAX} levels")
     for index, entry in enumerate(list_at(entries, where)):
         place = f"{where}[{index}]"
         vertex = object_at(entry, place)
@@ -152,7 +152,7 @@ def _walk(entries: object, where: str, above: int, depth: int, found: _Resources
         count = _least(vertex.get("count"), f"{place}.count")
         below = _take(of_type, count, above, bool(vertex.get("exclusive")), found)
         if below > COUNT_MAX:
-            raise ValueError(f"{shortened(place)}: more than {COUNT_MAX} in all")
+            raise ValueError(f"{shorten(place)}: more than {COUNT_MAX} in all")
         if of_type == "memory":
             found.memory_bytes = in_slot * count * _unit_bytes(vertex.get("unit"))
         if vertex.get("with") is not None:
@@ -215,7 +215,7 @@ def _least(count: object, where: str) -> int:
     elif isinstance(count, str):
         least = _least_of_text(count)
     if not isinstance(least, int) or isinstance(least, bool) or not 1 <= least <= COUNT_MAX:
-        raise wrong(where, f'a count from 1 to {COUNT_MAX} or a range such as {{"min": 2}} or "2-8"', count)
+        raise wrong_value(where, f'a count from 1 to {COUNT_MAX} or a range such as {{"min": 2}} or "2-8"', count)
     return least
 
 
@@ -272,18 +272,18 @@ class _Wish:
 
 def _read_wish(system: Mapping[str, Any]) -> _Wish:
     """A key that is not known is refused: one that is misspelt would be passed over without a word."""
-    where = f"attributes.system.{TO_US}"
-    wish = object_at(system.get(TO_US, {}), where)
+    where = f"attributes.system.{OUR_ATTRIBUTES}"
+    wish = object_at(system.get(OUR_ATTRIBUTES, {}), where)
     unknown = next((key for key in wish if key not in _WISHES), None)
     if unknown is not None:
-        raise ValueError(f"{where}: no key {shortened(repr(unknown))}; known are {', '.join(_WISHES)}")
+        raise ValueError(f"{where}: no key {shorten(repr(unknown))}; known are {', '.join(_WISHES)}")
     memory, one_zone = wish.get("memory", "0B"), wish.get("one-zone", 0)
     if not isinstance(memory, str):
-        raise wrong(f"{where}.memory", 'the size of each slot, such as "16GiB"', memory)
+        raise wrong_value(f"{where}.memory", 'the size of each slot, such as "16GiB"', memory)
     if one_zone not in (0, 1):
-        raise wrong(f"{where}.one-zone", "1 (which is what --setattr gives it) or 0", one_zone)
+        raise wrong_value(f"{where}.one-zone", "1 (which is what --setattr gives it) or 0", one_zone)
     if (requeue := wish.get("requeue", 0)) not in (0, 1):
-        raise wrong(f"{where}.requeue", "1 (which is what --setattr gives it) or 0", requeue)
+        raise wrong_value(f"{where}.requeue", "1 (which is what --setattr gives it) or 0", requeue)
     former = text_at(wish.get(REQUEUED_FROM, ""), f"{where}.{REQUEUED_FROM}")
     try:
         former_id = JobId(parse_job_id(former)) if former else None

@@ -16,36 +16,36 @@ SECONDS_MAX = 1e15  # thirty million years: whatever is longer is a slip
 
 def object_at(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise wrong(where, "an object", value)
+        raise wrong_value(where, "an object", value)
     return value
 
 
 def list_at(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise wrong(where, "a list", value)
+        raise wrong_value(where, "a list", value)
     return value
 
 
 def text_at(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise wrong(where, "text", value)
+        raise wrong_value(where, "text", value)
     return value
 
 
 def whole_at(value: object, where: str) -> int:
     """A whole number. JSON's true and false are none, though Python takes them for 1 and 0."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong(where, "a whole number", value)
+        raise wrong_value(where, "a whole number", value)
     return value
 
 
 def seconds_at(value: object, where: str) -> float:
     """Seconds: a length of time, or a moment since the epoch."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(where, "a number of seconds", value)
+        raise wrong_value(where, "a number of seconds", value)
     # Compared before it becomes a float: a whole number may be too large for one. NaN is in no range.
     if not 0 <= value <= SECONDS_MAX:
-        raise wrong(where, f"from 0 to {SECONDS_MAX:g} seconds", value)
+        raise wrong_value(where, f"from 0 to {SECONDS_MAX:g} seconds", value)
     return float(value)
 
 
@@ -54,18 +54,18 @@ def amount_at(value: object, where: str) -> Decimal:
     try:
         amount = Decimal(text_at(value, where))
     except InvalidOperation:
-        raise wrong(where, "a decimal number", value) from None
+        raise wrong_value(where, "a decimal number", value) from None
     if not (amount.is_finite() and amount >= 0):
-        raise wrong(where, "an amount of 0 or more", value)
+        raise wrong_value(where, "an amount of 0 or more", value)
     return amount
 
 
-def wrong(where: str, needed: str, found: object) -> ValueError:
+def wrong_value(where: str, needed: str, found: object) -> ValueError:
     """The error that says so; the caller raises it."""
-    return ValueError(f"{shortened(where)}: {needed} is needed, not {_shown(found)}")
+    return ValueError(f"{shorten(where)}: {needed} is needed, not {_shown(found)}")
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """The text with its middle left out where it is long: both ends of a place matter."""
     half = _SHOWN_MAX // 2
     return text if len(text) <= 2 * half else f"{text[:half]}...{text[-half:]}"
@@ -78,4 +78,4 @@ def _shown(value: object) -> str:
         return f"an object of {len(value)}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return shortened(repr(value))
+    return shorten(repr(value))

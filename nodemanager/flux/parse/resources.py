@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Generic, TypeVar, cast
 from xml.etree import ElementTree as ET
 
-from nodemanager.core.drains import is_ours
-from nodemanager.core.jobs import Holding
+from nodemanager.core.drains import is_our_drain
+from nodemanager.core.jobs import RankAllocation
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.notation import expand_hostlist, parse_idset
 from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
-from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, wrong
+from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, wrong_value
 
 LEADER = Rank(0)
 
@@ -43,12 +43,14 @@ def read_ranks(
     return tuple(look.ranks.values())
 
 
-def read_holdings(r: object) -> tuple[tuple[Holding, ...], float | None]:
+def read_holdings(r: object) -> tuple[tuple[RankAllocation, ...], float | None]:
     """What a job was given, by the R of its ``alloc`` event, and when that expires; None where it never does."""
     held = _read_r(r, "R")
     execution = object_at(object_at(r, "R").get("execution"), "R.execution")
     expires_at = seconds_at(execution.get("expiration", 0.0), "R.execution.expiration")
-    holdings = tuple(Holding(rank, len(units.cores), len(units.gpus)) for rank, units in sorted(held.items()))
+    holdings = tuple(
+        RankAllocation(rank, len(units.cores), len(units.gpus)) for rank, units in sorted(held.items())
+    )
     return holdings, expires_at or None
 
 
@@ -61,7 +63,7 @@ def held_units(
     return {hosts[rank]: (units.cores, units.gpus) for rank, units in allocated.items()}
 
 
-def slots_of(resource_status: object) -> Mapping[SlotName, Rank]:
+def read_slots(resource_status: object) -> Mapping[SlotName, Rank]:
     """The rank of each slot: of every host name in R but the leader's. Two ranks of one name raise."""
     r = object_at(resource_status, "resource.status").get("R")
     slots: dict[SlotName, Rank] = {}
@@ -320,7 +322,7 @@ def _read_drains(value: object, where: str) -> dict[Rank, str]:
         reason = object_at(entry, f"{where}.{ranks}").get("reason")
         said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
         # Behind a mark of ours stands a note for people.
-        mark = said.partition(" ")[0] if is_ours(said) else said
+        mark = said.partition(" ")[0] if is_our_drain(said) else said
         drains.update(dict.fromkeys(_ranks(ranks, where), mark))
     return drains
 
@@ -346,7 +348,7 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
     """The cores and GPUs of every rank that an R names."""
     r = object_at(value, where)
     if r.get("version") != 1:
-        raise wrong(f"{where}.version", "version 1 of R", r.get("version"))
+        raise wrong_value(f"{where}.version", "version 1 of R", r.get("version"))
     execution = object_at(r.get("execution"), f"{where}.execution")
     found: dict[Rank, _Units] = {}
     for index, item in enumerate(list_at(execution.get("R_lite"), f"{where}.execution.R_lite")):

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
-from nodemanager.flux.parse.json_fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong
+from nodemanager.flux.parse.json_fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong_value
 
 LEASES = "node-manager.leases"
 _VERSION = 1
@@ -25,7 +25,7 @@ def slot_of(name: str) -> SlotName:
     return SlotName(unquote(name))
 
 
-def encoded(launch: Launch) -> str:
+def encode(launch: Launch) -> str:
     fields: dict[str, object] = {
         "version": _VERSION,
         "launch": launch.id,
@@ -45,13 +45,15 @@ def encoded(launch: Launch) -> str:
     return json.dumps(fields, sort_keys=True)
 
 
-def decoded(text: str, slot: SlotName) -> Launch:
+def decode(text: str, slot: SlotName) -> Launch:
     """Read the record of a slot. Raises ``ValueError`` with what is wrong; a record is never read in part."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+        raise wrong_value(
+            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
+        )
     if fields.get("slot") != slot:
-        raise wrong("record.slot", f"slot {slot}, whose place this is", fields.get("slot"))
+        raise wrong_value("record.slot", f"slot {slot}, whose place this is", fields.get("slot"))
     return Launch(
         id=LaunchId(text_at(fields.get("launch"), "record.launch")),
         slot=slot,

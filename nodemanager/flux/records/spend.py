@@ -10,13 +10,13 @@ from decimal import Decimal
 
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Spend
-from nodemanager.flux.parse.json_fields import amount_at, list_at, object_at, text_at, whole_at, wrong
+from nodemanager.flux.parse.json_fields import amount_at, list_at, object_at, text_at, whole_at, wrong_value
 
 KEY = "node-manager.spend"
 _VERSION = 1
 
 
-def encoded(spend: Spend) -> str:
+def encode(spend: Spend) -> str:
     amounts = [
         {"period": period, "begins_at": begins_at, "account": account, "amount": str(amount)}
         for (period, begins_at, account), amount in sorted(spend.amounts.items())
@@ -24,11 +24,13 @@ def encoded(spend: Spend) -> str:
     return json.dumps({"version": _VERSION, "amounts": amounts, "counted": sorted(spend.counted)}, sort_keys=True)
 
 
-def decoded(text: str) -> Spend:
+def decode(text: str) -> Spend:
     """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+        raise wrong_value(
+            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
+        )
     amounts: dict[tuple[str, int, str], Decimal] = {}
     for number, entry in enumerate(list_at(fields.get("amounts"), "record.amounts")):
         place = f"record.amounts[{number}]"

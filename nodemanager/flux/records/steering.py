@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark, Steering
-from nodemanager.flux.parse.json_fields import object_at, seconds_at, text_at, wrong
+from nodemanager.flux.parse.json_fields import object_at, seconds_at, text_at, wrong_value
 
 KEY = "node-manager.steering"
 _VERSION = 1
 
 
-def encoded(steering: Steering) -> str:
+def encode(steering: Steering) -> str:
     fields = {
         "version": _VERSION,
         "holds": _marks_encoded(steering.holds),
@@ -31,11 +31,13 @@ def _mark_encoded(mark: Mark) -> dict[str, object]:
     return {"by": mark.by, "at": mark.at}
 
 
-def decoded(text: str) -> Steering:
+def decode(text: str) -> Steering:
     """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong("record.version", f"{_VERSION}, which is all that this program reads", fields.get("version"))
+        raise wrong_value(
+            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
+        )
     paused = fields.get("paused")
     return Steering(
         holds=_marks(fields.get("holds"), "record.holds"),

@@ -17,8 +17,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodemanager.config.site import Join, Site, uuid_file
-from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, hosts_of
+from nodemanager.config.site import JoinMethod, Site, uuid_file
+from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, bootstrap_hosts
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType, SlotName
 
@@ -99,7 +99,7 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nes
 def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
     """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
     return (
-        *(_flub_head if site.flux.join is Join.FLUB else _table_head)(site, output, flux),
+        *(_flub_head if site.flux.join is JoinMethod.FLUB else _table_head)(site, output, flux),
         "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
         "-Sbroker.quorum=1",  # run without a single node
         f"-Sstatedir={output / 'state'}",
@@ -189,7 +189,7 @@ def _publish(site: Site, written: Path, output: Path) -> str:
     return cluster_uuid
 
 
-def keep_uuid(site: Site) -> str:
+def ensure_uuid(site: Site) -> str:
     """The site's UUID, made and written to state_dir if it has none. Raises :class:`BootstrapError`."""
     cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
     try:
@@ -228,7 +228,7 @@ def flux_toml(site: Site, certificate: Path) -> str:
         f"# Cluster {site.cluster}, written by flux-node-manager init.",
         "",
         # By FLUB brokers find each other by what rank 0 tells them, and a table would have them do otherwise.
-        *(table if site.flux.join is not Join.FLUB else []),
+        *(table if site.flux.join is not JoinMethod.FLUB else []),
         "[resource]",
         "# A node's own name and cores are not those of its slot.",
         "noverify = true",
@@ -312,7 +312,7 @@ def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> 
 def _table_of(site: Site) -> list[str]:
     """The hosts of the table as it is now: a site that was loaded before it grew does not know the last ones."""
     try:
-        return hosts_of(ConfigFile.of(site.flux.bootstrap_dir).read())
+        return bootstrap_hosts(ConfigFile.find(site.flux.bootstrap_dir).read())
     except FluxConfigError:
         return []
 
@@ -327,10 +327,10 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
 
     Raises :class:`BootstrapError` where there is no flux.
     """
-    if site.flux.join is Join.IMAGE:
+    if site.flux.join is JoinMethod.IMAGE:
         return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
     flux = find_flux(flux_command)
-    flub = site.flux.join is Join.FLUB
+    flub = site.flux.join is JoinMethod.FLUB
     broker = shlex.join(_flub_follower(site, slot, flux) if flub else follower_command(site, slot, flux))
     return _USER_DATA.format(
         slot=shlex.quote(slot),

@@ -18,7 +18,13 @@ from typing import Any
 import tomlkit
 
 from nodemanager.config.site import Site
-from nodemanager.config.text.flux_toml import Division, FluxConfigError, hosts_of, lengthened_text, redivided_text
+from nodemanager.config.text.flux_toml import (
+    FluxConfigError,
+    SlotTypes,
+    bootstrap_hosts,
+    toml_with_hosts,
+    toml_with_slot_types,
+)
 from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
 from nodemanager.flux.fluxion import QMANAGER
 from nodemanager.flux.setup.bootstrap import BootstrapError
@@ -94,17 +100,17 @@ def _holder(tables: Mapping[Path, Mapping[str, Any]], name: str, conf: Path) -> 
 
 
 def _add_hosts(site: Site, texts: dict[Path, str], path: Path) -> None:
-    known = set(hosts_of(tomllib.loads(texts[path])))
+    known = set(bootstrap_hosts(tomllib.loads(texts[path])))
     for node_type in site.node_types:
         new = [slot for slot in node_type.slots if slot not in known]
         if new:
-            texts[path] = lengthened_text(texts[path], new)
+            texts[path] = toml_with_hosts(texts[path], new)
 
 
 def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
     texts[path] = _with_tables(texts[path], path)
-    division: Division = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
-    text = redivided_text(texts[path], division, site.node_types)
+    division: SlotTypes = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
+    text = toml_with_slot_types(texts[path], division, site.node_types)
     document = tomlkit.parse(text)
     if not document["resource"].get("noverify"):
         document["resource"]["noverify"] = True
@@ -124,7 +130,7 @@ def _with_tables(text: str, path: Path) -> str:
         )
     file = Path(resource["path"])
     try:
-        found = tables_of_r(json.loads(_text(path.parent / file)))
+        found = resource_tables_of_r(json.loads(_text(path.parent / file)))
     except (ValueError, KeyError, TypeError) as error:
         raise BootstrapError(f"{file}, R of this instance, cannot be read: {error}") from error
     document = tomlkit.parse(text)
@@ -139,7 +145,7 @@ def _with_tables(text: str, path: Path) -> str:
     return tomlkit.dumps(document)
 
 
-def tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
+def resource_tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The ``[[resource.config]]`` tables that say what an R (RFC 20) says. Raises ``ValueError`` and the like."""
     if "scheduling" in r:
         raise ValueError("it has a scheduling key, which describes every node to the scheduler")

@@ -16,7 +16,7 @@ from nodemanager.flux import bindings
 from nodemanager.flux.claim import owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.setup import bootstrap, outer
-from nodemanager.flux.submit import read_id, submit, written_id
+from nodemanager.flux.submit import format_id, parse_id, submit
 
 TIMEOUT_S = 10.0
 _RUNNING = 16
@@ -36,17 +36,17 @@ def expand(site: Site, job: str, count: int, clock: Clock) -> tuple[str, tuple[S
         slots, type_name = _free(site, count, clock, outer.slots_of_jobs(handle, _name(site), timeout_s=TIMEOUT_S))
         node_type = next(node_type for node_type in site.node_types if node_type.name == type_name)
         user = {outer.USER_KEY: {"expands": inner, "slots": list(slots)}}
-        command = ["/bin/sh", "-c", script(site, slots)]
+        command = ["/bin/sh", "-c", task_script(site, slots)]
         jobspec = outer.jobspec_of(_name(site), command, count, node_type, user=user)
         made = submit(handle, jobspec, timeout_s=TIMEOUT_S)
-    return written_id(made), slots
+    return format_id(made), slots
 
 
 def _name(site: Site) -> str:
     return f"expand-{site.cluster}"
 
 
-def script(site: Site, slots: Sequence[SlotName]) -> str:
+def task_script(site: Site, slots: Sequence[SlotName]) -> str:
     """Each task runs the user-data of the slot that is its own."""
     arms = "".join(
         f"{task}) exec /bin/sh -c {shlex.quote(bootstrap.user_data(site, slot))} ;;\n"
@@ -57,7 +57,7 @@ def script(site: Site, slots: Sequence[SlotName]) -> str:
 
 def _running(handle: bindings.Handle, job: str) -> int:
     try:
-        job_id = read_id(job)
+        job_id = parse_id(job)
     except bindings.CallFailed as error:
         raise ExpandError(f'"{job}" is no job id') from error
     request = {"id": job_id, "attrs": ["state"]}

@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-ENDING = ".lock"  # follows the name of the journal's file
+LOCK_SUFFIX = ".lock"  # follows the name of the journal's file
 
 
 class WrittenByAnother(OSError):
@@ -24,7 +24,7 @@ class WriteLock:
         """Unless it is held already. Raises ``WrittenByAnother``, or ``OSError`` where no lock can be had."""
         if self._file is not None:
             return
-        file = os.open(self._journal.with_name(self._journal.name + ENDING), os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(self._journal.with_name(self._journal.name + LOCK_SUFFIX), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

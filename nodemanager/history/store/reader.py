@@ -12,16 +12,16 @@ from typing import Any
 
 import structlog
 
-from nodemanager.history.cost_ledger import HOUR_S, NOBODY, WORK
-from nodemanager.history.node_lives import Life
-from nodemanager.history.observe_savings import in_a_line
-from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE
+from nodemanager.history.cost_ledger import HOUR_S, JOB_USE, NOBODY
+from nodemanager.history.node_lives import NodeLife
+from nodemanager.history.observe_savings import format_savings
+from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX
 
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
 
-TEXTS = ("kind", "subject", "what", "code", "figures", "node_type")  # of an entry
-STOPS = """
+TEXT_COLUMNS = ("kind", "subject", "what", "code", "figures", "node_type")  # of an entry
+SELECT_STOP_DURATIONS = """
     SELECT node_type,
         MIN(CASE WHEN kind = 'node' THEN at END) - MIN(CASE WHEN kind = 'decided' THEN at END) AS took_s
     FROM entries
@@ -30,11 +30,11 @@ STOPS = """
 """
 
 
-class JournalUnreadable(Exception):
+class HistoryUnreadable(Exception):
     """There is no journal, or not one that can be read: what it would tell is not known."""
 
 
-class JournalReader:
+class HistoryReader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -43,13 +43,13 @@ class JournalReader:
         try:
             connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
         except sqlite3.Error as error:
-            raise JournalUnreadable(f"{self._path}: {error}") from error
+            raise HistoryUnreadable(f"{self._path}: {error}") from error
         connection.row_factory = sqlite3.Row
         connection.text_factory = _text
         try:
             yield connection
         except sqlite3.Error as error:
-            raise JournalUnreadable(f"{self._path}: {error}") from error
+            raise HistoryUnreadable(f"{self._path}: {error}") from error
         finally:
             connection.close()
 
@@ -65,13 +65,13 @@ class JournalReader:
         found = rows[0]["at"]
         return found if isinstance(found, float) else None
 
-    def set_aside(self) -> list[str]:
+    def set_aside_files(self) -> list[str]:
         """The names of earlier files, beside it, that could not be used: the oldest first."""
-        return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE}*"))
+        return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE_SUFFIX}*"))
 
     # --- entries ---
 
-    def entries(
+    def events(
         self, *, since_at: float = 0.0, subject: str = "", kinds: Sequence[str] = (), limit: int = ENTRIES_MAX
     ) -> list[dict[str, Any]]:
         """The latest, oldest first. ``subject``: a launch, a job's id, a type.
@@ -102,7 +102,7 @@ class JournalReader:
             )
         return whole
 
-    def standing_at(self, subject: str, at: float) -> dict[str, Any] | None:
+    def reason_at(self, subject: str, at: float) -> dict[str, Any] | None:
         """The last thing that was said of a subject before a moment; None where nothing was.
 
         Its ``code`` is "" where no reason stood any more: a job had begun, it or the node had ended (``what`` says
@@ -129,9 +129,9 @@ class JournalReader:
         try:
             return _with_figures(rows[0]) if rows else None
         except _SpoiltError as fault:  # an older one would be a wrong answer
-            raise JournalUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
+            raise HistoryUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
 
-    def launch_of(self, slot: str, at: float) -> str | None:
+    def launch_on_slot(self, slot: str, at: float) -> str | None:
         """Which launch had a slot at a moment."""
         rows = self._rows(
             "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? AND (ended_at IS NULL OR ended_at >= ?)"
@@ -150,19 +150,19 @@ class JournalReader:
         with self._connected() as connection:
             yield from connection.execute(query, (until_at,))
 
-    def jobs_until(self) -> float:
+    def last_job_ended_at(self) -> float:
         """When the last job ended that is in it now; 0 where there is none."""
         (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
         return float(row["last_at"] or 0.0)
 
-    def jobs_count(self) -> int:
+    def count_jobs(self) -> int:
         """How many jobs have ended."""
         (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
         return int(row["count"])
 
     # --- nodes' lives ---
 
-    def lives(self, within_s: float) -> Iterator[Life]:
+    def lives(self, within_s: float) -> Iterator[NodeLife]:
         """Those asked for within a time of the latest, in the order in which they were, one by one."""
         with self._connected() as connection:
             for row in connection.execute(
@@ -170,16 +170,16 @@ class JournalReader:
                 " ORDER BY requested_at, launch",
                 (within_s,),
             ):
-                yield Life(**{**dict(row), "found": bool(row["found"])})
+                yield NodeLife(**{**dict(row), "found": bool(row["found"])})
 
-    def stops(self) -> list[tuple[str, float]]:
+    def stop_durations(self) -> list[tuple[str, float]]:
         """By type, how long each node took from the order to end it until it was seen gone, in seconds."""
-        rows = self._rows(STOPS)
+        rows = self._rows(SELECT_STOP_DURATIONS)
         return [(row["node_type"], row["took_s"]) for row in rows]
 
     # --- spend ---
 
-    def spent(self, since_at: float) -> float:
+    def cost_since(self, since_at: float) -> float:
         """What was spent since a moment, by whole hours; an estimate."""
         rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
         return float(rows[0]["cost"] or 0.0)
@@ -198,12 +198,12 @@ class JournalReader:
         hour = int(since_at // HOUR_S)
         total = self._sums("use", hour)
         cost = sum(row["cost"] for row in total)
-        waste = sum(row["cost"] for row in total if row["use"] != WORK)
+        waste = sum(row["cost"] for row in total if row["use"] != JOB_USE)
         return {
             "since_at": since_at,
             "until_at": until_at,
             "begins_at": begins_at if begins_late else None,
-            "set_aside": self.set_aside() if begins_late else [],
+            "set_aside": self.set_aside_files() if begins_late else [],
             "cost": cost,
             "cost_since_at": float(hour * HOUR_S),
             "entries_since_at": max(since_at, until_at - ENTRIES_KEPT_S),
@@ -212,7 +212,7 @@ class JournalReader:
             "by_use": total,
             "by_type": self._sums("node_type", hour),
             "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
-            "by_queue": self._sums("queue", hour, f"AND use = '{WORK}'"),
+            "by_queue": self._sums("queue", hour, f"AND use = '{JOB_USE}'"),
             "waits": self._waits(since_at),
             "observed": self._observed(since_at),
             "boots": self._boots(since_at),
@@ -257,7 +257,7 @@ class JournalReader:
             "jobs": len(waits),
             "p95_s": p95_s,
             "p95_advised_s": p95_advised_s,
-            "text": in_a_line(
+            "text": format_savings(
                 row["span_s"], row["cost"], row["cost_advised"], row["busy_touched"], p95_longer_s=longer_s
             ),
         }
@@ -293,7 +293,7 @@ class _SpoiltError(Exception):
 
 
 def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXTS):
+    if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXT_COLUMNS):
         raise _SpoiltError("it is spoilt")
     try:
         figures = json.loads(entry["figures"]).items()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 
-FILE = "journal.sqlite"  # in the site's state_dir
+HISTORY_FILE = "journal.sqlite"  # in the site's state_dir
 ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
 JOBS_KEPT_S = 100 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0  # and lives
-SET_ASIDE = ".unusable-"  # follows the name of a file that could not be used; then when that was found
+SET_ASIDE_SUFFIX = ".unusable-"  # follows the name of a file that could not be used; then when that was found
 
-STEPS: tuple[str, ...] = (
+MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE entries (
         id INTEGER PRIMARY KEY,
@@ -89,10 +89,10 @@ STEPS: tuple[str, ...] = (
         ) WHERE at IS NOT NULL;
     """,
 )
-VERSION = len(STEPS)
+VERSION = len(MIGRATIONS)
 
 
-class TooNew(Exception):
+class SchemaTooNew(Exception):
     """The file was written by a later program, and is not ours to change."""
 
 
@@ -100,6 +100,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Bring a file to the tables of this program. Raises ``TooNew``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
-        raise TooNew(f"it has version {version}, and this program knows {VERSION}")
-    for number, step in enumerate(STEPS[version:], start=version + 1):
+        raise SchemaTooNew(f"it has version {version}, and this program knows {VERSION}")
+    for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

@@ -8,7 +8,7 @@ from typing import Any
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
 
 
-def written_shape(shape: Shape) -> dict[str, Any]:
+def shape_to_json(shape: Shape) -> dict[str, Any]:
     written: dict[str, Any] = {"slots": shape.slots, "cores_per_slot": shape.cores_per_slot}
     if shape.gpus_per_slot:
         written["gpus_per_slot"] = shape.gpus_per_slot
@@ -25,7 +25,7 @@ def written_shape(shape: Shape) -> dict[str, Any]:
     return written
 
 
-def read_shape(written: Mapping[str, Any]) -> Shape:
+def shape_from_json(written: Mapping[str, Any]) -> Shape:
     fields = dict(written)
     constraint = _read(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
     return Shape(constraint=constraint, **fields)

@@ -23,10 +23,17 @@ from typing import Any
 import structlog
 
 from nodemanager.history.cost_ledger import HOUR_S
-from nodemanager.history.follower import Happened
+from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.store.lock import WriteLock, WrittenByAnother
 from nodemanager.history.store.rows import Rows
-from nodemanager.history.store.schema import ENTRIES_KEPT_S, JOBS_KEPT_S, SET_ASIDE, SPEND_KEPT_S, TooNew, migrate
+from nodemanager.history.store.schema import (
+    ENTRIES_KEPT_S,
+    JOBS_KEPT_S,
+    SET_ASIDE_SUFFIX,
+    SPEND_KEPT_S,
+    SchemaTooNew,
+    migrate,
+)
 
 FLUSH_S = 1.0
 WAITING_MAX = 2000
@@ -37,7 +44,7 @@ PRUNE_EVERY_S = 3600.0
 PRUNE_AGAIN_S = 300.0  # after one that failed
 
 
-class Journal:
+class HistoryWriter:
     """Its ``take_in`` may be called from any thread and never waits.
 
     ``succeeds``: whether it goes on with the file once another process that writes it has ended.
@@ -45,13 +52,13 @@ class Journal:
 
     def __init__(self, path: Path, *, succeeds: bool = True) -> None:
         self.path = path
-        self.elsewhere = False  # whether another process writes it now
+        self.is_written_elsewhere = False  # whether another process writes it now
         self._succeeds = succeeds
         self._given_up = False
         self._lock = WriteLock(path)
         self.lost = 0  # publications of which nothing was written
         self.failure = ""  # why nothing is being written now; "" where it is
-        self._waiting: queue.Queue[Happened | None] = queue.Queue(WAITING_MAX)
+        self._waiting: queue.Queue[HistoryUpdate | None] = queue.Queue(WAITING_MAX)
         self._held: deque[Rows] = deque()  # what is not written yet, the oldest first
         self._newest_at = 0.0  # the wall-clock time of what was written last
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -65,11 +72,11 @@ class Journal:
     def start(self) -> None:
         self._thread.start()
 
-    def take_in(self, happened: Happened) -> None:
-        if not happened.to_write:
+    def take_in(self, happened: HistoryUpdate) -> None:
+        if not happened.has_rows:
             return
         try:
-            self._waiting.put_nowait(happened.in_short)  # it waits for the others of its commit
+            self._waiting.put_nowait(happened.condensed)  # it waits for the others of its commit
         except queue.Full:
             self.lost += 1
 
@@ -92,7 +99,7 @@ class Journal:
             )
         self.close()
 
-    def _next_batch(self) -> tuple[list[Happened], bool]:
+    def _next_batch(self) -> tuple[list[HistoryUpdate], bool]:
         """What came within ``FLUSH_S`` of the first: many publications are one commit.
 
         Nothing where it is time to try again what is held. And whether this is the end.
@@ -115,13 +122,13 @@ class Journal:
             batch.append(following)
         return batch, False
 
-    def write(self, batch: Sequence[Happened]) -> None:
+    def write(self, batch: Sequence[HistoryUpdate]) -> None:
         """Write them now, after what is held. For the journal's thread, or for who has none."""
         if self._given_up:
             self.lost += len(batch)
             return
         if batch:
-            self._held.append(Rows.of(batch))
+            self._held.append(Rows.from_updates(batch))
         if not self._held:
             return
         error = self._tried()
@@ -129,7 +136,7 @@ class Journal:
             self._say(error)
             self._move_aside(error)
             error = self._tried()  # to the one that is begun anew
-        self.elsewhere = isinstance(error, WrittenByAnother)
+        self.is_written_elsewhere = isinstance(error, WrittenByAnother)
         if error is None:
             if self.failure:
                 self._log.info("journal_written_again", path=str(self.path), lost=self.lost)
@@ -137,8 +144,10 @@ class Journal:
             self._prune()
         else:
             self._say(error)
-            self._given_up = self.elsewhere and not self._succeeds
-            told_there = self.elsewhere and (self._given_up or (bool(batch) and _another_acts(batch[-1])))
+            self._given_up = self.is_written_elsewhere and not self._succeeds
+            told_there = self.is_written_elsewhere and (
+                self._given_up or (bool(batch) and _another_acts(batch[-1]))
+            )
             # What breaks a new file too would break each.
             self._let_go(0 if told_there or _is_broken(error) else HELD_MAX)
 
@@ -157,7 +166,7 @@ class Journal:
             with connection:
                 for rows in self._held:
                     rows.insert(connection)
-        except (sqlite3.Error, OSError, TooNew) as error:
+        except (sqlite3.Error, OSError, SchemaTooNew) as error:
             self._disconnect()
             return error
         self._newest_at = self._held[-1].wall_at
@@ -218,7 +227,7 @@ class Journal:
             self._connection = self._file = None
 
     def _move_aside(self, error: Exception) -> None:
-        aside = self.path.with_name(f"{self.path.name}{SET_ASIDE}{int(time.time())}")
+        aside = self.path.with_name(f"{self.path.name}{SET_ASIDE_SUFFIX}{int(time.time())}")
         try:
             for ending in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
@@ -240,7 +249,7 @@ class Journal:
             return
         try:
             _let_go_before(self._newest_at, self._opened())
-        except (sqlite3.Error, OSError, TooNew) as error:
+        except (sqlite3.Error, OSError, SchemaTooNew) as error:
             self._prune_at_s = now_s + PRUNE_AGAIN_S
             if _is_broken(error):
                 self._checked = None  # it is looked through before anything more is written there
@@ -268,8 +277,8 @@ def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
             connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
 
 
-def _another_acts(happened: Happened) -> bool:
-    stands_still = happened.published.plan.stands_still
+def _another_acts(happened: HistoryUpdate) -> bool:
+    stands_still = happened.newest.plan.stands_still
     return stands_still is not None and stands_still.code == "not_the_actor"
 
 
@@ -283,6 +292,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _is_broken(error: Exception) -> bool:
     """Whether it is the file itself that cannot be used, and not the disk or a lock."""
-    if isinstance(error, TooNew):
+    if isinstance(error, SchemaTooNew):
         return True
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)

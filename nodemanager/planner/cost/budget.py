@@ -23,15 +23,15 @@ from nodemanager.core.records import NOTHING_SPENT, Spend
 from nodemanager.core.slots import NodeType, Rank, Tariff, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import BatchKey, Line
+from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
 
-ALL = ""  # the account of the whole site
+WHOLE_SITE = ""  # the account of the whole site
 KEEP_AGAIN_S = 1.0  # after it could not be put on record
 PERIODS_KEPT = 4  # the latest days and months that have begun, and the next that have not, by the clock
 
@@ -74,7 +74,7 @@ def _first_day(year: int, month: int) -> int:
 # --- adding up what is gone -------------------------------------------------------------------------------
 
 
-def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
+def accrue(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """Add what has just gone: nodes by their bill, jobs by their share. Nothing to do where there is no budget."""
     if not policy.budgets or after.spend_on_record is None:
         return after
@@ -82,15 +82,15 @@ def accrued(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sn
     ended: list[Node] = []
     if after.nodes is not before.nodes:
         ended = list(_ended(before, after))
-        counted = {*(id_ for id_ in after.counted if id_ in after.nodes), *(node.id for node in ended)}
-        after = replace(after, counted=frozenset(counted))
+        counted = {*(id_ for id_ in after.spend_counted if id_ in after.nodes), *(node.id for node in ended)}
+        after = replace(after, spend_counted=frozenset(counted))
     for period in periods(after.wall_at):
         for node in ended:
-            _add(gone, period, ALL, _paid_within(node, period, after, policy))
+            _add(gone, period, WHOLE_SITE, _paid_within(node, period, after, policy))
         if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
             for job in _finished(before.jobs, after.jobs, fact):
-                for account in accounts(job.userid, job.queue):
-                    _add(gone, period, account, share_within(job, period, before, policy))
+                for account in accounts_of(job.userid, job.queue):
+                    _add(gone, period, account, job_cost_within(job, period, before, policy))
     return replace(after, spend=_added(after.spend, gone, after.wall_at)) if gone else after
 
 
@@ -123,10 +123,10 @@ def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: 
 
 
 def _ended(before: Snapshot, after: Snapshot) -> Iterator[Node]:
-    for id_, node in roll_of(after).restless.items():
+    for id_, node in node_index_of(after).to_check.items():
         was = before.nodes.get(id_)
-        has_gone = node.state is NodeState.GONE and was is not None and was.costs
-        if was is not None and has_gone and node.cloud is not None and id_ not in after.counted:
+        has_gone = node.state is NodeState.GONE and was is not None and was.may_be_billed
+        if was is not None and has_gone and node.cloud is not None and id_ not in after.spend_counted:
             yield node
 
 
@@ -138,7 +138,7 @@ def _finished(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: Que
             yield was
 
 
-def accounts(userid: int, queue: str) -> tuple[str, str]:
+def accounts_of(userid: int, queue: str) -> tuple[str, str]:
     return f"user {userid}", f"queue {queue}"
 
 
@@ -159,24 +159,26 @@ def _bill(tariff: NodeType | Tariff, age_s: float) -> Decimal:
     return billing.cost(tariff, age_s) if age_s > 0 else Decimal(0)
 
 
-def share_within(job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None) -> Decimal:
+def job_cost_within(
+    job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
+) -> Decimal:
     """What a running job's share of its nodes has cost in a period, or will have by a moment."""
     if job.began_at is None:
         return Decimal(0)
     seconds = max(0.0, (until_at or at.wall_at) - max(job.began_at, period.begins_at))
-    return rate(job, at, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
+    return job_price_per_hour(job, at, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
 
 
-def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
+def job_price_per_hour(job: Job, at: Snapshot, policy: Policy) -> Decimal:
     """What a running job's share of its nodes costs an hour."""
     price = Decimal(0)
-    for held in job.holds:
+    for held in job.allocations:
         rank = at.ranks.get(held.rank)
-        place = policy.place_of_slot.get(rank.host) if rank is not None else None
+        place = policy.index_of_slot.get(rank.host) if rank is not None else None
         if place is not None:
             node_type = policy.types[place[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
-        elif rank is not None and (owner := roll_of(at).of_rank.get(held.rank)) is not None:
+        elif rank is not None and (owner := node_index_of(at).launch_of_rank.get(held.rank)) is not None:
             tariff = billing.tariff_of(at.nodes[owner].launch, policy)
             price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
     return price
@@ -185,42 +187,42 @@ def rate(job: Job, at: Snapshot, policy: Policy) -> Decimal:
 # --- the record -------------------------------------------------------------------------------------------
 
 
-def spend_of(snapshot: Snapshot) -> Spend:
+def current_spend(snapshot: Snapshot) -> Spend:
     """What is to be put on record."""
-    return Spend(snapshot.spend, snapshot.counted)
+    return Spend(snapshot.spend, snapshot.spend_counted)
 
 
-def to_keep(snapshot: Snapshot, policy: Policy) -> Spend | None:
+def spend_to_write(snapshot: Snapshot, policy: Policy) -> Spend | None:
     """What is to be put on record now, if anything: at once where a lease waits for it, else every little while."""
     on_record = snapshot.spend_on_record
-    if not policy.budgets or on_record is None or not snapshot.claimed or spend_of(snapshot) == on_record:
+    if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
-    waited_for = not snapshot.counted <= on_record.counted
+    waited_for = not snapshot.spend_counted <= on_record.counted
     due = snapshot.now_s - snapshot.spend_kept_s >= policy.probe_s
-    return spend_of(snapshot) if waited_for or due else None
+    return current_spend(snapshot) if waited_for or due else None
 
 
 def waits_for_record(node: Node, snapshot: Snapshot) -> bool:
     """Whether its cost is not on record yet: until then its lease is not ended."""
     on_record = snapshot.spend_on_record or NOTHING_SPENT
-    return node.id in snapshot.counted and node.id not in on_record.counted
+    return node.id in snapshot.spend_counted and node.id not in on_record.counted
 
 
-def read(snapshot: Snapshot, on_record: Spend) -> Snapshot:
+def apply_spend_record(snapshot: Snapshot, on_record: Spend) -> Snapshot:
     """After the record was read. What we know ourselves is in it, unless it was not kept yet: the larger counts."""
     amounts = dict(on_record.amounts)
     for key, amount in snapshot.spend.items():
         amounts[key] = max(amount, amounts.get(key, amount))
-    counted = frozenset(id_ for id_ in snapshot.counted | on_record.counted if id_ in snapshot.nodes)
-    return replace(snapshot, spend=amounts, counted=counted, spend_on_record=on_record, bookkeeper=Source())
+    counted = frozenset(id_ for id_ in snapshot.spend_counted | on_record.counted if id_ in snapshot.nodes)
+    return replace(snapshot, spend=amounts, spend_counted=counted, spend_on_record=on_record, spend_write=Source())
 
 
-def kept(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
+def apply_spend_written(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
     if isinstance(fact, SpendKept):
-        return replace(snapshot, spend_on_record=fact.spend, spend_kept_s=snapshot.now_s, bookkeeper=Source())
+        return replace(snapshot, spend_on_record=fact.spend, spend_kept_s=snapshot.now_s, spend_write=Source())
     again_s = snapshot.now_s + KEEP_AGAIN_S
-    failed = replace(snapshot.bookkeeper, answer_due_s=None, failure=fact.why, retry_s=again_s)
-    return replace(snapshot, bookkeeper=failed)
+    failed = replace(snapshot.spend_write, answer_due_s=None, failure=fact.why, retry_s=again_s)
+    return replace(snapshot, spend_write=failed)
 
 
 # --- what it forbids --------------------------------------------------------------------------------------
@@ -231,64 +233,70 @@ Cuts = Mapping[BatchKey, tuple[int, Reason]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BudgetLimits:
     """``left_per_hour``: what the nodes bought now may cost an hour, to stay within what is left."""
 
-    step: Reason | None = None  # what keeps types from being bought
+    obstacle: Reason | None = None  # what keeps types from being bought
     cheapest_only: bool = False
-    drains: bool = False
+    drain_all: bool = False
     left_per_hour: tuple[Decimal, Reason] | None = None
     cuts: Cuts = field(default_factory=dict)  # where there are budgets of users and queues: by ``accounts``
 
 
-def weigh(snapshot: Snapshot, policy: Policy, line: Line, promised: Mapping[Rank, float]) -> Verdict:
+def current_limits(
+    snapshot: Snapshot, policy: Policy, line: QueueIndex, promised: Mapping[Rank, float]
+) -> BudgetLimits:
     """How far the budget lets the fleet go now, by the period that is worst off.
 
     ``promised``: until when some ranks may be at work for jobs that have not begun.
     """
-    verdict = Verdict()
+    verdict = BudgetLimits()
     if not policy.budgets:
         return verdict
     ends = _ends_of_nodes(snapshot, line)
     for rank, ends_at in promised.items():
         ends[rank] = max(ends_at, ends.get(rank, 0.0))
     for period in periods(snapshot.wall_at):
-        limit = policy.budgets.get((ALL, period.name))
+        limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
             verdict = _worse(verdict, _weigh_period(snapshot, policy, period, limit, ends, line))
     return verdict
 
 
 def _weigh_period(
-    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[Rank, float], line: Line
-) -> Verdict:
-    spent = forecast = snapshot.spend.get((period.name, period.begins_at, ALL), Decimal(0))
+    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[Rank, float], line: QueueIndex
+) -> BudgetLimits:
+    spent = forecast = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
     for node in snapshot.nodes.values():
-        if node.costs:
+        if node.may_be_billed:
             until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
             spent += _paid_within(node, period, snapshot, policy)
             forecast += _paid_within(node, period, snapshot, policy, until_at)
     figures: dict[str, Figure] = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
     if spent >= limit:
-        return Verdict(because("budget_spent", **figures), drains=True)
+        return BudgetLimits(because("budget_spent", **figures), drain_all=True)
     if forecast >= limit:
-        return Verdict(because("budget_no_new_nodes", **figures))
+        return BudgetLimits(because("budget_no_new_nodes", **figures))
     longest_s = max((key.span_s for key in line.batches), default=0.0)
     hours = _paid_h(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
     left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
-        return Verdict(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
-    return Verdict(left_per_hour=left)
+        return BudgetLimits(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
+    return BudgetLimits(left_per_hour=left)
 
 
-def left(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
+def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
     """What is left of the site's budgets, by their period; only of those that are given."""
     found: dict[str, Decimal] = {}
     for period in periods(snapshot.wall_at):
-        limit = policy.budgets.get((ALL, period.name))
+        limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
-            gone = snapshot.spend.get((period.name, period.begins_at, ALL), Decimal(0))
-            due = (_paid_within(node, period, snapshot, policy) for node in snapshot.nodes.values() if node.costs)
+            gone = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+            due = (
+                _paid_within(node, period, snapshot, policy)
+                for node in snapshot.nodes.values()
+                if node.may_be_billed
+            )
             found[period.name] = limit - gone - sum(due, Decimal(0))
     return found
 
@@ -305,9 +313,9 @@ def _paid_h(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float)
     return Decimal(max((3600.0, *(billing.paid_s(rule, age_s) for rule, age_s in lived_s)))) / 3600
 
 
-def _worse(one: Verdict, other: Verdict) -> Verdict:
-    def badness(verdict: Verdict) -> int:
-        return 0 if verdict.step is None else 3 if verdict.drains else 1 if verdict.cheapest_only else 2
+def _worse(one: BudgetLimits, other: BudgetLimits) -> BudgetLimits:
+    def badness(verdict: BudgetLimits) -> int:
+        return 0 if verdict.obstacle is None else 3 if verdict.drain_all else 1 if verdict.cheapest_only else 2
 
     worst = max(one, other, key=badness)
     lefts = [verdict.left_per_hour for verdict in (one, other) if verdict.left_per_hour is not None]
@@ -315,22 +323,22 @@ def _worse(one: Verdict, other: Verdict) -> Verdict:
     return replace(worst, left_per_hour=least)
 
 
-def _ends_of_nodes(snapshot: Snapshot, line: Line) -> dict[Rank, float]:
+def _ends_of_nodes(snapshot: Snapshot, line: QueueIndex) -> dict[Rank, float]:
     """When the last running job of each rank must have ended."""
     ends: dict[Rank, float] = {}
-    for ends_at, id_ in line.ends:
-        for held in snapshot.jobs[id_].holds:
+    for ends_at, id_ in line.job_ends:
+        for held in snapshot.jobs[id_].allocations:
             ends[held.rank] = ends_at
     return ends
 
 
-def closed_types(verdict: Verdict, policy: Policy) -> Mapping[TypeName, Reason]:
+def closed_types(verdict: BudgetLimits, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that the budget keeps from being bought: all, or all but those with the cheapest cores."""
-    if verdict.step is None:
+    if verdict.obstacle is None:
         return {}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
     return {
-        it.name: verdict.step
+        it.name: verdict.obstacle
         for it in policy.node_types
         if not (verdict.cheapest_only and it.price_per_hour / it.cores == least)
     }

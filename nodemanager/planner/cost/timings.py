@@ -43,7 +43,7 @@ def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: f
         if node.state is NodeState.GONE
         and snapshot.nodes[id_].state is NodeState.STOPPING
         and node.retired_s is not None
-        and not node.stop_held_up
+        and not node.stop_delayed
     ]
     return replace(snapshot, stops_s=_with(snapshot.stops_s, gone)) if gone else snapshot
 

@@ -11,18 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from nodemanager.core.nodes import FailureKind, LaunchId, NodeState, Reach
+from nodemanager.core.nodes import FailureKind, LaunchId, NodeState, QuotaScope
 from nodemanager.core.reasons import Figure, Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner.observe.zones import scopes_of
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Node, Quota, Scope, Snapshot, Streak
+from nodemanager.planner.state.snapshot import (
+    ALL_TYPES,
+    EVERYTHING,
+    Block,
+    FailureStreak,
+    Node,
+    Quota,
+    Scope,
+    Snapshot,
+)
 
 NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
 # What passes by itself, so it is waited out for longer each time that it does not.
-PASSING = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, FailureKind.GONE})
+TRANSIENT_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, FailureKind.GONE})
 PROBE_S_MAX = 3600.0  # the longest pause before one node above a learned quota is tried
 RETRY_S_MAX = 4 * 3600.0  # and before a node of an open breaker is
 
@@ -34,14 +43,14 @@ DIED = "died_booting"
 # --- taking in --------------------------------------------------------------------------------------------
 
 
-def refused(
+def apply_refusal(
     snapshot: Snapshot,
     node: Node,
     kind: FailureKind,
     detail: str,
     policy: Policy,
     retry_after_s: float = 0.0,
-    reach: Reach | None = None,
+    reach: QuotaScope | None = None,
 ) -> Snapshot:
     """The snapshot with what a refused create, or one that was taken back, says of the next."""
     if kind is FailureKind.QUOTA:
@@ -50,14 +59,14 @@ def refused(
     known = snapshot.blocks.get(scope)
     rounds = 1 if known is None else known.rounds + (known.until_s <= snapshot.now_s)
     wait_s = policy.block_s[kind]
-    if kind in PASSING:
+    if kind in TRANSIENT_KINDS:
         wait_s = min(max(wait_s, policy.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
     block = Block(snapshot.now_s + max(retry_after_s, wait_s), because(f"create_{kind}", detail=detail), rounds)
     longest = max(known or block, block, key=lambda it: it.until_s)
     return replace(snapshot, blocks={**snapshot.blocks, scope: replace(longest, rounds=rounds)})
 
 
-def granted(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
+def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
     """The snapshot after a create brought a node: what was waited out is over, and a quota may be more."""
     node_type = policy.types.get(node.launch.type_name)
     if node_type is None:
@@ -83,7 +92,7 @@ def _is_over(block: Block, snapshot: Snapshot) -> bool:
 
 
 def _quota_met(
-    snapshot: Snapshot, node: Node, detail: str, policy: Policy, retry_after_s: float, reach: Reach | None
+    snapshot: Snapshot, node: Node, detail: str, policy: Policy, retry_after_s: float, reach: QuotaScope | None
 ) -> Snapshot:
     """What stands is what we may have. Refused again, it is probed more rarely."""
     scope = _scope_of_quota(node, reach, policy)
@@ -108,12 +117,12 @@ def _scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
     return Scope(name) if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else EVERYTHING
 
 
-def _scope_of_quota(node: Node, reach: Reach | None, policy: Policy) -> Scope:
+def _scope_of_quota(node: Node, reach: QuotaScope | None, policy: Policy) -> Scope:
     """Where the provider does not say how far it reaches, it is taken for the account's."""
     name = node.launch.type_name
-    if reach is Reach.TYPE:
+    if reach is QuotaScope.TYPE:
         return Scope(name)
-    if reach is Reach.MARKET and name in policy.types:
+    if reach is QuotaScope.MARKET and name in policy.types:
         return Scope(ALL_TYPES, policy.types[name].market)
     return EVERYTHING
 
@@ -121,7 +130,7 @@ def _scope_of_quota(node: Node, reach: Reach | None, policy: Policy) -> Scope:
 # --- boots that failed ------------------------------------------------------------------------------------
 
 
-def boots_ended(
+def count_ended_boots(
     before: Mapping[LaunchId, Node], changed: Mapping[LaunchId, Node], snapshot: Snapshot, policy: Policy
 ) -> Snapshot:
     """Take in which boots have just ended well, and which by a death that nobody ordered."""
@@ -132,16 +141,16 @@ def boots_ended(
         if node.state in (NodeState.IDLE, NodeState.BUSY):
             snapshot = _boot_succeeded(snapshot, node)
         elif node.state is NodeState.GONE and node.cloud is not None and node.cloud.died_of is None:
-            snapshot = boot_failed(snapshot, node, DIED, policy)
+            snapshot = count_failed_boot(snapshot, node, DIED, policy)
     return snapshot
 
 
-def boot_failed(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
+def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
     """One more boot of its type and image has failed."""
     if node.image is None:
         return snapshot
     key = (node.launch.type_name, node.image)
-    known = snapshot.streaks.get(key, Streak(0, 0.0, 0.0, ""))
+    known = snapshot.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
     retry_s, pause_s = known.retry_s, known.pause_s
     if failures == policy.boot_failures_max:
@@ -150,7 +159,7 @@ def boot_failed(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Sna
     elif failures > policy.boot_failures_max and snapshot.now_s >= known.retry_s:
         pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the one that was tried has failed, too
         retry_s = snapshot.now_s + pause_s
-    return replace(snapshot, streaks={**snapshot.streaks, key: Streak(failures, retry_s, pause_s, why)})
+    return replace(snapshot, streaks={**snapshot.streaks, key: FailureStreak(failures, retry_s, pause_s, why)})
 
 
 def _boot_succeeded(snapshot: Snapshot, node: Node) -> Snapshot:
@@ -204,7 +213,7 @@ class Allowance:
         return quota.cap + probing - had - self._taken.get(scope, 0)
 
     def _broken(self, node_type: NodeType) -> Reason | None:
-        streak = boots_fail(node_type, self.snapshot, self.policy)
+        streak = open_breaker(node_type, self.snapshot, self.policy)
         if streak is None:
             return None
         figures: dict[str, Figure] = {
@@ -221,20 +230,20 @@ class Allowance:
     def _on_trial(self, node_type: NodeType) -> int:
         return sum(
             1
-            for node in roll_of(self.snapshot).restless.values()
+            for node in node_index_of(self.snapshot).to_check.values()
             if node.state in NOT_UP_YET
             and node.launch.type_name == node_type.name
             and (not self.sent_only or node.create_sent_s is not None)
         )
 
 
-def boots_fail(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> Streak | None:
+def open_breaker(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> FailureStreak | None:
     """The boots of the type and its image that failed in a row, where so many did that its breaker is open."""
     streak = snapshot.streaks.get((node_type.name, node_type.image))
     return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
 
 
-def none_to_be_had(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types of which no node may be bought now, by quotas and breakers."""
     if not snapshot.quotas and not snapshot.streaks:
         return {}
@@ -258,7 +267,7 @@ def _named(scope: Scope) -> str:
 
 def _standing(scope: Scope, snapshot: Snapshot, policy: Policy) -> int:
     """How many the provider has given us, as far as it has shown them."""
-    return sum(node.provider_shows_it for node in _in(scope, snapshot.nodes.values(), policy))
+    return sum(node.exists_at_provider for node in _in(scope, snapshot.nodes.values(), policy))
 
 
 def _counted(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: bool) -> int:
@@ -266,11 +275,13 @@ def _counted(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: bool) 
     if sent_only:
         waits = sum(
             1
-            for node in _in(scope, roll_of(snapshot).restless.values(), policy)
+            for node in _in(scope, node_index_of(snapshot).to_check.values(), policy)
             if node.state is NodeState.REQUESTED and node.create_sent_s is None
         )
         return _counted(scope, snapshot, policy, sent_only=False) - waits
-    return sum(count for name, count in roll_of(snapshot).types.items() if _is_in(scope, name, policy))
+    return sum(
+        count for name, count in node_index_of(snapshot).count_by_type.items() if _is_in(scope, name, policy)
+    )
 
 
 def _in(scope: Scope, nodes: Iterable[Node], policy: Policy) -> Iterable[Node]:

@@ -15,17 +15,17 @@ from nodemanager.core.nodes import FailureKind, FluxRank, NodeState
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Hardware, Misfit, NodeType, Promise, TypeName
 from nodemanager.planner.observe import backoff
-from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Scope, Snapshot
 
 # Of its memory a machine shows its jobs less than it was sold with: firmware and kernel keep some back.
-MEMORY_KEPT_BACK = 1 / 8
+MEMORY_RESERVED = 1 / 8
 WISH_PREFIX = "hardware-"
 _LEAVING = (NodeState.STOPPING, NodeState.GONE)
 
 
-def misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason | None:
+def find_misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason | None:
     """What a machine has less of than its slot declares; None where it has enough.
 
     A site may count a type's cores or their hardware threads: what is declared must be there as either. ``rank``
@@ -43,7 +43,7 @@ def misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason 
     return because("less_than_declared", node_type=node_type.name, lacks=tuple(short), **figures)
 
 
-def note(misfit: Reason) -> str:
+def drain_note(misfit: Reason) -> str:
     """What Flux shows of it, to whoever asks why the node is drained: "has 2 of 4 cores"."""
     figures = misfit.figures
     lacks = (name.removeprefix("has_") for name in figures if name.startswith("has_"))
@@ -53,14 +53,16 @@ def note(misfit: Reason) -> str:
 # --- seen -------------------------------------------------------------------------------------------------
 
 
-def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot:
+def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot:
     """The snapshot after a node said what it has. The same said again is no news."""
     node = snapshot.nodes.get(fact.launch)
     if node is None or node.hardware == fact.hardware:
         return snapshot
     node_type = policy.types.get(node.launch.type_name)
     found = (
-        misfit(fact.hardware, node_type, snapshot.ranks.get(node.launch.rank)) if node_type is not None else None
+        find_misfit(fact.hardware, node_type, snapshot.ranks.get(node.launch.rank))
+        if node_type is not None
+        else None
     )
     if policy.misfit is Misfit.ACCEPT or node.state in _LEAVING:
         found = None
@@ -69,7 +71,7 @@ def measured(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot
     if found is None:
         return snapshot
     # Whatever is bought of this type next has no more: as with a create that can never work.
-    snapshot = backoff.refused(snapshot, node, FailureKind.CONFIG, str(found), policy)
+    snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(found), policy)
     if policy.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(
@@ -89,25 +91,25 @@ def _what_it_can(node_type: NodeType, had: Hardware) -> Promise:
     )
 
 
-def ranks_measured(snapshot: Snapshot, fact: RanksMeasured, policy: Policy) -> Snapshot:
+def apply_rank_measurements(snapshot: Snapshot, fact: RanksMeasured, policy: Policy) -> Snapshot:
     """As :func:`measured`, for nodes that Flux was asked about. What a node says itself goes before it."""
     for rank, had in fact.hardware.items():
-        id_ = roll_of(snapshot).of_rank.get(rank)
+        id_ = node_index_of(snapshot).launch_of_rank.get(rank)
         if id_ is not None and snapshot.nodes[id_].hardware is None:
-            snapshot = measured(snapshot, NodeMeasured(id_, had, snapshot.wall_at), policy)
+            snapshot = apply_measurement(snapshot, NodeMeasured(id_, had, snapshot.wall_at), policy)
     return snapshot
 
 
 # --- promised as it is ------------------------------------------------------------------------------------
 
 
-def kept(snapshot: Snapshot, wish_id: str) -> Snapshot:
+def apply_kept_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
     """After the slots were changed: where that had a type promise what it can, it may be bought again."""
     name = _type_of(snapshot, wish_id)
     return _kept(snapshot, name) if name is not None else snapshot
 
 
-def found_kept(snapshot: Snapshot, policy: Policy) -> Snapshot:
+def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """After a look: a change that was cut short, and ended by the repair, was answered to nobody."""
     for name, promise in snapshot.to_promise.items():
         node_type = policy.types.get(name)
@@ -130,7 +132,7 @@ def _kept(snapshot: Snapshot, name: TypeName) -> Snapshot:
     )
 
 
-def refused(snapshot: Snapshot, wish_id: str) -> Snapshot:
+def drop_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
     """It could not be done. The next node of the type says again what it has."""
     name = _type_of(snapshot, wish_id)
     return replace(snapshot, to_promise=_without(snapshot.to_promise, name)) if name is not None else snapshot
@@ -146,14 +148,14 @@ def _without(promises: Mapping[TypeName, Promise], name: TypeName) -> Mapping[Ty
     return {other: promise for other, promise in promises.items() if other != name}
 
 
-def as_promised(policy: Policy, promises: Mapping[TypeName, Promise]) -> Policy:
+def with_promises(policy: Policy, promises: Mapping[TypeName, Promise]) -> Policy:
     """The policy with what the instance declares of some types, in place of what the site says."""
     types = tuple(
-        node_type.promising(promises[node_type.name]) if node_type.name in promises else node_type
+        node_type.with_promise(promises[node_type.name]) if node_type.name in promises else node_type
         for node_type in policy.node_types
     )
     return policy if types == policy.node_types else replace(policy, node_types=types)
 
 
 def _enough(node_type: NodeType) -> int:
-    return int(node_type.memory_bytes * (1 - MEMORY_KEPT_BACK))
+    return int(node_type.memory_bytes * (1 - MEMORY_RESERVED))

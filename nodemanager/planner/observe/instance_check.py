@@ -13,12 +13,12 @@ from nodemanager.planner.state.snapshot import Snapshot
 NAMED_MAX = 10
 
 
-def compared(snapshot: Snapshot, policy: Policy) -> Snapshot:
+def check_instance(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """The snapshot under another policy: what differed from the one before may be what this one says."""
-    return replace(snapshot, differs=difference(snapshot.ranks.values(), policy))
+    return replace(snapshot, site_mismatch=find_mismatch(snapshot.ranks.values(), policy))
 
 
-def difference(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
+def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
     """What of the site's slots the instance lacks or has otherwise; None where it may be the site's own.
 
     Slots beyond the site's are no difference: an instance may have nodes of its own. Where it has none at all there

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
@@ -22,9 +22,9 @@ FLAPS_WITHIN_S = 900.0
 KILLS_MAX = 5
 
 
-def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
+def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node gets no more work; None where it may."""
-    if node.sound:
+    if node.is_sound:
         return None
     if node.reclaimed is not None:
         return because("reclaimed", detail=node.reclaimed)
@@ -34,15 +34,15 @@ def unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
         if survives_kills(node):
             return because("housekeeping_survives", lasts_s=lasts_s, kills=node.housekeeping_kills)
         return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
-    if len(node.left_s) < FLAPS:
+    if len(node.departures_s) < FLAPS:
         return None
-    times = [left_s for left_s in node.left_s if now_s - left_s < FLAPS_WITHIN_S]
+    times = [left_s for left_s in node.departures_s if now_s - left_s < FLAPS_WITHIN_S]
     return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
 
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
     """Whether it is unfit, or has too little for its type."""
-    return not node.sound and (node.misfit is not None or unfit(node, policy, now_s) is not None)
+    return not node.is_sound and (node.misfit is not None or why_unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
@@ -62,14 +62,14 @@ def survives_kills(node: Node) -> bool:
 def hung_s(node: Node, now_s: float) -> float | None:
     """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
     rank = node.rank
-    if node.sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+    if node.is_sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
         return None
     return now_s - node.torpid_s
 
 
-def overdue(node: Node, policy: Policy, now_s: float) -> Reason | None:
+def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node that serves nothing and never may is given up; None while there is hope."""
-    if node.sound and _has_time(node, policy, now_s):
+    if node.is_sound and _has_time(node, policy, now_s):
         return None
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
@@ -107,8 +107,8 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
 
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """What somebody should look at, of each node that it is said of."""
-    for node in roll_of(snapshot).restless.values():
-        if node.sound and not node.absences:
+    for node in node_index_of(snapshot).to_check.values():
+        if node.is_sound and not node.absences:
             continue
         name = node.launch.slot
         hangs_s = hung_s(node, snapshot.now_s)
@@ -118,6 +118,6 @@ def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
             yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
         if survives_kills(node):
             yield because("housekeeping_survives", node=name, kills=node.housekeeping_kills)
-        why = unfit(node, policy, snapshot.now_s)
+        why = why_unfit(node, policy, snapshot.now_s)
         if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
             yield because("unfit", node=name, why=why.code)

@@ -38,11 +38,11 @@ from nodemanager.core.facts import (
     OrderLapsed,
     QueueProbed,
     QueueSeen,
+    RanksChanged,
     RanksMeasured,
     RanksSeen,
-    RanksStirred,
     RecordSeen,
-    RetirementAsked,
+    RetirementRequested,
     SlotsChanged,
     SlotsRefused,
     SpendKept,
@@ -54,19 +54,19 @@ from nodemanager.core.facts import (
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
 from nodemanager.planner.cost import budget
-from nodemanager.planner.cost.budget import accrued
+from nodemanager.planner.cost.budget import accrue
 from nodemanager.planner.observe import backoff, hardware, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
-from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import line_of, moved
+from nodemanager.planner.state.queue_index import queue_index_of, updated_queue_index
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
-    return accrued(snapshot, _after(snapshot, fact, policy), fact, policy)
+    return accrue(snapshot, _after(snapshot, fact, policy), fact, policy)
 
 
 def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Snapshot:
@@ -77,7 +77,7 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
         counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
         if kind is LeaseEnded and not counts:
             snapshot = _leases_ended(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
-        elif kind in OF_ONE_NODE and not counts:
+        elif kind in NODE_FACTS and not counts:
             snapshot = _told_of_each(snapshot, run, policy)
         else:
             for fact in run:
@@ -91,7 +91,7 @@ def _told_of_each(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> S
     for fact in facts:
         node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
         if node is not None:
-            changed[node.id] = OF_ONE_NODE[type(fact)](node, fact, snapshot, policy)
+            changed[node.id] = NODE_FACTS[type(fact)](node, fact, snapshot, policy)
     return with_nodes(snapshot, changed)
 
 
@@ -101,18 +101,18 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
             return _queue_seen(snapshot, fact)
         case QueueProbed():
             return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s)
-        case RanksStirred():
+        case RanksChanged():
             return _stirred(snapshot)
         case RanksSeen():
-            return hardware.found_kept(rank_facts.ranks_seen(snapshot, fact, policy), policy)
+            return hardware.apply_repaired_promises(rank_facts.apply_ranks(snapshot, fact, policy), policy)
         case RanksMeasured():
-            return hardware.ranks_measured(snapshot, fact, policy)
+            return hardware.apply_rank_measurements(snapshot, fact, policy)
         case FluxUnreachable():
             return _flux_unreachable(snapshot, fact)
         case SlotsChanged():
             return _slots_changed(snapshot, fact, policy)
         case SlotsRefused():
-            return hardware.refused(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
+            return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
             return _claim_held(snapshot, fact)
         case RecordSeen():
@@ -131,11 +131,11 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case LeaseEnded():
             return _leases_ended(snapshot, [fact.launch])
         case SteeringKept() | SteeringNotKept():
-            return operator.kept(snapshot, fact)
+            return operator.apply_steering_written(snapshot, fact)
         case SpendKept() | SpendNotKept():
-            return budget.kept(snapshot, fact)
-        case HoldPlaced() | RetirementAsked() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
-            return operator.set_by_operator(snapshot, fact)
+            return budget.apply_spend_written(snapshot, fact)
+        case HoldPlaced() | RetirementRequested() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
+            return operator.apply_operator_fact(snapshot, fact)
         case FluxCallFailed():
             return _flux_call_failed(snapshot, fact)
         case OrderLapsed():
@@ -143,32 +143,32 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case NodeReported():
             return _reported(snapshot, fact, policy)
         case NodeMeasured():
-            return hardware.measured(snapshot, fact, policy)
+            return hardware.apply_measurement(snapshot, fact, policy)
         case CloudListed():
-            return rank_facts.cloud_listed(snapshot, fact, policy)
+            return rank_facts.apply_cloud_list(snapshot, fact, policy)
         case NodeCreated():
-            return rank_facts.created(snapshot, fact, policy)
+            return rank_facts.apply_create(snapshot, fact, policy)
         case LeftoversRemoved():
             return snapshot  # they were nobody's
         case CloudCallFailed():
-            return rank_facts.cloud_call_failed(snapshot, fact, policy)
+            return rank_facts.apply_cloud_failure(snapshot, fact, policy)
         case _:
             assert_never(fact)
 
 
-def at(snapshot: Snapshot, tick: Tick) -> Snapshot:
+def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline are no longer waited for."""
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
-    for source in (snapshot.claim, snapshot.keeper, snapshot.bookkeeper, snapshot.flux, snapshot.cloud):
+    for source in (snapshot.claim, snapshot.steering_write, snapshot.spend_write, snapshot.flux, snapshot.cloud):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _no_longer_waited_for(snapshot)
             break
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
         snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
     # This is done with every fact and every plan: of thousands of nodes few are looked at.
-    waiting = roll_of(snapshot).calling.values()
+    waiting = node_index_of(snapshot).with_call.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
-    return _each(snapshot, late, lambda node: rank_facts.call_failed(node, tick.now_s)) if late else snapshot
+    return _each(snapshot, late, lambda node: rank_facts.fail_call(node, tick.now_s)) if late else snapshot
 
 
 def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
@@ -176,8 +176,8 @@ def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         claim=_waited_for(snapshot.claim, now_s),
-        keeper=_waited_for(snapshot.keeper, now_s),
-        bookkeeper=_waited_for(snapshot.bookkeeper, now_s),
+        steering_write=_waited_for(snapshot.steering_write, now_s),
+        spend_write=_waited_for(snapshot.spend_write, now_s),
         flux=_waited_for(snapshot.flux, now_s),
         cloud=_waited_for(snapshot.cloud, now_s),
     )
@@ -201,7 +201,7 @@ def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], 
 
 def _stirred(snapshot: Snapshot) -> Snapshot:
     """A look at the ranks is due, and before it nothing is bought."""
-    return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_s(snapshot))
+    return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
 
 
 def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
@@ -214,12 +214,12 @@ def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
     ]
     snapshot = with_nodes(snapshot, {}, ended)
     for launch in ended:
-        snapshot = operator.without(snapshot, launch)
+        snapshot = operator.forget_steering(snapshot, launch)
     return snapshot
 
 
 def _recorded(node: Node) -> Node:
-    return replace(rank_facts.answered(node, CallKind.RECORD), recorded=True)
+    return replace(rank_facts.end_call(node, CallKind.RECORD), recorded=True)
 
 
 def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
@@ -232,7 +232,7 @@ def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapsho
         case JoinPhase.RECLAIMED:
             # What is taken back here now is not to be had here now: its like is bought elsewhere for a while.
             if node.reclaimed is None:
-                snapshot = backoff.refused(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
+                snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
             return with_nodes(snapshot, {node.id: replace(node, reclaimed=fact.detail)})
         case _:
             return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
@@ -243,7 +243,7 @@ def _housekeeping_killed(node: Node, fact: HousekeepingKilled, snapshot: Snapsho
     del fact, policy
     if not rank_facts.waits_for(node, CallKind.KILL_HOUSEKEEPING):
         return node
-    node = rank_facts.answered(node, CallKind.KILL_HOUSEKEEPING)
+    node = rank_facts.end_call(node, CallKind.KILL_HOUSEKEEPING)
     return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=snapshot.now_s + KILL_AGAIN_S)
 
 
@@ -251,7 +251,7 @@ def _broker_stopped(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy:
     del fact, policy
     if not rank_facts.waits_for(node, CallKind.STOP_BROKER):
         return node
-    return replace(rank_facts.answered(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
+    return replace(rank_facts.end_call(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
 
 
 def _node_undrained(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
@@ -265,7 +265,7 @@ def _undrained(node: Node, now_s: float) -> Node:
     rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
     # A look that began earlier may still show the drain.
     node = replace(
-        rank_facts.answered(node, CallKind.UNDRAIN),
+        rank_facts.end_call(node, CallKind.UNDRAIN),
         rank=rank,
         rank_seen_s=now_s,
         retiring=None,
@@ -294,15 +294,15 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     gone, come = _differences(known, jobs, None if fact.complete else fact)
     now_s = snapshot.now_s
     if any(_newly_waits(job, known) for job in come):
-        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_s(snapshot))
+        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
     if gone or come or stopped != snapshot.queues_stopped:
         snapshot = replace(snapshot, changed_s=now_s)
     if gone and snapshot.requeued:
         snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
     if gone or come:
-        line = moved(line_of(known, snapshot.line), jobs, gone, come)
-        snapshot = replace(snapshot, jobs=jobs, line=line)
+        line = updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come)
+        snapshot = replace(snapshot, jobs=jobs, queue_index=line)
     return replace(
         snapshot,
         unreadable=unreadable,
@@ -344,7 +344,7 @@ def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
     """Whoever lost the instance lost the name on it too, and has to claim it anew."""
     away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-    return replace(snapshot, claimed=False, flux=away, claim=claim, away_s=fact.started_s)
+    return replace(snapshot, claimed=False, flux=away, claim=claim, unreachable_s=fact.started_s)
 
 
 def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
@@ -363,24 +363,24 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
         elif node.call is not None or node.create_sent_s is not None or node.cloud is not None:
             nodes[node.id] = replace(node, recorded=False)
     for launch in fact.launches:
-        nodes.setdefault(launch.id, adopted(launch, snapshot))
+        nodes.setdefault(launch.id, adopt(launch, snapshot))
     gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
     nodes = {id_: _doubted(node) for id_, node in nodes.items()}
     claim = _fresh(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
-    snapshot = budget.read(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
-    return operator.read(replace(snapshot, claimed=True, claim=claim), fact.steering)
+    snapshot = budget.apply_spend_record(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
+    return operator.apply_steering_record(replace(snapshot, claimed=True, claim=claim), fact.steering)
 
 
 def _record_seen(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     """Who only observes has made and set nothing of its own: what is on record is all that there is."""
     on_record = {launch.id: launch for launch in fact.launches}
-    come = {id_: adopted(launch, snapshot) for id_, launch in on_record.items() if id_ not in snapshot.nodes}
+    come = {id_: adopt(launch, snapshot) for id_, launch in on_record.items() if id_ not in snapshot.nodes}
     gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
     known = with_nodes(snapshot, come, gone)
     # What was reckoned here since the look before is in the record too, or will be.
-    known = replace(known, spend={}, counted=frozenset(), steering=known.steering_on_record)
-    return operator.read(budget.read(known, fact.spend), fact.steering)
+    known = replace(known, spend={}, spend_counted=frozenset(), steering=known.steering_on_record)
+    return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
 
 def _doubted(node: Node) -> Node:
@@ -388,9 +388,9 @@ def _doubted(node: Node) -> Node:
 
     Where rank 0 was away, so were all the nodes: that says nothing of one of them.
     """
-    if node.drained_s is None and not node.left_s:
+    if node.drained_s is None and not node.departures_s:
         return node
-    return replace(node, drained_s=None, left_s=())
+    return replace(node, drained_s=None, departures_s=())
 
 
 def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
@@ -399,12 +399,12 @@ def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
         return _slots_uncertain(snapshot, fact.why)
     if fact.job is not None:
         snapshot = replace(snapshot, requeued=snapshot.requeued - {fact.job})  # that one alone was surely not
-    snapshot = _each(snapshot, fact.launches, lambda node: rank_facts.lapsed(node, fact))
+    snapshot = _each(snapshot, fact.launches, lambda node: rank_facts.undo_order(node, fact))
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
     return replace(snapshot, claimed=False, claim=claim)
 
 
-def adopted(launch: Launch, snapshot: Snapshot) -> Node:
+def adopt(launch: Launch, snapshot: Snapshot) -> Node:
     """A launch of an earlier life. Whether its create was ever sent is not known, so it is looked for."""
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
     return Node(
@@ -421,7 +421,7 @@ def adopted(launch: Launch, snapshot: Snapshot) -> Node:
 
 KILL_AGAIN_S = 15.0
 SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
-FAILED_ORDER: Mapping[str, CallKind] = {
+CALL_OF_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
     "CordonNode": CallKind.DRAIN,
@@ -434,9 +434,9 @@ FAILED_ORDER: Mapping[str, CallKind] = {
 
 def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
-    changed = hardware.kept(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = hardware.apply_kept_promise(replace(snapshot, wish_due_s=None), fact.wish_id)
     changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
-    return rank_facts.ranks_seen(changed, RanksSeen(fact.started_s, fact.ranks), policy)
+    return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
 def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
@@ -452,11 +452,11 @@ def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.job is not None:
         # It may have a successor all the same: the queue will tell.
         return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
-    kind = FAILED_ORDER[fact.order]
+    kind = CALL_OF_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and rank_facts.waits_for(snapshot.nodes[id_], kind)
     ]
-    snapshot = _each(snapshot, waiting, lambda node: rank_facts.call_failed(node, snapshot.now_s))
+    snapshot = _each(snapshot, waiting, lambda node: rank_facts.fail_call(node, snapshot.now_s))
     # Whether the record was written is not known: read it again before anything is built on it.
     return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
 
@@ -465,14 +465,14 @@ def _destroyed(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Poli
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
         return node
-    return replace(rank_facts.answered(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
 
 
 # What facts that tell of one node make of it, whatever becomes of the others.
-OF_ONE_NODE: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
-    NodeCreated: rank_facts.created_node,
-    NodeDrained: rank_facts.drained,
-    NodeCordoned: rank_facts.cordoned,
+NODE_FACTS: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
+    NodeCreated: rank_facts.apply_create_to_node,
+    NodeDrained: rank_facts.apply_drain,
+    NodeCordoned: rank_facts.apply_cordon,
     BrokerStopped: _broker_stopped,
     HousekeepingKilled: _housekeeping_killed,
     NodeDestroyed: _destroyed,

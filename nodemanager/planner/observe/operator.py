@@ -12,7 +12,7 @@ from nodemanager.core.facts import (
     HoldPlaced,
     NodeReleased,
     OperatorFact,
-    RetirementAsked,
+    RetirementRequested,
     SteeringKept,
     SteeringNotKept,
 )
@@ -32,7 +32,7 @@ KEEP_AGAIN_S = 1.0
 # --- what is set ------------------------------------------------------------------------------------------
 
 
-def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
+def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
     """The snapshot after an operator's word. Of a node that is no more, it is old news."""
     now = snapshot.steering
     match fact:
@@ -40,18 +40,18 @@ def set_by_operator(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
             return replace(snapshot, steering=replace(now, paused=now.paused or mark))
         case DecisionsResumed():
             return replace(snapshot, steering=replace(now, paused=None))
-        case HoldPlaced() | RetirementAsked() if fact.launch not in snapshot.nodes:
+        case HoldPlaced() | RetirementRequested() if fact.launch not in snapshot.nodes:
             return snapshot
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
             held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
             return _drains_because(held, launch, because("held_by_operator", **_figures(holds[launch])))
-        case RetirementAsked(launch=launch, mark=mark):
+        case RetirementRequested(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
             retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
             return _drains_because(retired, launch, because("retired_by_operator", **_figures(retirements[launch])))
         case NodeReleased(launch=launch):
-            return without(snapshot, launch)
+            return forget_steering(snapshot, launch)
         case _:
             assert_never(fact)
 
@@ -64,8 +64,8 @@ def _drains_because(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Sna
     return with_nodes(snapshot, {launch: replace(node, retiring=reason, retired_s=snapshot.now_s)})
 
 
-def without(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
-    if not snapshot.steering.keeps_work_from(launch):
+def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    if not snapshot.steering.blocks_work_on(launch):
         return snapshot
     return replace(snapshot, steering=_without(snapshot.steering, launch))
 
@@ -84,7 +84,7 @@ def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
 
 
-def held_of(snapshot: Snapshot, state: NodeState) -> int:
+def count_held(snapshot: Snapshot, state: NodeState) -> int:
     """How many of those that are held are in a state."""
     return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
 
@@ -92,27 +92,29 @@ def held_of(snapshot: Snapshot, state: NodeState) -> int:
 # --- what is on record ------------------------------------------------------------------------------------
 
 
-def read(snapshot: Snapshot, on_record: Steering) -> Snapshot:
+def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
     """After the record was read: it is what holds, unless something was set here that is not yet on it."""
     unkept = snapshot.steering != snapshot.steering_on_record
     steering = snapshot.steering if unkept else on_record
     for launch in {**steering.holds, **steering.retirements}:
         if launch not in snapshot.nodes:
             steering = _without(steering, launch)
-    return replace(snapshot, steering=steering, steering_on_record=on_record, keeper=Source())
+    return replace(snapshot, steering=steering, steering_on_record=on_record, steering_write=Source())
 
 
-def kept(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
+def apply_steering_written(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
     if isinstance(fact, SteeringKept):
-        return replace(snapshot, steering_on_record=fact.steering, keeper=Source())
-    failed = replace(snapshot.keeper, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S)
-    return replace(snapshot, keeper=failed)
+        return replace(snapshot, steering_on_record=fact.steering, steering_write=Source())
+    failed = replace(
+        snapshot.steering_write, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S
+    )
+    return replace(snapshot, steering_write=failed)
 
 
 # --- what follows for a node ------------------------------------------------------------------------------
 
 
-def step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
+def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
     """What an operator's word means for the node now; None where the rest of the rules decides."""
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None

@@ -33,16 +33,16 @@ from nodemanager.planner.observe.node_health import FLAPS
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
-from nodemanager.planner.state.node_index import roll_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.rank_index import ground_of, trodden
+from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_index
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
 
 RETRY_S_MAX = 60.0
 FEW_VANISHED = 2  # so many at once are no reason to doubt a list
 
 
-def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
+def fail_call(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
     """The node after a call for it failed, or was not answered: nothing is assumed; it is left alone a while."""
     if node.call is None:
         return node
@@ -54,17 +54,17 @@ def call_failed(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
         # Whether its lease is still on record is not known: it is put there again before the node is made.
         node = replace(node, recorded=False)
     wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
-    return replace(stop_held_up(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
+    return replace(delay_stop(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
 
 
-def stop_held_up(node: Node) -> Node:
+def delay_stop(node: Node) -> Node:
     """The node after something that its stop had to wait for: how long that takes in all is no measure any more."""
-    if node.state not in LEAVING or node.stop_held_up:
+    if node.state not in LEAVING or node.stop_delayed:
         return node
-    return replace(node, stop_held_up=True)
+    return replace(node, stop_delayed=True)
 
 
-def unsettled_s(snapshot: Snapshot) -> float:
+def unsettled_since_s(snapshot: Snapshot) -> float:
     """Since when news has been coming without a plan that took account of it."""
     return snapshot.unsettled_s if snapshot.unsettled_s is not None else snapshot.now_s
 
@@ -73,31 +73,31 @@ def waits_for(node: Node, kind: CallKind) -> bool:
     return node.call is not None and node.call.kind is kind
 
 
-def answered(node: Node, kind: CallKind) -> Node:
+def end_call(node: Node, kind: CallKind) -> Node:
     """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
     call = node.call
     return replace(node, call=None, tries=0, retry_s=0.0) if call is not None and call.kind is kind else node
 
 
-def lapsed(node: Node, fact: OrderLapsed) -> Node:
+def undo_order(node: Node, fact: OrderLapsed) -> Node:
     """The node after an order for it was left undone: nothing has happened, and it may be given anew."""
     if fact.order == "CreateNode" and node.state is NodeState.REQUESTED:
         node = replace(node, create_sent_s=None, absences=0, absent_s=None)
-    return answered(node, node.call.kind) if node.call is not None else node
+    return end_call(node, node.call.kind) if node.call is not None else node
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
-def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
+def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
     named = {rank.rank: rank for rank in fact.ranks}
-    if fact.since is None:
+    if fact.previous is None:
         ranks: Mapping[Rank, FluxRank] = named
     else:
-        ranks = {**fact.since, **named} if named else fact.since
-    changes = _changes(snapshot.ranks, ranks, named if fact.since is snapshot.ranks else ranks)
+        ranks = {**fact.previous, **named} if named else fact.previous
+    changes = _changes(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
@@ -109,12 +109,12 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
         same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     )
     looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
-    snapshot = backoff.boots_ended(snapshot.nodes, looked, timings.with_boots(snapshot, looked), policy)
+    snapshot = backoff.count_ended_boots(snapshot.nodes, looked, timings.with_boots(snapshot, looked), policy)
     snapshot = with_nodes(snapshot, looked)
     seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        division=snapshot.division if same_division else _division(ranks, snapshot),
+        slot_types=snapshot.slot_types if same_division else _division(ranks, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
@@ -122,15 +122,17 @@ def ranks_seen(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     )
     if not changes:
         return seen
-    known = ground_of(snapshot.ranks, snapshot.ground, policy)
+    known = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
     return replace(
         seen,
         ranks=ranks,
         rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
-        ground=trodden(known, ranks, changes, policy),
-        differs=snapshot.differs if same_size else instance_check.difference(tuple(ranks.values()), policy),
+        rank_index=updated_rank_index(known, ranks, changes, policy),
+        site_mismatch=snapshot.site_mismatch
+        if same_size
+        else instance_check.find_mismatch(tuple(ranks.values()), policy),
         changed_s=snapshot.now_s,
-        unsettled_s=unsettled_s(snapshot),
+        unsettled_s=unsettled_since_s(snapshot),
     )
 
 
@@ -142,7 +144,7 @@ def _rested_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
 
 def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
     """A slot's rank is where its name is found: where Flux gives out the ranks, nodes learn theirs as they join."""
-    of_slot = roll_of(snapshot).of_slot
+    of_slot = node_index_of(snapshot).launch_of_slot
     moved = {
         id_: replace(node, launch=replace(node.launch, rank=rank.rank))
         for rank in ranks
@@ -171,10 +173,10 @@ def _looked_at(
     policy: Policy,
 ) -> dict[LaunchId, Node]:
     """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
-    roll = roll_of(snapshot)
-    touched = dict(roll.restless)
+    roll = node_index_of(snapshot)
+    touched = dict(roll.to_check)
     for _, rank in changes:
-        id_ = roll.of_rank.get(rank.rank) if rank is not None else None
+        id_ = roll.launch_of_rank.get(rank.rank) if rank is not None else None
         if id_ is not None:
             touched[id_] = snapshot.nodes[id_]
     looked: dict[LaunchId, Node] = {}
@@ -217,7 +219,7 @@ def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
 def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
     seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
-    return snapshot.division if seen == snapshot.division else seen
+    return snapshot.slot_types if seen == snapshot.slot_types else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:
@@ -239,7 +241,7 @@ def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> N
     if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
         node = _let_go(node, snapshot.now_s)
     if rank.allocated:
-        node = stop_held_up(node)
+        node = delay_stop(node)
     return _count_idleness(_condition(node, was, rank, snapshot), rank, snapshot)
 
 
@@ -277,7 +279,7 @@ def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any)
     for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
         if allows(node, event):
             if event is Event.LEFT and not _first_look(snapshot):
-                seen["left_s"] = (*node.left_s, snapshot.now_s)[-FLAPS:]
+                seen["departures_s"] = (*node.departures_s, snapshot.now_s)[-FLAPS:]
             node = move(node, event, snapshot.now_s, **seen)
             seen = {}
     return replace(node, **seen) if seen else node
@@ -307,7 +309,7 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
 def _is_idle_still(node: Node, rank: FluxRank) -> bool:
     """Whether it was idle, is so, and that is all that there is to be seen: so it is most often."""
     marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
-    return node.state is NodeState.IDLE and rank.idle and node.sound and not marked
+    return node.state is NodeState.IDLE and rank.idle and node.is_sound and not marked
 
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -337,14 +339,14 @@ def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
     return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
 
 
-def drained(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
+def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
     """The answer to a drain, with the second look that was asked after it."""
     del policy
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
         return node  # of an earlier drain; since then it may have been undrained
     if fact.rank.host != node.launch.slot:
-        return call_failed(node, fact.started_s)  # another came online as the rank that was its own till then
-    node = answered(node, CallKind.DRAIN)
+        return fail_call(node, fact.started_s)  # another came online as the rank that was its own till then
+    node = end_call(node, CallKind.DRAIN)
     if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
     node = replace(node, drained_s=fact.started_s)
@@ -357,9 +359,9 @@ def drained(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -
     return _let_go(node, fact.started_s) if held else node
 
 
-def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
+def apply_cordon(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
     del policy
-    node = answered(node, CallKind.DRAIN)
+    node = end_call(node, CallKind.DRAIN)
     if fact.started_s < _rank_seen_s(node, snapshot):
         return node
     return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
@@ -368,20 +370,20 @@ def cordoned(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy)
 # --- the cloud --------------------------------------------------------------------------------------------
 
 
-def created(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
+def apply_create(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
     """The provider answered the create, perhaps long after we stopped waiting."""
     if fact.launch not in snapshot.nodes:
         return snapshot
-    node = created_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
-    return backoff.granted(with_nodes(snapshot, {node.id: node}), node, policy)
+    node = apply_create_to_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
+    return backoff.apply_success(with_nodes(snapshot, {node.id: node}), node, policy)
 
 
-def created_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
+def apply_create_to_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
     del policy
-    return _listed(answered(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+    return _listed(end_call(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
 
 
-def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
+def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
     if _is_old(snapshot.cloud, fact.started_s):
         return snapshot
     pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
@@ -402,10 +404,14 @@ def cloud_listed(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snaps
     for id_, cloud in pairing.paired.items():
         if cloud.died_of is not None and snapshot.nodes[id_].state in backoff.NOT_UP_YET:
             # It was taken on and never came to be: what a refused create says of the next one, this says too.
-            snapshot = backoff.refused(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
+            snapshot = backoff.apply_refusal(
+                snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy
+            )
     return replace(
         with_nodes(
-            backoff.boots_ended(snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy),
+            backoff.count_ended_boots(
+                snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy
+            ),
             nodes,
         ),
         strays={
@@ -428,10 +434,10 @@ def _could_be_listed(node: Node) -> bool:
 
 def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
-    vanished = sum(1 for node in lacking if node.provider_shows_it)
+    vanished = sum(1 for node in lacking if node.exists_at_provider)
     if vanished <= FEW_VANISHED:
         return False
-    shown = sum(1 for node in snapshot.nodes.values() if node.provider_shows_it)
+    shown = sum(1 for node in snapshot.nodes.values() if node.exists_at_provider)
     return vanished > shown // 2
 
 
@@ -487,7 +493,7 @@ def _at_its_end(node: Node) -> Node:
     return replace(node, retry_s=0.0, tries=0)
 
 
-def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+def apply_cloud_failure(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:
     if fact.operation == "list":
         wait_s = max(fact.retry_after_s, 1.0)
         failed = replace(snapshot.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)
@@ -499,16 +505,18 @@ def cloud_call_failed(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy)
         return _create_failed(snapshot, node, fact, policy)
     if not waits_for(node, CallKind.DESTROY):
         return snapshot
-    failed_node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+    failed_node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     return with_nodes(snapshot, {node.id: failed_node})
 
 
 def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
     if waits_for(node, CallKind.CREATE):
-        node = call_failed(node, snapshot.now_s, fact.retry_after_s)
+        node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
         return with_nodes(snapshot, {node.id: node})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})
-    return backoff.refused(snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.reach)
+    return backoff.apply_refusal(
+        snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.quota_scope
+    )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 
 WERE_UP = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST, NodeState.DRAINING)
 
 
-def safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
+def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing is done now, and until when; None where what is seen may be true."""
     if 0 < snapshot.doubted_lists <= policy.absences:
         return because(
@@ -53,17 +53,19 @@ def unready_since_s(snapshot: Snapshot, policy: Policy) -> float | None:
 
 def _unready(snapshot: Snapshot) -> tuple[int, int]:
     """How many nodes are lost or hang, of how many that were up."""
-    roll = roll_of(snapshot)
+    roll = node_index_of(snapshot)
     hung = [
         node
-        for node in roll.restless.values()
-        if not node.sound
+        for node in roll.to_check.values()
+        if not node.is_sound
         and node.state is not NodeState.LOST
         and node.state in WERE_UP
         and node.rank is not None
         and node.rank.torpid
     ]
-    return roll.states.get(NodeState.LOST, 0) + len(hung), sum(roll.states.get(state, 0) for state in WERE_UP)
+    return roll.count_by_state.get(NodeState.LOST, 0) + len(hung), sum(
+        roll.count_by_state.get(state, 0) for state in WERE_UP
+    )
 
 
 def _most(up: int, policy: Policy) -> int:

@@ -56,8 +56,8 @@ def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
     if any(block is None for block in blocks):
         return None
     first = min((block for block in blocks if block is not None), key=lambda block: block.until_s)
-    return reason_of(first)
+    return block_reason(first)
 
 
-def reason_of(block: Block) -> Reason:
+def block_reason(block: Block) -> Reason:
     return because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)

@@ -18,13 +18,13 @@ from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.planner.cost.budget import Cuts, Period, accounts, periods, share_within
+from nodemanager.planner.cost.budget import Cuts, Period, accounts_of, job_cost_within, periods
 from nodemanager.planner.placement.flux_scheduler import cores_of_piece, pieces_of
-from nodemanager.planner.placement.infeasibility import pieces_on
-from nodemanager.planner.placement.supply import tells_slots_apart
+from nodemanager.planner.placement.infeasibility import pieces_per_node
+from nodemanager.planner.placement.supply import is_slot_specific
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import BatchKey, Line
+from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Snapshot
 
 Batches = Mapping[BatchKey, Sequence[JobId]]
@@ -32,65 +32,65 @@ KINDS = ("user", "queue")
 
 
 @dataclass
-class Purse:
+class AccountBudget:
     """What an account may spend in a period, and what is spoken for."""
 
     account: str
     period: Period
     limit: Decimal
-    begun: Decimal  # spent, and what its jobs that run may still take
+    committed: Decimal  # spent, and what its jobs that run may still take
     hours_left: Decimal
-    taken: Decimal = Decimal(0)  # the same with those that wait, as far as they were looked at
+    reserved: Decimal = Decimal(0)  # the same with those that wait, as far as they were looked at
 
     def cost(self, rate: Decimal, duration_s: float) -> Decimal:
         """What a job at so much an hour takes that begins now. One without a limit counts nothing ahead."""
         return rate * min(Decimal(duration_s) / SECONDS_PER_HOUR, self.hours_left)
 
-    def most(self, rate: Decimal, span_s: float) -> Decimal:
+    def max_cost(self, rate: Decimal, span_s: float) -> Decimal:
         """What one takes at the most that may run so long."""
         within = span_s < float(self.hours_left) * SECONDS_PER_HOUR
         return rate * (Decimal(span_s) / SECONDS_PER_HOUR if within else self.hours_left)
 
     def refuses(self, cost: Decimal) -> bool:
-        return self.taken >= self.limit or self.taken + cost > self.limit
+        return self.reserved >= self.limit or self.reserved + cost > self.limit
 
-    def why(self, cost: Decimal) -> Reason:
+    def refusal(self, cost: Decimal) -> Reason:
         return because(
             "budget_of_account",
             account=self.account,
             period=self.period.name,
-            forecast=self.taken + cost,
+            forecast=self.reserved + cost,
             budget=self.limit,
         )
 
 
 @dataclass
-class Till:
+class AccountBudgets:
     """The purses of the accounts whose jobs wait. ``watched``: the batches of those that could run out."""
 
     snapshot: Snapshot
     policy: Policy
-    purses: Mapping[str, Sequence[Purse]]
+    budgets: Mapping[str, Sequence[AccountBudget]]
     watched: Batches = field(default_factory=dict)
     rates: dict[tuple[Shape, bool], Decimal] = field(default_factory=dict)
 
     def watch(self, batches: Batches) -> None:
         """Only those that would, should all of an account's jobs cost the most that they may."""
         for purse in self._all():
-            purse.taken = purse.begun
+            purse.reserved = purse.committed
         for key, ids in batches.items():
             for purse in self._of(key):
-                purse.taken += len(ids) * purse.most(self._rate(key.shape, dearest=True), key.span_s)
-        short = {purse.account for purse in self._all() if purse.taken >= purse.limit}
+                purse.reserved += len(ids) * purse.max_cost(self._rate(key.shape, dearest=True), key.span_s)
+        short = {purse.account for purse in self._all() if purse.reserved >= purse.limit}
         self.watched = {key: ids for key, ids in batches.items() if not short.isdisjoint(_accounts(key))}
 
-    def cuts(self, known: Mapping[JobId, Decimal], *, dearest: bool = False) -> Cuts:
+    def find_cuts(self, known: Mapping[JobId, Decimal], *, dearest: bool = False) -> Cuts:
         """``known``: what some jobs cost an hour where they were laid.
 
         Of the others, what they cost on the type that is the cheapest for them; or, to be sure, the dearest.
         """
         for purse in self._all():
-            purse.taken = purse.begun
+            purse.reserved = purse.committed
         cuts: dict[BatchKey, tuple[int, Reason]] = {}
         passed = dict.fromkeys(self.watched, 0)
         for key, id_ in _in_order(self.watched):
@@ -113,29 +113,29 @@ class Till:
         costs = [(purse, purse.cost(rate, duration_s)) for purse in self._of(key)]
         for purse, cost in costs:
             if purse.refuses(cost):
-                return purse.account, purse.why(cost)
+                return purse.account, purse.refusal(cost)
         for purse, cost in costs:
-            purse.taken += cost
+            purse.reserved += cost
         return None
 
-    def _all(self) -> Iterator[Purse]:
-        return chain.from_iterable(self.purses.values())
+    def _all(self) -> Iterator[AccountBudget]:
+        return chain.from_iterable(self.budgets.values())
 
-    def _of(self, key: BatchKey) -> Iterator[Purse]:
-        return chain.from_iterable(self.purses.get(account, ()) for account in _accounts(key))
+    def _of(self, key: BatchKey) -> Iterator[AccountBudget]:
+        return chain.from_iterable(self.budgets.get(account, ()) for account in _accounts(key))
 
     def _rate(self, shape: Shape, *, dearest: bool) -> Decimal:
         rate = self.rates.get((shape, dearest))
         if rate is None:
             choose: Callable[..., Decimal] = partial(max if dearest else min, default=Decimal(0))
-            of = [rate_on(it, shape) for it in self.policy.node_types if _fits(it, shape, self.policy)]
+            of = [piece_price_per_hour(it, shape) for it in self.policy.node_types if _fits(it, shape, self.policy)]
             rate = self.rates[shape, dearest] = choose(of) * pieces_of(shape)
         return rate
 
 
-def till_of(snapshot: Snapshot, policy: Policy, line: Line) -> Till:
+def account_budgets_of(snapshot: Snapshot, policy: Policy, line: QueueIndex) -> AccountBudgets:
     """Of the jobs that wait in queues that are not stopped. Without such budgets nothing is watched."""
-    purses: dict[str, list[Purse]] = {}
+    purses: dict[str, list[AccountBudget]] = {}
     batches = {key: ids for key, ids in line.in_order.items() if key.queue not in snapshot.queues_stopped}
     for period in periods(snapshot.wall_at):
         limits = {kind: policy.budgets.get((kind, period.name)) for kind in KINDS}
@@ -146,15 +146,15 @@ def till_of(snapshot: Snapshot, policy: Policy, line: Line) -> Till:
         for account in dict.fromkeys(chain.from_iterable(_accounts(key) for key in batches)):
             limit = limits[account.partition(" ")[0]]
             if limit is not None:
-                purse = Purse(account, period, limit, begun.get(account, Decimal(0)), hours_left)
+                purse = AccountBudget(account, period, limit, begun.get(account, Decimal(0)), hours_left)
                 purses.setdefault(account, []).append(purse)
-    till = Till(snapshot, policy, purses)
+    till = AccountBudgets(snapshot, policy, purses)
     if purses:
         till.watch(batches)
     return till
 
 
-def rate_on(node_type: NodeType, shape: Shape) -> Decimal:
+def piece_price_per_hour(node_type: NodeType, shape: Shape) -> Decimal:
     """What a piece of a job costs an hour on a node of a type."""
     if shape.exclusive:
         return node_type.price_per_hour
@@ -162,14 +162,14 @@ def rate_on(node_type: NodeType, shape: Shape) -> Decimal:
 
 
 def _fits(node_type: NodeType, shape: Shape, policy: Policy) -> bool:
-    if not pieces_on(node_type, shape):
+    if not pieces_per_node(node_type, shape):
         return False
-    apart = tells_slots_apart(shape.constraint, policy)
+    apart = is_slot_specific(shape.constraint, policy)
     return apart or holds(shape.constraint, properties=node_type.properties, host="", rank=-1)
 
 
 def _accounts(key: BatchKey) -> tuple[str, str]:
-    return accounts(key.userid, key.queue)
+    return accounts_of(key.userid, key.queue)
 
 
 def _in_order(batches: Batches) -> Iterator[tuple[BatchKey, JobId]]:
@@ -187,9 +187,9 @@ def _begun(snapshot: Snapshot, policy: Policy, period: Period) -> dict[str, Deci
     """What was spent on jobs that have ended, and what those that run will have taken by their limits."""
     begun = {key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)}
     for job in snapshot.jobs.values():
-        if job.state is JobState.RUN and job.holds:
+        if job.state is JobState.RUN and job.allocations:
             until_at = min(float(period.ends_at), job.ends_at or snapshot.wall_at)
-            share = share_within(job, period, snapshot, policy, max(until_at, snapshot.wall_at))
-            for account in accounts(job.userid, job.queue):
+            share = job_cost_within(job, period, snapshot, policy, max(until_at, snapshot.wall_at))
+            for account in accounts_of(job.userid, job.queue):
                 begun[account] = begun.get(account, Decimal(0)) + share
     return begun

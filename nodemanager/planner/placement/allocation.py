@@ -20,8 +20,8 @@ from nodemanager.planner.placement.flux_scheduler import (
     slots_per_piece,
 )
 from nodemanager.planner.placement.packing import PIECES_EXACT, fill, pack
-from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, Packed, fit
-from nodemanager.planner.placement.supply import Offer, Place
+from nodemanager.planner.placement.packing_types import Item, Load, Lot, Packed, PackingLimits, pieces_on_empty
+from nodemanager.planner.placement.supply import Offer, SlotAndRank
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.queue_index import BatchKey
 
@@ -66,12 +66,12 @@ class Work:
             gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
             memory_bytes=memory_bytes,
             per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
-            whole=shape.exclusive,
+            exclusive=shape.exclusive,
         )
 
 
 @dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
-class Stack:
+class NodeGroup:
     """Nodes of one offer, loaded alike: ``pieces`` of each work, by its number, and what is left free on each."""
 
     offer: int
@@ -84,7 +84,7 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Shelf:
+class Allocation:
     """The offers, and what has been taken of them so far.
 
     ``cost``: what a node of an offer costs for so long. ``memory_bytes``: what a piece of a job is to have.
@@ -99,14 +99,14 @@ class Shelf:
     memory_bytes: Callable[[Shape], int]
     zones: Mapping[Shape, str]
     works: list[Work] = field(default_factory=list)
-    stacks: list[Stack] = field(default_factory=list)
+    groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
 
     def __post_init__(self) -> None:
         if not self.left:
             self.left = [offer.count for offer in self.offers]
 
-    def with_(self, works: Sequence[Work], *, share: bool) -> Shelf | None:
+    def with_work(self, works: Sequence[Work], *, share: bool) -> Allocation | None:
         """The shelf with this work on it too, at the least cost; None if it cannot all be had.
 
         ``share``: whether what is free on nodes with other work may be used.
@@ -114,7 +114,7 @@ class Shelf:
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
         if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
             return None  # as would come out, after every way to pack it has been tried
-        made = replace(self, works=list(self.works), stacks=list(self.stacks), left=list(self.left))
+        made = replace(self, works=list(self.works), groups=list(self.groups), left=list(self.left))
         return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
 
     def takes_at_most(self, work: Work) -> int:
@@ -126,8 +126,8 @@ class Shelf:
             if not left or not offer.suits(work.shape.constraint):
                 continue
             of = offer.node_type
-            each = fit(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
-            if offer.paid:
+            each = pieces_on_empty(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
+            if offer.is_ordered:
                 pieces += left * each
             else:
                 price = self.price(offer)
@@ -140,11 +140,11 @@ class Shelf:
 
     def cores_left(self, *, share: bool) -> int:
         """No more cores than these can be had for what is yet to be laid."""
-        cores = sum(stack.nodes * stack.cores for stack in self.stacks) if share else 0
+        cores = sum(stack.nodes * stack.cores for stack in self.groups) if share else 0
         nodes_left = self.nodes_left
         for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
             offer, left = self.offers[number], self.left[number]
-            if not offer.paid:
+            if not offer.is_ordered:
                 left = max(0, min(left, nodes_left))
                 nodes_left -= left
             cores += left * offer.node_type.cores
@@ -160,8 +160,8 @@ class Shelf:
         if share:
             self._lay(items, first, span_s, pieces, stacks=True, paid=False, on_sale=False)
         # Those that come are filled in the order in which they were ordered: what was laid on them then fits again.
-        coming = [number for number, offer in enumerate(self.offers) if offer.paid]
-        for _, together in groupby(coming, key=lambda number: self.offers[number].since_s):
+        coming = [number for number, offer in enumerate(self.offers) if offer.is_ordered]
+        for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
             self._lay(items, first, span_s, pieces, stacks=False, paid=True, on_sale=False, only=list(together))
         few = sum(pieces) <= PIECES_EXACT
         return self._lay(items, first, span_s, pieces, stacks=few and share, paid=few, on_sale=True)
@@ -184,19 +184,19 @@ class Shelf:
                 replace(item, pieces=count) if count != item.pieces else item
                 for item, count in zip(items, pieces, strict=True)
             ]
-        sources: list[Stack | int] = list(self.stacks) if stacks else []
+        sources: list[NodeGroup | int] = list(self.groups) if stacks else []
         sources += [
             number
             for number, offer in enumerate(self.offers)
             if self.left[number]
-            and (paid if offer.paid else on_sale and self.nodes_left > 0)
+            and (paid if offer.is_ordered else on_sale and self.nodes_left > 0)
             and (only is None or number in only)
         ]
-        sources = [source for source in sources if not isinstance(source, Stack) or source.cores > 0]
+        sources = [source for source in sources if not isinstance(source, NodeGroup) or source.cores > 0]
         lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
         fits = self._fits(items, first, sources, lots)
         if on_sale or pieces is None:
-            packed = pack(items, lots, fits, Limits(self.nodes_left, self.price_left))
+            packed = pack(items, lots, fits, PackingLimits(self.nodes_left, self.price_left))
         else:
             packed = fill(items, lots, fits)
         self._take(packed, first, sources)
@@ -204,31 +204,31 @@ class Shelf:
             pieces[:] = packed.left
         return not any(packed.left)
 
-    def _lot(self, source: Stack | int, span_s: float, *, sunk: bool) -> Lot:
+    def _lot(self, source: NodeGroup | int, span_s: float, *, sunk: bool) -> Lot:
         """``sunk``: beside what is on sale, what is paid for costs nothing.
 
         By itself it is weighed by its price, as when it was bought: then the same work is laid in the same way.
         """
-        if isinstance(source, Stack):
+        if isinstance(source, NodeGroup):
             return Lot(source.cores, source.gpus, source.memory_bytes, source.nodes, 0, 0, bought=False)
         offer = self.offers[source]
         of, count = offer.node_type, self.left[source]
-        if offer.paid:
+        if offer.is_ordered:
             cost = 0 if sunk else self.cost(offer, span_s)
             return Lot(of.cores, of.gpus, of.memory_bytes, count, cost, 0, bought=False)
         return Lot(of.cores, of.gpus, of.memory_bytes, count, self.cost(offer, span_s), self.price(offer))
 
     def _fits(
-        self, items: Sequence[Item], first: int, sources: Sequence[Stack | int], lots: Sequence[Lot]
+        self, items: Sequence[Item], first: int, sources: Sequence[NodeGroup | int], lots: Sequence[Lot]
     ) -> list[list[int]]:
         fits: list[list[int]] = []
         for number, item in enumerate(items):
             work = self.works[first + number]
             row = [
-                fit(item, lot) if self._may_have(source, work) else 0
+                pieces_on_empty(item, lot) if self._may_have(source, work) else 0
                 for source, lot in zip(sources, lots, strict=True)
             ]
-            if item.whole:
+            if item.exclusive:
                 # It would start on a node that is too small for all it asks for; not where there is a larger one.
                 roomy = [self._holds_all(source, work.shape) for source in sources]
                 if any(has and is_roomy for has, is_roomy in zip(row, roomy, strict=True)):
@@ -236,37 +236,37 @@ class Shelf:
             fits.append(row)
         return fits
 
-    def _may_have(self, source: Stack | int, work: Work) -> bool:
-        if isinstance(source, Stack) and work.shape.exclusive:
+    def _may_have(self, source: NodeGroup | int, work: Work) -> bool:
+        if isinstance(source, NodeGroup) and work.shape.exclusive:
             return False
-        offer = self.offers[source.offer if isinstance(source, Stack) else source]
+        offer = self.offers[source.offer if isinstance(source, NodeGroup) else source]
         if work.shape.one_zone:
-            stands = (source.zone,) if isinstance(source, Stack) else offer.zones
+            stands = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
             if self.zones[work.shape] not in stands:
                 return False
         return offer.suits(work.shape.constraint)
 
-    def _holds_all(self, source: Stack | int, shape: Shape) -> bool:
-        of = self.offers[source.offer if isinstance(source, Stack) else source].node_type
+    def _holds_all(self, source: NodeGroup | int, shape: Shape) -> bool:
+        of = self.offers[source.offer if isinstance(source, NodeGroup) else source].node_type
         slots = slots_per_piece(shape)
         return of.cores >= slots * shape.cores_per_slot and of.gpus >= slots * shape.gpus_per_slot
 
-    def _take(self, packed: Packed, first: int, sources: list[Stack | int]) -> None:
+    def _take(self, packed: Packed, first: int, sources: list[NodeGroup | int]) -> None:
         for load in packed.loads:
             source = sources[load.lot]
             pieces = tuple((first + item, count) for item, count in load.pieces)
-            if isinstance(source, Stack):
+            if isinstance(source, NodeGroup):
                 sources[load.lot] = self._put_on_top(source, load, pieces)  # the next load lies on the others
                 continue
             offer = self.offers[source]
             self.left[source] -= load.nodes
-            if not offer.paid:
+            if not offer.is_ordered:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
             of = offer.node_type
             zone = self._zone_of(offer, pieces)
-            self.stacks.append(
-                self._loaded(Stack(source, load.nodes, zone, (), of.cores, of.gpus, of.memory_bytes), pieces)
+            self.groups.append(
+                self._loaded(NodeGroup(source, load.nodes, zone, (), of.cores, of.gpus, of.memory_bytes), pieces)
             )
 
     def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
@@ -274,14 +274,14 @@ class Shelf:
         shapes = (self.works[number].shape for number, _ in pieces)
         return next((self.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
 
-    def _put_on_top(self, stack: Stack, load: Load, pieces: tuple[tuple[int, int], ...]) -> Stack:
+    def _put_on_top(self, stack: NodeGroup, load: Load, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
         """On so many of the nodes of a stack, which becomes two where it is not all of them. Gives the others."""
-        place = self.stacks.index(stack)
+        place = self.groups.index(stack)
         below, rest = replace(stack, nodes=load.nodes), replace(stack, nodes=stack.nodes - load.nodes)
-        self.stacks[place : place + 1] = [self._loaded(below, pieces), *([rest] if rest.nodes else [])]
+        self.groups[place : place + 1] = [self._loaded(below, pieces), *([rest] if rest.nodes else [])]
         return rest
 
-    def _loaded(self, stack: Stack, pieces: tuple[tuple[int, int], ...]) -> Stack:
+    def _loaded(self, stack: NodeGroup, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
         cores, gpus, memory_bytes = stack.cores, stack.gpus, stack.memory_bytes
         for number, count in pieces:
             work = self.works[number]
@@ -295,28 +295,28 @@ class Shelf:
         return replace(stack, pieces=(*stack.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
 
 
-class Laid(NamedTuple):
+class AssignedNode(NamedTuple):
     """One node with what is on it: of each work the pieces from one number to another."""
 
-    place: Place
+    place: SlotAndRank
     offer: Offer
     zone: str
     pieces: tuple[tuple[int, int, int], ...]
 
 
-class Dealt:
+class Assignment:
     """Who has which node."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Allocation) -> None:
         self._works = shelf.works
         self._offers = shelf.offers
-        self._stacks = shelf.stacks
+        self._stacks = shelf.groups
         free = [offer.places() for offer in shelf.offers]
-        self._places = [list(islice(free[stack.offer], stack.nodes)) for stack in shelf.stacks]
+        self._places = [list(islice(free[stack.offer], stack.nodes)) for stack in shelf.groups]
         self._begins: list[list[int]] = [[] for _ in shelf.works]  # of each work: the first piece on each stack
         self._on: list[list[tuple[int, int]]] = [[] for _ in shelf.works]  # the stack, and how many on each node
         begins = [0] * len(shelf.works)
-        for number, stack in enumerate(shelf.stacks):
+        for number, stack in enumerate(shelf.groups):
             for work, count in stack.pieces:
                 self._begins[work].append(begins[work])
                 self._on[work].append((number, count))
@@ -326,7 +326,7 @@ class Dealt:
             for key in dict.fromkeys(run[0] for run in those.runs):
                 self._numbers.setdefault(key, []).append(number)
 
-    def nodes(self) -> Iterator[Laid]:
+    def nodes(self) -> Iterator[AssignedNode]:
         """All of them, stack by stack."""
         begins = [0] * len(self._works)
         for stack, places in zip(self._stacks, self._places, strict=True):
@@ -335,11 +335,11 @@ class Dealt:
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)
                     for work, count in stack.pieces
                 )
-                yield Laid(place, self._offers[stack.offer], stack.zone, pieces)
+                yield AssignedNode(place, self._offers[stack.offer], stack.zone, pieces)
             for work, count in stack.pieces:
                 begins[work] += stack.nodes * count
 
-    def jobs_on(self, laid: Laid, most: int) -> tuple[tuple[JobId, ...], int]:
+    def jobs_on(self, laid: AssignedNode, most: int) -> tuple[tuple[JobId, ...], int]:
         """The first few jobs on a node, and how many there are in all."""
         names: list[JobId] = []
         count = 0
@@ -355,7 +355,7 @@ class Dealt:
                 names += [work.job(job) for job in range(first, min(last + 1, first + most))]
         return tuple(sorted(names)[:most]), count
 
-    def pieces_on(self, laid: Laid) -> Iterator[tuple[JobId, Shape]]:
+    def pieces_on(self, laid: AssignedNode) -> Iterator[tuple[JobId, Shape]]:
         """The job of each piece on a node."""
         for number, begin, end in laid.pieces:
             work = self._works[number]
@@ -363,7 +363,7 @@ class Dealt:
             for piece in range(begin, end):
                 yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
 
-    def nodes_of(self, key: BatchKey, index: int) -> list[tuple[Place, Offer]]:
+    def nodes_of(self, key: BatchKey, index: int) -> list[tuple[SlotAndRank, Offer]]:
         """The nodes of the job at this place in its batch; none if it is not laid here."""
         for number in self._numbers.get(key, ()):
             work = self._works[number]
@@ -372,7 +372,7 @@ class Dealt:
                 return list(dict.fromkeys(self._node(number, piece) for piece in _pieces(work, job)))
         return []
 
-    def _node(self, work: int, piece: int) -> tuple[Place, Offer]:
+    def _node(self, work: int, piece: int) -> tuple[SlotAndRank, Offer]:
         at = bisect_right(self._begins[work], piece) - 1
         stack, count = self._on[work][at]
         place = self._places[stack][(piece - self._begins[work][at]) // count]
@@ -385,6 +385,6 @@ def _pieces(work: Work, job: int) -> range:
     return range(job * work.pieces_each, (job + 1) * work.pieces_each)
 
 
-def whole_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
+def unplaced_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
     """Jobs of which no piece has been laid anywhere yet."""
     return Work(shape, span_s, pieces_of(shape), tuple(runs))

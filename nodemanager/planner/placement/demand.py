@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.state.queue_index import BatchKey, line_of
+from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 
 
@@ -21,12 +21,12 @@ class Demand:
     unheeded: Mapping[JobId, tuple[str, ...]]  # what jobs ask for and no scheduler we know honours: memory
 
 
-def demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = None) -> Demand:
+def read_demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = None) -> Demand:
     """Read the demand off the queue: only what the scheduler would start if there were room.
 
     ``spent``: the batches of users and queues whose budget is used up. For their jobs no node is kept or bought.
     """
-    line = line_of(snapshot.jobs, snapshot.line)
+    line = queue_index_of(snapshot.jobs, snapshot.queue_index)
     put_off: dict[BatchKey, Reason] = {}
     for key in line.batches if snapshot.queues_stopped or spent else ():
         if key.queue in snapshot.queues_stopped:

@@ -18,7 +18,7 @@ from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.queue_index import BatchKey
 
 
-class Standing(IntEnum):
+class Availability(IntEnum):
     """How soon a node can take a job; in this order they are filled."""
 
     UP = 0
@@ -28,7 +28,11 @@ class Standing(IntEnum):
     NEW = 4  # to be bought
 
 
-THERE = (Standing.UP, Standing.KEPT, Standing.SOON)  # what jobs are seated on, one after the other
+SEATED_IN_ORDER = (
+    Availability.UP,
+    Availability.KEPT,
+    Availability.SOON,
+)  # what jobs are seated on, one after the other
 
 
 @dataclass(slots=True)
@@ -40,18 +44,18 @@ class Bin:
     properties: frozenset[str]
     cores: int
     gpus: int
-    standing: Standing
-    whole: bool = True  # nothing runs on it, nobody sits on it
+    availability: Availability
+    is_empty: bool = True  # nothing runs on it, nobody sits on it
     free_in_s: float = 0.0  # of one that will be free soon
     zone: str = ""
 
-    def room(self, shape: Shape) -> int:
+    def slots_that_fit(self, shape: Shape) -> int:
         """How many slots of the shape fit, as the scheduler counts.
 
         A job that takes nodes whole starts on any free node with the GPUs of one slot, however few its cores.
         """
         if shape.exclusive:
-            fits = self.whole and self.cores > 0 and self.gpus >= shape.gpus_per_slot
+            fits = self.is_empty and self.cores > 0 and self.gpus >= shape.gpus_per_slot
             return slots_per_piece(shape) if fits else 0
         by_cores = self.cores // max(1, shape.cores_per_slot)
         return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
@@ -62,7 +66,7 @@ class Bin:
         return holds(constraint, properties=self.properties, host=self.slot, rank=self.rank)
 
     def take(self, shape: Shape, slots: int) -> None:
-        self.whole = False
+        self.is_empty = False
         if shape.exclusive:
             self.cores = self.gpus = 0
         else:
@@ -70,7 +74,7 @@ class Bin:
             self.gpus -= slots * shape.gpus_per_slot
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def sort_key(self) -> tuple[int, int, int]:
         """The scheduler's favourite is the least."""
         return -self.cores, -self.gpus, self.rank
 
@@ -105,10 +109,10 @@ class Seating:
     short: dict[JobId, tuple[BatchKey, int]] = field(default_factory=dict)
     seated: dict[BatchKey, int] = field(default_factory=dict)  # how many of each batch, from its first on, got any
     first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
-    beyond: dict[tuple[Shape, float], tuple[BatchKey, JobId, int]] = field(default_factory=dict)
+    out_of_reach: dict[tuple[Shape, float], tuple[BatchKey, JobId, int]] = field(default_factory=dict)
 
 
-class Usher:
+class Seater:
     """Seats the jobs one after the other, as long as there is room.
 
     The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
@@ -127,7 +131,7 @@ class Usher:
         can_come: Callable[[BatchKey, JobId], int] | None = None,
         give_back: int = 0,
     ) -> None:
-        self.made = Seating()
+        self.seating = Seating()
         self._batches = batches
         self._failed = dict(first_failed)
         self._can_come = can_come
@@ -143,17 +147,17 @@ class Usher:
     def seat_all(self) -> Seating:
         while self._turns:
             self._next(stops_at_short=False)
-        return self.made
+        return self.seating
 
     def seat_to_first_short(self) -> Seating:
         """Only up to the first one that does not get all of its nodes."""
-        while self._turns and self.made.first_short is None:
+        while self._turns and self.seating.first_short is None:
             self._next(stops_at_short=True)
-        return self.made
+        return self.seating
 
     def _next(self, *, stops_at_short: bool) -> None:
         """Seat those of one batch that come before all others."""
-        turns, made = self._turns, self.made
+        turns, made = self._turns, self.seating
         turn = heappop(turns)
         key, index = self._keys[turn[2]], turn[3]
         failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
@@ -183,7 +187,7 @@ class Usher:
             made.seated[key] = index
 
     def _is_beyond(self, key: BatchKey, job: JobId, short: int, found: Iterable[tuple[Bin, int]]) -> None:
-        self.made.beyond[key.shape, key.span_s] = key, job, short
+        self.seating.out_of_reach[key.shape, key.span_s] = key, job, short
         self._failed[key.shape, key.span_s] = -key.priority, job
         if found and self._give_back > 0:
             self._give_back -= 1
@@ -191,8 +195,8 @@ class Usher:
             self._floor.take(key.shape, found)
 
 
-Order = tuple[int, int, int]
-Kind = tuple[Constraint | None, bool, bool, str | None]
+BinOrder = tuple[int, int, int]
+BinQueueKind = tuple[Constraint | None, bool, bool, str | None]
 
 
 @dataclass(slots=True)
@@ -204,7 +208,7 @@ class _Floor:
 
     bins: list[Bin]
     zones: Mapping[Shape, str]
-    queues: dict[Kind, list[list[tuple[Order, int]]]] = field(default_factory=dict)
+    queues: dict[BinQueueKind, list[list[tuple[BinOrder, int]]]] = field(default_factory=dict)
 
     def find(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
         """Room for one job: the bins with the pieces on each, and how many pieces found none.
@@ -212,7 +216,7 @@ class _Floor:
         The scheduler knows no zones: a job that fits on what is up starts there.
         """
         chosen, short = self._found(shape, None)
-        if shape.one_zone and (short or any(bin_.standing is not Standing.UP for bin_, _ in chosen)):
+        if shape.one_zone and (short or any(bin_.availability is not Availability.UP for bin_, _ in chosen)):
             chosen, short = self._found(shape, self.zones[shape])
         return chosen, short
 
@@ -230,23 +234,23 @@ class _Floor:
         return chosen, short
 
     def _choose_from(
-        self, queue: list[tuple[Order, int]], shape: Shape, short: int, chosen: list[tuple[Bin, int]]
+        self, queue: list[tuple[BinOrder, int]], shape: Shape, short: int, chosen: list[tuple[Bin, int]]
     ) -> int:
         each, apart = slots_per_piece(shape), on_different_nodes(shape)
         least = 1 if shape.exclusive else shape.cores_per_slot * each
-        seen: list[tuple[Order, int]] = []
+        seen: list[tuple[BinOrder, int]] = []
         while queue and short > 0:
             order, number = queue[0]
             bin_ = self.bins[number]
-            if bin_.cores == 0 or (shape.exclusive and not bin_.whole):
+            if bin_.cores == 0 or (shape.exclusive and not bin_.is_empty):
                 heappop(queue)  # of no use to any job of this kind, now or later
-            elif bin_.order != order:
-                heapreplace(queue, (bin_.order, number))
+            elif bin_.sort_key != order:
+                heapreplace(queue, (bin_.sort_key, number))
             elif bin_.cores < least:
                 break  # and so has every one behind it
             else:
                 seen.append(heappop(queue))
-                pieces = min(bin_.room(shape) // each, 1 if apart else short)
+                pieces = min(bin_.slots_that_fit(shape) // each, 1 if apart else short)
                 if pieces > 0:
                     chosen.append((bin_, pieces))
                     short -= pieces
@@ -254,16 +258,16 @@ class _Floor:
             heappush(queue, entry)
         return short
 
-    def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[Order, int]]]:
+    def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[BinOrder, int]]]:
         # Most ask for nothing, which is told by its identity the fastest.
         constraint = shape.constraint if shape.constraint is not ANYWHERE else None
         kind = (constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
         if kind not in self.queues:
-            queues: list[list[tuple[Order, int]]] = [[] for _ in THERE]
+            queues: list[list[tuple[BinOrder, int]]] = [[] for _ in SEATED_IN_ORDER]
             for number, bin_ in enumerate(self.bins):
-                wanted = bin_.cores > 0 and (bin_.gpus > 0 or not kind[1]) and (bin_.whole or not kind[2])
+                wanted = bin_.cores > 0 and (bin_.gpus > 0 or not kind[1]) and (bin_.is_empty or not kind[2])
                 if wanted and zone in (None, bin_.zone) and bin_.suits(shape.constraint):
-                    queues[bin_.standing].append((bin_.order, number))
+                    queues[bin_.availability].append((bin_.sort_key, number))
             for queue in queues:
                 heapify(queue)
             self.queues[kind] = queues

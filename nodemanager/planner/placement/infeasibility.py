@@ -10,7 +10,7 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.planner.placement.flux_scheduler import pieces_of, slots_per_piece
-from nodemanager.planner.placement.supply import Market
+from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.state.policy import Policy
 
 # Obstacles that a node less elsewhere would clear away.
@@ -21,10 +21,10 @@ INFEASIBLE = ("no_type_fits", "too_few_slots")
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
     """The cheapest first; those on which it would start, and yet be cramped, last."""
-    return sorted(policy.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *cheapest(it)))
+    return sorted(policy.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *by_price(it)))
 
 
-def memory_bytes(shape: Shape, market: Market) -> int:
+def memory_per_piece(shape: Shape, market: Supply) -> int:
     """What one piece of the job needs of a node that is bought for it; 0 where the site's slots never have so much.
 
     Flux starts such a job wherever its cores fit, so it does not wait for what there is not.
@@ -33,26 +33,26 @@ def memory_bytes(shape: Shape, market: Market) -> int:
     if not wanted:
         return 0
     could_have = sum(
-        market.slots_that_suit(node_type, shape.constraint) * pieces_on(node_type, shape, wanted)
+        market.count_slots_for(node_type, shape.constraint) * pieces_per_node(node_type, shape, wanted)
         for node_type in market.policy.node_types
         if node_type.memory_bytes >= wanted
     )
     return wanted if could_have >= pieces_of(shape) else 0
 
 
-def cheapest(node_type: NodeType) -> tuple[Decimal, int, str]:
+def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     return node_type.price_per_hour, node_type.cores, node_type.name
 
 
-def never(shape: Shape, market: Market) -> Reason | None:
+def why_never(shape: Shape, market: Supply) -> Reason | None:
     """Why the job could not be served by a fleet that serves nothing else; None if it could."""
     policy = market.policy
     want, nodes, price = pieces_of(shape), 0, Decimal(0)
-    memory = memory_bytes(shape, market)
+    memory = memory_per_piece(shape, market)
     for node_type in by_preference(policy, shape):
-        each = pieces_on(node_type, shape, memory)
+        each = pieces_per_node(node_type, shape, memory)
         if each and want > 0:
-            taken = min(market.slots_that_suit(node_type, shape.constraint), -(-want // each))
+            taken = min(market.count_slots_for(node_type, shape.constraint), -(-want // each))
             want -= taken * each
             nodes += taken
             price += taken * node_type.price_per_hour
@@ -72,7 +72,7 @@ def never(shape: Shape, market: Market) -> Reason | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftToBuy:
     """What may still be bought once the jobs ahead have theirs."""
 
     free: Mapping[TypeName, int]  # slots
@@ -80,15 +80,15 @@ class Left:
     price: Decimal
 
 
-def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
+def why_not_now(shape: Shape, want: int, market: Supply, left: LeftToBuy) -> Reason:
     """The first thing in the way of so many pieces of a job that could be served by a fleet of its own."""
     policy = market.policy
     nodes_left, price_left = left.nodes, left.price
     first: Reason | None = None
-    memory = memory_bytes(shape, market)
+    memory = memory_per_piece(shape, market)
     for node_type in by_preference(policy, shape):
-        name, each = node_type.name, pieces_on(node_type, shape, memory)
-        slots = market.slots_that_suit(node_type, shape.constraint) if each else 0
+        name, each = node_type.name, pieces_per_node(node_type, shape, memory)
+        slots = market.count_slots_for(node_type, shape.constraint) if each else 0
         if not slots or want <= 0:
             continue
         if name in market.blocked:
@@ -96,7 +96,7 @@ def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
             continue
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
-        free = min(left.free.get(name, 0), market.free_that_suit(node_type, shape.constraint))
+        free = min(left.free.get(name, 0), market.count_free_for(node_type, shape.constraint))
         taken = max(0, min(free, payable, -(-want // each)))
         want -= taken * each
         nodes_left -= taken
@@ -107,13 +107,13 @@ def now(shape: Shape, want: int, market: Market, left: Left) -> Reason:
     return first or _no_free_slot(by_preference(policy, shape)[0], market, shape)
 
 
-def pieces_on(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
+def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
     """How many pieces of a job an empty node of the type takes, as the scheduler counts: 1 of a gang.
 
     ``memory_bytes``: what each of them needs, for a node that is bought; the scheduler does not count it.
     """
     if memory_bytes:
-        return min(pieces_on(node_type, shape), node_type.memory_bytes // memory_bytes)
+        return min(pieces_per_node(node_type, shape), node_type.memory_bytes // memory_bytes)
     slots = 1 if shape.exclusive else slots_per_piece(shape)
     if node_type.cores < slots * shape.cores_per_slot or node_type.gpus < slots * shape.gpus_per_slot:
         return 0
@@ -130,7 +130,7 @@ def _limit(
     has_free: bool,
     nodes_left: int,
     price_left: Decimal,
-    market: Market,
+    market: Supply,
 ) -> Reason:
     name, policy = node_type.name, market.policy
     if not has_free:
@@ -148,8 +148,8 @@ def _limit(
     )
 
 
-def _no_free_slot(node_type: NodeType, market: Market, shape: Shape) -> Reason:
-    slots = market.slots_that_suit(node_type, shape.constraint)
+def _no_free_slot(node_type: NodeType, market: Supply, shape: Shape) -> Reason:
+    slots = market.count_slots_for(node_type, shape.constraint)
     return because("no_free_slot", node_type=node_type.name, slots=slots, short=1)
 
 

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from nodemanager.planner.placement import packing_exact
-from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, Packed, room, share
+from nodemanager.planner.placement.packing_types import (
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    dominant_share,
+    pieces_that_fit,
+)
 from nodemanager.planner.state.frozen import replace
 
 # Up to so many pieces the cheapest packing of all is looked for.
@@ -24,7 +32,9 @@ PIECES_EXACT = 10
 NODE_PENALTIES = (0.0, 0.25, 1.0, 4.0, 64.0)
 
 
-def pack(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], limits: Limits) -> Packed:
+def pack(
+    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], limits: PackingLimits
+) -> Packed:
     """All pieces at the least cost, or as many as the limits allow.
 
     ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 where it suits none.
@@ -65,7 +75,7 @@ def _improved(packed: Packed, items: Sequence[Item], lots: Sequence[Lot], fits: 
         return packed
     few = [replace(item, pieces=pieces) for item, pieces in zip(items, again, strict=True)]
     rest = [replace(lot, count=count) for lot, count in zip(lots, free, strict=True)]
-    found = packing_exact.search(few, rest, fits, Limits(sum(again), spent * 2), below=spent)
+    found = packing_exact.search(few, rest, fits, PackingLimits(sum(again), spent * 2), below=spent)
     return packed if found is None else Packed((*kept, *found), packed.left)
 
 
@@ -74,7 +84,7 @@ def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int
     return _by_patterns(items, lots, fits)
 
 
-def _cut(packed: Packed, lots: Sequence[Lot], limits: Limits) -> Packed:
+def _cut(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:
     """The first of the loads, as far as the limits go."""
     nodes, price = limits.nodes, limits.price
     kept: list[Load] = []
@@ -129,10 +139,10 @@ class _Bench:
         self._worth = [self._least_cost(number) for number in numbers]
         by_memory = sorted(numbers, key=lambda i: (self._memory_per_core(i), self.items[i].cores, i))
         scarce = sorted(
-            (i for i in numbers if self.items[i].whole or self.items[i].gpus),
-            key=lambda i: (not self.items[i].whole, -self.items[i].gpus, -self.items[i].cores, i),
+            (i for i in numbers if self.items[i].exclusive or self.items[i].gpus),
+            key=lambda i: (not self.items[i].exclusive, -self.items[i].gpus, -self.items[i].cores, i),
         )
-        plain = [i for i in by_memory if not self.items[i].whole and not self.items[i].gpus]
+        plain = [i for i in by_memory if not self.items[i].exclusive and not self.items[i].gpus]
         self._scarce = [[i for i in scarce if self.fits[i][lot]] for lot in range(len(self.lots))]
         self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
 
@@ -166,7 +176,7 @@ class _Bench:
     def _least_cost(self, number: int) -> float:
         item = self.items[number]
         costs = [
-            (lot.cost + 1) * share(item, lot)
+            (lot.cost + 1) * dominant_share(item, lot)
             for lot, fit in zip(self.lots, self.fits[number], strict=True)
             if fit and lot.count
         ]
@@ -178,7 +188,7 @@ class _Bench:
     def _pattern(self, lot: int) -> _Pattern:
         """A good filling of one node with what is left."""
         for item in self._scarce[lot]:
-            if self.items[item].whole and self.left[item] > 0:
+            if self.items[item].exclusive and self.left[item] > 0:
                 return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
         chosen = self._filling(lot)
         worth = sum(self._worth[item] * pieces for item, pieces in chosen.items())
@@ -195,9 +205,9 @@ class _Bench:
         chosen: dict[int, int] = {}
         for number in self._scarce[lot]:
             item = items[number]
-            if left[number] <= 0 or item.whole:
+            if left[number] <= 0 or item.exclusive:
                 continue
-            pieces = min(left[number], item.per_node_max, room(item, cores, gpus, memory_bytes))
+            pieces = min(left[number], item.per_node_max, pieces_that_fit(item, cores, gpus, memory_bytes))
             if pieces > 0:
                 chosen[number] = pieces
                 cores -= pieces * item.cores

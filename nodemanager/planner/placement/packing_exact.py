@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, room, share
+from nodemanager.planner.placement.packing_types import (
+    Item,
+    Load,
+    Lot,
+    PackingLimits,
+    dominant_share,
+    pieces_that_fit,
+)
 
 STEPS_MAX = 2000
 
@@ -20,7 +27,7 @@ def search(
     items: Sequence[Item],
     lots: Sequence[Lot],
     fits: Sequence[Sequence[int]],
-    limits: Limits,
+    limits: PackingLimits,
     below: int | None = None,
 ) -> tuple[Load, ...] | None:
     """The cheapest packing of all pieces within the limits, of those that cost less than ``below``; or None."""
@@ -48,7 +55,7 @@ class _Search:
     items: Sequence[Item]
     lots: Sequence[Lot]
     fits: Sequence[Sequence[int]]
-    limits: Limits
+    limits: PackingLimits
     below: int | None
     best: tuple[Load, ...] | None = None
     _order: list[int] = field(init=False)  # the item of each piece
@@ -84,7 +91,7 @@ class _Search:
         item = self.items[number]
         return min(
             (
-                lot.cost * share(item, lot)
+                lot.cost * dominant_share(item, lot)
                 for lot, fit in zip(self.lots, self.fits[number], strict=True)
                 if fit and lot.count
             ),
@@ -146,16 +153,16 @@ class _Search:
 
     def _takes(self, node: _Node, number: int) -> bool:
         item = self.items[number]
-        if node.cores < item.cores or item.whole or not self.fits[number][node.lot]:
+        if node.cores < item.cores or item.exclusive or not self.fits[number][node.lot]:
             return False
         if node.pieces.get(number, 0) >= item.per_node_max:
             return False
-        return room(item, node.cores, node.gpus, node.memory_bytes) > 0
+        return pieces_that_fit(item, node.cores, node.gpus, node.memory_bytes) > 0
 
     def _put(self, node: _Node, number: int, pieces: int) -> None:
         item = self.items[number]
         self._cores -= node.cores
-        if item.whole:
+        if item.exclusive:
             whole = self.lots[node.lot]
             node.cores, node.gpus = (0, 0) if pieces > 0 else (whole.cores, whole.gpus)
         else:

@@ -22,7 +22,7 @@ class Item:
     gpus: int
     memory_bytes: int
     per_node_max: int
-    whole: bool = False
+    exclusive: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PackingLimits:
     nodes: int
     price: int
 
@@ -69,20 +69,20 @@ class Packed:
     left: tuple[int, ...]  # pieces of each item that found no place
 
 
-def cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
+def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
     return sum(load.nodes * lots[load.lot].cost for load in loads)
 
 
-def fit(item: Item, lot: Lot) -> int:
+def pieces_on_empty(item: Item, lot: Lot) -> int:
     """How many pieces an empty node of the lot takes, by their sizes."""
-    if item.whole:
+    if item.exclusive:
         return (
             1 if lot.cores >= item.cores and lot.gpus >= item.gpus and lot.memory_bytes >= item.memory_bytes else 0
         )
-    return min(item.per_node_max, room(item, lot.cores, lot.gpus, lot.memory_bytes))
+    return min(item.per_node_max, pieces_that_fit(item, lot.cores, lot.gpus, lot.memory_bytes))
 
 
-def room(item: Item, cores: int, gpus: int, memory_bytes: int) -> int:
+def pieces_that_fit(item: Item, cores: int, gpus: int, memory_bytes: int) -> int:
     """How many pieces so much takes."""
     most = cores // item.cores
     if item.gpus:
@@ -92,9 +92,9 @@ def room(item: Item, cores: int, gpus: int, memory_bytes: int) -> int:
     return most
 
 
-def share(item: Item, lot: Lot) -> float:
+def dominant_share(item: Item, lot: Lot) -> float:
     """How much of an empty node a piece takes, by what it takes most of."""
-    if item.whole:
+    if item.exclusive:
         return 1.0
     most = item.cores / lot.cores
     if item.gpus:

@@ -15,7 +15,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.snapshot import Node
 from nodemanager.core.nodes import NodeState
 
-STORY_MAX = 16
+MOVES_KEPT = 16
 
 
 class Event(StrEnum):
@@ -33,7 +33,7 @@ class Event(StrEnum):
     ENDED = "ended"  # the provider shows it terminated, or enough lists lack it
 
 
-NEXT: Mapping[tuple[NodeState, Event], NodeState] = {
+NEXT_STATE: Mapping[tuple[NodeState, Event], NodeState] = {
     (NodeState.REQUESTED, Event.APPEARED): NodeState.BOOTING,
     (NodeState.REQUESTED, Event.DISPROVED): NodeState.GONE,
     (NodeState.REQUESTED, Event.ENDED): NodeState.GONE,  # dead before it was first listed
@@ -59,7 +59,7 @@ NEXT: Mapping[tuple[NodeState, Event], NodeState] = {
 
 # What a node's story says of each move, but for when it was.
 _TOLD: Mapping[tuple[NodeState, Event], str] = {
-    (before, event): f"{event} -> {after} at " for (before, event), after in NEXT.items()
+    (before, event): f"{event} -> {after} at " for (before, event), after in NEXT_STATE.items()
 }
 
 
@@ -67,18 +67,18 @@ class IllegalMoveError(Exception):
     """A move that the table does not have: a bug, told with the node's story."""
 
     def __init__(self, node: Node, event: Event) -> None:
-        story = ", ".join(node.story) or "none"
+        story = ", ".join(node.moves) or "none"
         super().__init__(f"{node.id} is {node.state} and cannot be {event}; its moves so far: {story}")
 
 
 def allows(node: Node, event: Event) -> bool:
-    return (node.state, event) in NEXT
+    return (node.state, event) in NEXT_STATE
 
 
 def move(node: Node, event: Event, now_s: float, **otherwise: Any) -> Node:
     """The node after the event, with what else is otherwise. Raises ``IllegalMoveError`` where there is no row."""
-    state = NEXT.get((node.state, event))
+    state = NEXT_STATE.get((node.state, event))
     if state is None:
         raise IllegalMoveError(node, event)
-    story = (*node.story, f"{_TOLD[node.state, event]}{now_s:.3f}")[-STORY_MAX:]
-    return replace(node, state=state, since_s=now_s, story=story, **otherwise)
+    story = (*node.moves, f"{_TOLD[node.state, event]}{now_s:.3f}")[-MOVES_KEPT:]
+    return replace(node, state=state, since_s=now_s, moves=story, **otherwise)

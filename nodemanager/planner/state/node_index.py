@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nodemanager.core.drains import is_ours
+from nodemanager.core.drains import is_our_drain
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.snapshot import Node, Roll, Snapshot
+from nodemanager.planner.state.snapshot import Node, NodeIndex, Snapshot
 from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Rank, SlotName, TypeName
 
 
-def roll_of(snapshot: Snapshot) -> Roll:
+def node_index_of(snapshot: Snapshot) -> NodeIndex:
     """The roll of the snapshot's nodes: the one that is kept, if it is theirs."""
-    if snapshot.roll.nodes is snapshot.nodes:
-        return snapshot.roll
-    return _called(Roll(), snapshot.nodes, (), snapshot.nodes.values())
+    if snapshot.node_index.nodes is snapshot.nodes:
+        return snapshot.node_index
+    return _called(NodeIndex(), snapshot.nodes, (), snapshot.nodes.values())
 
 
 def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Sequence[LaunchId] = ()) -> Snapshot:
@@ -32,25 +32,25 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     nodes.update(changed)
     for id_ in gone:
         nodes.pop(id_, None)
-    return replace(snapshot, nodes=nodes, roll=_called(roll_of(snapshot), nodes, before, changed.values()))
+    return replace(snapshot, nodes=nodes, node_index=_called(node_index_of(snapshot), nodes, before, changed.values()))
 
 
 def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
     """How many calls of these kinds are under way."""
     return sum(
-        1 for node in roll_of(snapshot).calling.values() if node.call is not None and node.call.kind in kinds
+        1 for node in node_index_of(snapshot).with_call.values() if node.call is not None and node.call.kind in kinds
     )
 
 
-def at_rest(node: Node) -> bool:
+def is_simply_busy(node: Node) -> bool:
     """Whether it is at work, and nothing is to be decided about it."""
     return (
         node.state is NodeState.BUSY
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
-        and not (node.rank is not None and is_ours(node.rank.drain_reason))
-        and (node.sound or not _is_the_matter(node))
+        and not (node.rank is not None and is_our_drain(node.rank.drain_reason))
+        and (node.is_sound or not _is_the_matter(node))
     )
 
 
@@ -59,15 +59,15 @@ def _is_the_matter(node: Node) -> bool:
         (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
         or node.reclaimed is not None
         or node.housekeeping_kills > 0
-        or bool(node.left_s)
+        or bool(node.departures_s)
         or (node.cloud is not None and bool(node.cloud.impaired))
         or node.misfit is not None
     )
 
 
-def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> Roll:
-    restless: dict[LaunchId, Node] = dict(roll.restless)
-    calling: dict[LaunchId, Node] = dict(roll.calling)
+def _called(roll: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> NodeIndex:
+    restless: dict[LaunchId, Node] = dict(roll.to_check)
+    calling: dict[LaunchId, Node] = dict(roll.with_call)
     left: dict[LaunchId, Node] = {}
     for node in before:
         id_ = node.launch.id
@@ -78,7 +78,7 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
     moved: list[Node] = []
     for node in after:
         id_ = node.launch.id
-        if not at_rest(node):
+        if not is_simply_busy(node):
             restless[id_] = node
         if node.call is not None:
             calling[id_] = node
@@ -88,20 +88,20 @@ def _called(roll: Roll, nodes: Mapping[LaunchId, Node], before: Iterable[Node], 
             moved += [was] if was is not None else []
     moved += left.values()
     if not moved and not came:
-        return Roll(nodes, restless, calling, roll.states, roll.types, roll.of_slot, roll.of_rank)
-    states: dict[NodeState, int] = dict(roll.states)
-    types: dict[TypeName, int] = dict(roll.types)
+        return NodeIndex(nodes, restless, calling, roll.count_by_state, roll.count_by_type, roll.launch_of_slot, roll.launch_of_rank)
+    states: dict[NodeState, int] = dict(roll.count_by_state)
+    types: dict[TypeName, int] = dict(roll.count_by_type)
     for those, more in ((moved, -1), (came, 1)):
         for node in those:
             states[node.state] = states.get(node.state, 0) + more
-            if node.costs:
+            if node.may_be_billed:
                 types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
     of_slot, of_rank = _where(moved, came, roll)
-    return Roll(nodes, restless, calling, states, types, of_slot, of_rank)
+    return NodeIndex(nodes, restless, calling, states, types, of_slot, of_rank)
 
 
 def _where(
-    moved: Iterable[Node], came: Iterable[Node], roll: Roll
+    moved: Iterable[Node], came: Iterable[Node], roll: NodeIndex
 ) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
     """Which launch each slot and each rank has, after some nodes became others, came or went."""
     left = {node.launch.id: node.launch for node in moved}
@@ -112,8 +112,8 @@ def _where(
         else:
             taken.append(node.launch)
     if not left and not taken:
-        return roll.of_slot, roll.of_rank
-    slots, ranks = dict(roll.of_slot), dict(roll.of_rank)
+        return roll.launch_of_slot, roll.launch_of_rank
+    slots, ranks = dict(roll.launch_of_slot), dict(roll.launch_of_rank)
     for launch in left.values():
         if slots.get(launch.slot) == launch.id:
             del slots[launch.slot]

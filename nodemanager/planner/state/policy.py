@@ -79,7 +79,7 @@ class Policy:
     housekeeping_max_s: float = 1800.0
 
     @cached_property
-    def unobserved(self) -> Policy:
+    def acting_everywhere(self) -> Policy:
         """The same, were something done with every type."""
         return replace(self, observed=frozenset())
 
@@ -88,7 +88,7 @@ class Policy:
         return any(node_type.spares for node_type in self.node_types)
 
     @cached_property
-    def price_places(self) -> int:
+    def price_decimals(self) -> int:
         """Of decimals, in which the prices of all types are whole numbers."""
         return max((-int(it.price_per_hour.as_tuple().exponent) for it in self.node_types), default=0)
 
@@ -97,7 +97,7 @@ class Policy:
         return {node_type.name: node_type for node_type in self.node_types}
 
     @cached_property
-    def place_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
+    def index_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
         """Each slot's type, and its place in the type's list."""
         return {
             slot: (node_type.name, place)

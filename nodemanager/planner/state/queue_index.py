@@ -20,8 +20,8 @@ from nodemanager.core.reasons import Reason, because
 # How long jobs run, in steps: those of one step count as ending together.
 SPANS_S = (300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, inf)
 
-UNDER_WAY = (JobState.RUN, JobState.CLEANUP)
-FEW = 64  # changes that are put in their places one by one
+STARTED = (JobState.RUN, JobState.CLEANUP)
+INSERTED_SINGLY_MAX = 64  # changes that are put in their places one by one
 
 
 class BatchKey(NamedTuple):
@@ -35,14 +35,14 @@ class BatchKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueIndex:
     """``batches``: the ids of each in ascending order, which is the order of submission (RFC 19)."""
 
     jobs: Mapping[JobId, Job] = field(default_factory=lambda: MappingProxyType({}))  # what it was read off
     batches: Mapping[BatchKey, Sequence[JobId]] = field(default_factory=lambda: MappingProxyType({}))
     withheld: Mapping[JobId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     unheeded: Mapping[JobId, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    ends: Sequence[tuple[float, JobId]] = ()  # of running jobs whose end is known, the earliest first
+    job_ends: Sequence[tuple[float, JobId]] = ()  # of running jobs whose end is known, the earliest first
 
     @worked_out
     def in_order(self) -> Mapping[BatchKey, Sequence[JobId]]:
@@ -55,12 +55,12 @@ class Line:
         return len(self.withheld) + sum(map(len, self.batches.values()))
 
 
-def line_of(jobs: Mapping[JobId, Job], known: Line) -> Line:
+def queue_index_of(jobs: Mapping[JobId, Job], known: QueueIndex) -> QueueIndex:
     """The line of these jobs: the one that is known, if it is theirs."""
-    return known if known.jobs is jobs else moved(Line(), jobs, (), jobs.values())
+    return known if known.jobs is jobs else updated_queue_index(QueueIndex(), jobs, (), jobs.values())
 
 
-def moved(line: Line, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]) -> Line:
+def updated_queue_index(line: QueueIndex, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]) -> QueueIndex:
     """The line of ``jobs``, made from one that lacks those that come and still has those that are gone."""
     changes = _Changes()
     for job in gone:
@@ -74,13 +74,13 @@ def moved(line: Line, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iter
             batches[key] = ids
         else:
             batches.pop(key, None)
-    ends = _changed(line.ends, changes.ended, changes.begun) if changes.ended or changes.begun else line.ends
+    ends = _changed(line.job_ends, changes.ended, changes.begun) if changes.ended or changes.begun else line.job_ends
     withheld, unheeded = line.withheld, line.unheeded
     if changes.withheld:
         withheld = {id_: why for id_, why in {**withheld, **changes.withheld}.items() if why is not None}
     if changes.unheeded:
         unheeded = {id_: what for id_, what in {**unheeded, **changes.unheeded}.items() if what}
-    return Line(jobs, batches, withheld, unheeded, ends)
+    return QueueIndex(jobs, batches, withheld, unheeded, ends)
 
 
 def key_of(job: Job) -> BatchKey:
@@ -94,7 +94,7 @@ def span_s(job: Job) -> float:
     return next(step_s for step_s in SPANS_S if job.duration_s <= step_s)
 
 
-def up_to(key: BatchKey, ids: Sequence[JobId], cut: tuple[int, int]) -> int:
+def count_up_to(key: BatchKey, ids: Sequence[JobId], cut: tuple[int, int]) -> int:
     """How many of a batch come before or at a place in the queue, which is ``(-priority, id)``."""
     priority = -cut[0]
     if key.priority != priority:
@@ -124,7 +124,7 @@ class _Changes:
     unheeded: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
 
     def note(self, job: Job, *, there: bool) -> None:
-        if job.state in UNDER_WAY:
+        if job.state in STARTED:
             if job.state is JobState.RUN and job.ends_at is not None:
                 (self.begun if there else self.ended).append((job.ends_at, job.id))
             return
@@ -140,7 +140,7 @@ class _Changes:
 def _changed(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends
     """Those that are there, sorted, without some and with others."""
     made = list(ids)
-    if len(left) + len(joined) > FEW:
+    if len(left) + len(joined) > INSERTED_SINGLY_MAX:
         leaving = set(left)
         made = [id_ for id_ in made if id_ not in leaving] if leaving else made
         made += joined

@@ -19,7 +19,7 @@ from nodemanager.core.jobs import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Ever:
+class FeasibilityCache:
     """Which shapes could never be served, whoever is up; None of one that could. ``layout`` fills it in.
 
     That depends on the policy, and on which slots there are and at which ranks: so it goes from one ground to the
@@ -27,39 +27,39 @@ class Ever:
     """
 
     policy: Policy
-    never: dict[Shape, Reason | None] = field(default_factory=dict)
+    obstacle_of: dict[Shape, Reason | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RankIndex:
     """``vacant``: the places of the slots in their type's list, ascending."""
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))  # what it was read off
     node_types: Sequence[NodeType] = ()
-    open: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
+    with_room: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # that Flux knows
-    ever: Ever | None = field(default=None, compare=False, repr=False)
+    feasibility: FeasibilityCache | None = field(default=None, compare=False, repr=False)
 
 
-def ground_of(ranks: Mapping[Rank, FluxRank], known: Ground, policy: Policy) -> Ground:
+def rank_index_of(ranks: Mapping[Rank, FluxRank], known: RankIndex, policy: Policy) -> RankIndex:
     """The ground of these ranks: the one that is known, if it is theirs."""
     if known.ranks is ranks and known.node_types is policy.node_types:
         return known
-    return trodden(Ground(node_types=policy.node_types), ranks, [(None, rank) for rank in ranks.values()], policy)
+    return updated_rank_index(RankIndex(node_types=policy.node_types), ranks, [(None, rank) for rank in ranks.values()], policy)
 
 
-def trodden(
-    ground: Ground,
+def updated_rank_index(
+    ground: RankIndex,
     ranks: Mapping[Rank, FluxRank],
     changes: Iterable[tuple[FluxRank | None, FluxRank | None]],
     policy: Policy,
-) -> Ground:
+) -> RankIndex:
     """The ground after ranks changed, each told as it was and as it is."""
-    open_: dict[Rank, FluxRank] = dict(ground.open)
+    open_: dict[Rank, FluxRank] = dict(ground.with_room)
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
-    slots, ever = ground.slots, ground.ever
+    slots, ever = ground.slots, ground.feasibility
     elsewhere: list[tuple[FluxRank | None, FluxRank | None]] = []
     for before, after in changes:
         if before is not None:
@@ -79,8 +79,8 @@ def trodden(
         if came != went:
             vacant[name] = _changed(vacant.get(name, ()), went - came, came - went)
     if ever is None or ever.policy is not policy:
-        ever = Ever(policy)
-    return Ground(ranks, policy.node_types, open_, vacant, slots, ever)
+        ever = FeasibilityCache(policy)
+    return RankIndex(ranks, policy.node_types, open_, vacant, slots, ever)
 
 
 def is_vacant(rank: FluxRank) -> bool:
@@ -90,7 +90,7 @@ def is_vacant(rank: FluxRank) -> bool:
 
 
 def _note(rank: FluxRank, policy: Policy, places: dict[TypeName, set[int]]) -> None:
-    place = policy.place_of_slot.get(rank.host)
+    place = policy.index_of_slot.get(rank.host)
     if place is not None and is_vacant(rank):
         places.setdefault(place[0], set()).add(place[1])
 
@@ -102,7 +102,7 @@ def _counted(
     counted = dict(slots)
     for change in changes:
         for rank, more in zip(change, (-1, 1), strict=True):
-            place = policy.place_of_slot.get(rank.host) if rank is not None else None
+            place = policy.index_of_slot.get(rank.host) if rank is not None else None
             if place is not None:
                 counted[place[0]] = counted.get(place[0], 0) + more
     return counted

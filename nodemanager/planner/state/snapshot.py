@@ -11,8 +11,8 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.planner.state.rank_index import Ground
-from nodemanager.planner.state.queue_index import Line
+from nodemanager.planner.state.rank_index import RankIndex
+from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.frozen import worked_out
 from nodemanager.core.records import UNSTEERED, Spend, Steering
 from nodemanager.core.nodes import Call, CloudNode, CloudState, FluxRank, JoinPhase, Launch, LaunchId, NodeState, ProviderId
@@ -33,7 +33,7 @@ class Node:
     state: NodeState
     since_s: float  # when it came into this state
     requested_s: float
-    story: tuple[str, ...] = ()  # its latest moves, newest last
+    moves: tuple[str, ...] = ()  # its latest moves, newest last
     adopted: bool = False  # of an earlier life of the manager, or a stray: how long it took to boot is not known
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: surely no create call has been made by this process
@@ -53,14 +53,14 @@ class Node:
     broker_told_s: float | None = None  # when its broker was told to stop
     retiring: Reason | None = None
     retired_s: float | None = None  # when it was decided to let it go
-    stop_held_up: bool = False  # since then a call for it failed, something ran there, or nothing was decided
+    stop_delayed: bool = False  # since then a call for it failed, something ran there, or nothing was decided
     phase: JoinPhase | None = None  # the latest that it reported of its joining
     phase_detail: str = ""
     reclaimed: str | None = None  # the provider is about to take it back; its words
     torpid_s: float | None = None  # since when its broker was seen connected and not answering
     housekeeping_s: float | None = None  # since when the housekeeping runs there that runs, or that we killed
     housekeeping_kills: int = 0  # how often that was told to end
-    left_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
+    departures_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
     replayed: bool = False  # its ticket was shown again, by another
     hardware: Hardware | None = None  # as it was measured when it joined
     misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
@@ -73,39 +73,39 @@ class Node:
         return self.launch.id
 
     @property
-    def costs(self) -> bool:
+    def may_be_billed(self) -> bool:
         """Whether it is, or may be, on the bill."""
         return self.state is not NodeState.GONE
 
     @property
-    def provider_shows_it(self) -> bool:
+    def exists_at_provider(self) -> bool:
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
 
     @worked_out
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Whether nothing at all is the matter with it: then ``fitness`` has nothing to say of it, at any time."""
         return (
             self.reclaimed is None
             and self.misfit is None
             and self.torpid_s is None
             and self.housekeeping_s is None
-            and not (self.left_s or self.housekeeping_kills or self.replayed)
+            and not (self.departures_s or self.housekeeping_kills or self.replayed)
             and not (self.cloud is not None and self.cloud.impaired)
             and not (self.rank is not None and (self.rank.torpid or self.rank.housekeeping_since_at is not None))
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
+class NodeIndex:
     """The nodes counted: kept by ``roll``, beside the nodes that it was read off."""
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
-    restless: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all but those that are simply at work
-    calling: Mapping[LaunchId, Node] = field(default_factory=_empty)  # of them, those with a call in flight
-    states: Mapping[NodeState, int] = field(default_factory=_empty)
-    types: Mapping[TypeName, int] = field(default_factory=_empty)  # of those that cost
-    of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
-    of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
+    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all but those that are simply at work
+    with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # of them, those with a call in flight
+    count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
+    count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # of those that cost
+    launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
+    launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Streak:
+class FailureStreak:
     """Boots of one node type from one image that failed in a row; from ``retry_s`` on one more is tried."""
 
     failures: int
@@ -190,7 +190,7 @@ class Snapshot:
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
     queues_asked_s: float | None = None  # when the query began that last said it
-    away_s: float | None = None  # when the call began by which the instance was last found not to answer
+    unreachable_s: float | None = None  # when the call began by which the instance was last found not to answer
     newest_job_s: float | None = None  # when a job last became known
     unsettled_s: float | None = None  # since when news has been coming without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
@@ -200,11 +200,11 @@ class Snapshot:
 
     steering: Steering = UNSTEERED  # what operators have set
     steering_on_record: Steering = UNSTEERED
-    keeper: Source = Source()  # of the call that puts it there
+    steering_write: Source = Source()  # of the call that puts it there
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    division: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
-    differs: Reason | None = None  # how the instance is not the one that the site describes
+    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
+    site_mismatch: Reason | None = None  # how the instance is not the one that the site describes
     wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
     # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
     # come to promise since this process began.
@@ -222,17 +222,17 @@ class Snapshot:
 
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
-    streaks: Mapping[tuple[TypeName, str], Streak] = field(default_factory=_empty)  # by node type and image
+    streaks: Mapping[tuple[TypeName, str], FailureStreak] = field(default_factory=_empty)  # by node type and image
     create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
     create_credit_s: float | None = None
 
     # What nodes that are gone and jobs that have ended have cost, as ``Spend`` has it. Kept by ``spending``, and
     # only where there is a budget; nothing is added to it before the record was read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
-    counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
+    spend_counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
     spend_on_record: Spend | None = None  # None: the record was not read yet
     spend_kept_s: float = 0.0  # when it was last kept
-    bookkeeper: Source = Source()  # of the call that puts it there
+    spend_write: Source = Source()  # of the call that puts it there
 
     # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
     # the list that shows it gone. A restart begins anew.
@@ -241,10 +241,10 @@ class Snapshot:
 
     # The same knowledge, arranged for the planner. Each knows what it was read off, and is read anew where that is
     # not what stands here: so these can make a plan slow, never wrong.
-    line: Line = field(default_factory=Line, compare=False, repr=False)
-    ground: Ground = field(default_factory=Ground, compare=False, repr=False)
-    roll: Roll = field(default_factory=Roll, compare=False, repr=False)
+    queue_index: QueueIndex = field(default_factory=QueueIndex, compare=False, repr=False)
+    rank_index: RankIndex = field(default_factory=RankIndex, compare=False, repr=False)
+    node_index: NodeIndex = field(default_factory=NodeIndex, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:
         """Whether an operator keeps work from it."""
-        return self.steering.keeps_work_from(node.id)
+        return self.steering.blocks_work_on(node.id)

@@ -29,7 +29,7 @@ NodeListener = Callable[[CloudNode], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
+class BillLine:
     """What one node was charged for: from its creation to its end, in the world's time; None while it costs."""
 
     provider_id: ProviderId
@@ -74,7 +74,7 @@ class SimulatedProvider:
         self._draws = world.draws_for("cloud")
         self._machines: dict[ProviderId, _Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
-        self._billed: list[Billed] = []
+        self._billed: list[BillLine] = []
         self._created = 0
         # Kept apart from the records, so that a call costs the same in the tenth year as on the first day.
         self._standing: dict[ProviderId, TypeName | None] = {}
@@ -93,7 +93,7 @@ class SimulatedProvider:
                 machine.node for machine in self._machines.values() if machine.node.state != CloudState.TERMINATED
             )
 
-    def bill(self) -> tuple[Billed, ...]:
+    def bill(self) -> tuple[BillLine, ...]:
         """Every node ever made, in order of creation."""
         with self._world.lock:
             return tuple(self._bill_line(index) for index in range(self._created))
@@ -105,7 +105,7 @@ class SimulatedProvider:
             if machine is not None:
                 self._end(machine, CloudState.TERMINATED, why)
 
-    def add_stranger(self, identity: Identity | None = None) -> ProviderId:
+    def add_foreign_node(self, identity: Identity | None = None) -> ProviderId:
         """Somebody else's running instance appears in the account: untagged, or tagged as ``identity`` says."""
         with self._world.lock:
             machine = self._make(identity, token="")
@@ -170,7 +170,7 @@ class SimulatedProvider:
         self._machines[node.provider_id] = machine
         self._standing[node.provider_id] = identity.type_name if identity else None
         self.changes += 1
-        billed = Billed(node.provider_id, None, now_s, None)
+        billed = BillLine(node.provider_id, None, now_s, None)
         if identity is not None:
             whose, launch = identity.cluster_uuid, identity.launch
             billed = replace(billed, type_name=identity.type_name, cluster_uuid=whose, launch=launch)
@@ -249,7 +249,7 @@ class SimulatedProvider:
         if self._by_token.get(machine.client_token) == provider_id:
             del self._by_token[machine.client_token]
 
-    def _bill_line(self, index: int) -> Billed:
+    def _bill_line(self, index: int) -> BillLine:
         line = self._billed[index]
         machine = self._machines.get(line.provider_id)
         return line if machine is None else replace(line, to_s=machine.ended_s)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from nodemanager.core.notation import compress_hostlist, format_idset
-from nodemanager.simulation.flux.resource_set import Room, properties_of, resources_of
+from nodemanager.simulation.flux.resource_set import RankResources, declared_resources, ranks_by_property
 from nodemanager.simulation.flux.sched_simple import Pool
 from nodemanager.simulation.time.world import Scheduled, World
 
@@ -60,17 +60,17 @@ class _Broker:
         return self.overlay == Overlay.FULL
 
 
-class Ranks:
+class Brokers:
     """``head`` is rank 0's host; it is online and takes no jobs. ``stirred`` is called when the pool changed."""
 
-    def __init__(self, world: World, head: Room, pool: Pool, stirred: Callable[[], None]) -> None:
+    def __init__(self, world: World, head: RankResources, pool: Pool, stirred: Callable[[], None]) -> None:
         self.listeners: list[Callable[[ResourceEvent], None]] = []
         self.clock_skew_s = 0.0
         self._world = world
         self._head = head
         self._pool = pool
         self._stirred = stirred
-        self._brokers = {room.rank: _Broker(room.rank, room.host) for room in pool.rooms.values()}
+        self._brokers = {room.rank: _Broker(room.rank, room.host) for room in pool.ranks.values()}
         self._head_since_s = 0.0
         self._head_status = Overlay.FULL
         self._batch: Scheduled | None = None
@@ -106,14 +106,14 @@ class Ranks:
         ranks = format_idset([0, *self._brokers])
         hosts = [self._head.host, *(broker.host for broker in self._brokers.values())]
         self._post("restart", {"ranks": ranks, "online": "", "nodelist": compress_hostlist(hosts)})
-        self.declare()
+        self.post_resource_define()
         self._post("online", {"idset": "0"})
 
-    def declare(self) -> None:
+    def post_resource_define(self) -> None:
         """Say what R is, as the resource module does when it is loaded."""
         self._post("resource-define", {"method": "configuration"}, self._declared_R())
 
-    def add(self, rank: int, host: str) -> None:
+    def add_rank(self, rank: int, host: str) -> None:
         """A placeholder more, from the next start on."""
         self._brokers[rank] = _Broker(rank, host)
 
@@ -234,10 +234,10 @@ class Ranks:
         }
 
     def _declared_R(self) -> dict[str, Any]:  # noqa: N802 - R is the name of the format
-        rooms: Sequence[Room] = (self._head, *self._pool.rooms.values())
-        declared = resources_of(rooms)
+        rooms: Sequence[RankResources] = (self._head, *self._pool.ranks.values())
+        declared = declared_resources(rooms)
         declared["execution"]["nodelist"] = [compress_hostlist(room.host for room in rooms)]
-        if properties := properties_of(rooms):
+        if properties := ranks_by_property(rooms):
             declared["execution"]["properties"] = properties
         return declared
 

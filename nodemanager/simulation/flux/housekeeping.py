@@ -15,7 +15,7 @@ from nodemanager.simulation.flux.jobid import format_f58
 from nodemanager.simulation.flux.resource_set import Grant
 from nodemanager.simulation.time.world import Scheduled, World
 
-Housekeeping = float | Mapping[Rank, float]  # seconds on every rank, or on those named
+HousekeepingTime = float | Mapping[Rank, float]  # seconds on every rank, or on those named
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Housekeepers:
         self._free = free
         self._holdings: dict[JobId, dict[int, _Holding]] = {}
 
-    def take_over(self, job_id: JobId, grants: Sequence[Grant], lasts_s: Housekeeping) -> None:
+    def take_over(self, job_id: JobId, grants: Sequence[Grant], lasts_s: HousekeepingTime) -> None:
         """Keep what the job held for as long as housekeeping takes; a rank that is gone is free at once."""
         durations_s = {grant.rank: _on_rank(lasts_s, grant.rank) for grant in grants}
         if not self.partial_release:
@@ -52,7 +52,7 @@ class Housekeepers:
         if holdings:
             self._holdings[job_id] = holdings
 
-    def lose(self, rank: int) -> None:
+    def lose_rank(self, rank: int) -> None:
         """A rank's broker is gone, and its housekeeping with it."""
         for job_id, holdings in tuple(self._holdings.items()):
             if rank in holdings:
@@ -73,7 +73,7 @@ class Housekeepers:
                 holdings[rank].end.cancel()
                 self._end(job_id, rank)
 
-    def since(self, rank: int) -> tuple[float, ...]:
+    def started_at(self, rank: int) -> tuple[float, ...]:
         return tuple(holdings[rank].started_at for holdings in self._holdings.values() if rank in holdings)
 
     def stats(self) -> Mapping[str, object]:
@@ -88,7 +88,7 @@ class Housekeepers:
         }
         return {"running": running, "config": {}}
 
-    def holders(self) -> Iterator[tuple[JobId, Grant]]:
+    def held_grants(self) -> Iterator[tuple[JobId, Grant]]:
         for job_id, holdings in self._holdings.items():
             for holding in holdings.values():
                 yield job_id, holding.grant
@@ -105,5 +105,5 @@ class Housekeepers:
         self._free(grant)
 
 
-def _on_rank(lasts_s: Housekeeping, rank: int) -> float:
+def _on_rank(lasts_s: HousekeepingTime, rank: int) -> float:
     return lasts_s.get(Rank(rank), 0.0) if isinstance(lasts_s, Mapping) else lasts_s

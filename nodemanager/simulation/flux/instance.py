@@ -16,13 +16,13 @@ from nodemanager.core.nodes import CloudNode, Launch
 from nodemanager.core.ports import FluxError, SlotsUnchanged
 from nodemanager.core.records import Spend, Steering
 from nodemanager.core.slots import NodeType, Promise, Rank, Slot, SlotName, SlotsWish, TypeName
-from nodemanager.simulation.flux.brokers import Ranks, ResourceEvent
+from nodemanager.simulation.flux.brokers import Brokers, ResourceEvent
 from nodemanager.simulation.flux.faults import FluxFaults
-from nodemanager.simulation.flux.housekeeping import Housekeeping
+from nodemanager.simulation.flux.housekeeping import HousekeepingTime
 from nodemanager.simulation.flux.job_manager import JobEvent, JobManager
 from nodemanager.simulation.flux.jobid import format_f58
-from nodemanager.simulation.flux.jobspec import Jobspec, jobspec_of
-from nodemanager.simulation.flux.resource_set import Grant, Room
+from nodemanager.simulation.flux.jobspec import Jobspec, write_jobspec
+from nodemanager.simulation.flux.resource_set import Grant, RankResources
 from nodemanager.simulation.flux.sched_simple import Pool
 from nodemanager.simulation.time.world import World
 
@@ -30,7 +30,7 @@ BROKER_STOP_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class JournalFollower:
     """Who reads the journals, until ``lost`` is called once."""
 
     on_job: Callable[[JobEvent], None]
@@ -51,21 +51,23 @@ class SimulatedFlux:
         head_cores: int = 4,
     ) -> None:
         self.faults = FluxFaults()
-        self.records: dict[SlotName, Launch] = {}
+        self.leases: dict[SlotName, Launch] = {}
         self.steering = Steering()
         self.spend = Spend()
         self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
         self.wish: SlotsWish | None = None
-        self.answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
-        self.half_changed: str | None = None  # the wish whose change was begun and not ended: no scheduler is there
+        self.wish_answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
+        self.unfinished_wish: str | None = (
+            None  # the wish whose change was begun and not ended: no scheduler is there
+        )
         self._types = {node_type.name: node_type for node_type in node_types}
         self.promises: dict[TypeName, Promise] = {}  # as its configuration keeps them
         self._type_of = {slot.name: slot.type_name for slot in slots}
         self.world = world
         self._draws = world.draws_for("flux")
-        self._followers: list[Follower] = []
+        self._followers: list[JournalFollower] = []
         self._down = False
         self._unreachable = False
         self._unloaded = False  # the scheduler
@@ -75,8 +77,8 @@ class SimulatedFlux:
         self._machines: dict[Rank, str] = {}
         self._pool = Pool(_rooms(node_types, slots))
         self._jobs = JobManager(world, self._pool, self._connected)
-        self._ranks = Ranks(
-            world, Room(0, head, head_cores, 0, frozenset()), self._pool, self._jobs.resources_changed
+        self._ranks = Brokers(
+            world, RankResources(0, head, head_cores, 0, frozenset()), self._pool, self._jobs.on_resources_changed
         )
         self._jobs.listeners.append(self._tell_job)
         self._ranks.listeners.append(self._tell_resource)
@@ -97,7 +99,7 @@ class SimulatedFlux:
         after: Sequence[JobId] = (),
         queue: str = "",
         requeue: bool = False,
-        housekeeping_s: Housekeeping | None = None,
+        housekeeping_s: HousekeepingTime | None = None,
     ) -> JobId:
         """Submit a job that would run for ``run_s``, and is ended after ``duration_s`` (0: never).
 
@@ -107,7 +109,7 @@ class SimulatedFlux:
         """
         if isinstance(jobspec, Shape):
             awaited = tuple(format_f58(job_id) for job_id in after)
-            jobspec = jobspec_of(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
+            jobspec = write_jobspec(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
         elif duration_s or after or queue or requeue:
             raise ValueError("duration, dependencies, queue and requeue stand in the jobspec itself, not beside it")
         with self.world.lock:
@@ -143,14 +145,14 @@ class SimulatedFlux:
     @property
     def jobs_ended(self) -> int:
         with self.world.lock:
-            return self._jobs.ended
+            return self._jobs.ended_count
 
     # --- operators ---
 
     def stop_queue(self, queue: str = "") -> None:
         """Nothing more of this queue starts. "" is the anonymous one."""
         with self.world.lock:
-            self._stopped_s = self.open_s
+            self._stopped_s = self.queues_open_s
             self._jobs.stop_queue(queue)
 
     def start_queue(self, queue: str = "") -> None:
@@ -176,7 +178,7 @@ class SimulatedFlux:
             self._ranks.set_hung(self._rank_of[slot], hung=hung)
 
     def set_housekeeping(
-        self, housekeeping_s: Housekeeping, *, partial_release: bool = True, ignores: Collection[int] = ()
+        self, housekeeping_s: HousekeepingTime, *, partial_release: bool = True, ignores: Collection[int] = ()
     ) -> None:
         """How long each rank of a job stays allocated after it, of jobs submitted from now on.
 
@@ -197,40 +199,40 @@ class SimulatedFlux:
         with self.world.lock:
             self.wish = wish
 
-    def answer(self, wish_id: str, why: str) -> None:
+    def answer_wish(self, wish_id: str, why: str) -> None:
         """A wish is answered once."""
-        self.answers.setdefault(wish_id, why)
+        self.wish_answers.setdefault(wish_id, why)
         if self.wish is not None and self.wish.id == wish_id:
             self.wish = None
 
     @property
-    def division(self) -> Mapping[SlotName, TypeName]:
+    def slot_types(self) -> Mapping[SlotName, TypeName]:
         """The type of each slot, as the instance's configuration has it."""
         return dict(self._type_of)
 
-    def begin_change(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
+    def begin_slot_change(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         """Give slots other types. Until ``end_change`` there is no scheduler; running jobs keep what they have."""
-        held = {grant.rank for _, grant in self._jobs.holders()}
+        held = {grant.rank for _, grant in self._jobs.held_grants()}
         for slot in moves:
             rank = self._rank_of[slot]
             if self._ranks.connected(rank) or rank in held:
                 raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
         for name, promise in wish.promises.items():
-            self._types[name] = self._types[name].promising(promise)
+            self._types[name] = self._types[name].with_promise(promise)
             self.promises[name] = promise
         for slot, type_name in moves.items():
             self._type_of[slot] = type_name
             of_type = self._types[type_name]
             self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
-        self.half_changed = wish.id
-        self._pool.close(closed=True)
+        self.unfinished_wish = wish.id
+        self._pool.set_closed(closed=True)
         self._lose_followers("the resource module is loaded anew")
 
-    def end_change(self) -> None:
-        self.half_changed = None
-        self._pool.close(closed=self._unloaded)
-        self._ranks.declare()
-        self._jobs.resources_changed()
+    def end_slot_change(self) -> None:
+        self.unfinished_wish = None
+        self._pool.set_closed(closed=self._unloaded)
+        self._ranks.post_resource_define()
+        self._jobs.on_resources_changed()
 
     # --- machines ---
 
@@ -260,12 +262,12 @@ class SimulatedFlux:
         with self.world.lock:
             return self._machines.get(self._rank_of[slot])
 
-    def node_booted(self, node: CloudNode) -> None:
+    def on_node_booted(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_boot``: the node's user-data starts its broker."""
         if node.identity is not None and node.identity.slot in self._rank_of:
             self.broker_up(node.identity.slot, node.provider_id)
 
-    def node_ended(self, node: CloudNode) -> None:
+    def on_node_ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``: the machine is gone, and its broker with it."""
         if node.identity is not None and node.identity.slot in self._rank_of:
             self.broker_down(node.identity.slot, lost=True, machine=node.provider_id)
@@ -291,7 +293,7 @@ class SimulatedFlux:
 
     def _leave(self, rank: Rank, *, lost: bool) -> None:
         self._ranks.leave(rank, lost=lost)
-        self._jobs.lose(rank)
+        self._jobs.lose_rank(rank)
 
     # --- the instance as a whole ---
 
@@ -307,7 +309,7 @@ class SimulatedFlux:
             if unreachable:
                 self._lose_followers("the connection to the instance is lost")
 
-    def lose_journal(self) -> None:
+    def break_journals(self) -> None:
         """The journals of who follows them end, and may be followed anew at once."""
         with self.world.lock:
             self._lose_followers("the journal has a gap")
@@ -316,13 +318,13 @@ class SimulatedFlux:
         """Nothing is given out for a while; what runs goes on."""
         with self.world.lock:
             self._unloaded = True
-            self._pool.close(closed=True)
+            self._pool.set_closed(closed=True)
             self.world.after(down_s, self._scheduler_loaded)
 
     def _scheduler_loaded(self) -> None:
         self._unloaded = False
-        self._pool.close(closed=self.half_changed is not None)
-        self._jobs.resources_changed()
+        self._pool.set_closed(closed=self.unfinished_wish is not None)
+        self._jobs.on_resources_changed()
 
     def restart(self, down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
         """Rank 0 stops in good order and is back ``down_s`` later.
@@ -336,7 +338,7 @@ class SimulatedFlux:
             left = [rank for rank in self._rank_of.values() if self._ranks.connected(rank)]
             self._ranks.stop()
             for rank in left:
-                self._jobs.lose(rank)
+                self._jobs.lose_rank(rank)
             self._down = True
             self.claimed_by = None
             self.shown_on_jobs = {}
@@ -353,8 +355,8 @@ class SimulatedFlux:
                 rank = Rank(max(self._rank_of.values()) + 1)
                 of_type = self._types[type_name]
                 self._rank_of[slot], self._type_of[slot] = rank, type_name
-                self._pool.add(Room(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
-                self._ranks.add(rank, slot)
+                self._pool.add(RankResources(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
+                self._ranks.add_rank(rank, slot)
 
     @property
     def rank_of(self) -> Mapping[SlotName, Rank]:
@@ -398,20 +400,20 @@ class SimulatedFlux:
             raise FluxError("rank 0 is down")
 
     def _known(self, rank: Rank) -> Rank:
-        if rank not in self._pool.rooms:
+        if rank not in self._pool.ranks:
             raise FluxError(f"rank {rank} is not one of this instance's slots")
         return rank
 
     # --- the journals ---
 
-    def follow(self, follower: Follower) -> Callable[[], None]:
+    def follow(self, follower: JournalFollower) -> Callable[[], None]:
         """Send every event from now on, until the connection is lost or the returned function is called."""
         with self.world.lock:
             self.check_reachable()
             self._followers.append(follower)
             return lambda: self._unfollow(follower)
 
-    def _unfollow(self, follower: Follower) -> None:
+    def _unfollow(self, follower: JournalFollower) -> None:
         with self.world.lock:
             if follower in self._followers:
                 self._followers.remove(follower)
@@ -434,12 +436,12 @@ class SimulatedFlux:
 
     def queues_stopped(self) -> frozenset[str] | None:
         """None: which are is hidden, as there is no scheduler."""
-        if self.half_changed is not None or self._unloaded:
+        if self.unfinished_wish is not None or self._unloaded:
             return None
         return frozenset(self._jobs.stopped_queues)
 
     @property
-    def open_s(self) -> float:
+    def queues_open_s(self) -> float:
         """When no queue was stopped, last: the truth, for checks."""
         return self.world.now_s if not self._jobs.stopped_queues else self._stopped_s
 
@@ -451,7 +453,7 @@ class SimulatedFlux:
 
     def sched_resource_status(self) -> Mapping[str, object]:
         with self.world.lock:
-            if self.half_changed is not None or self._unloaded:
+            if self.unfinished_wish is not None or self._unloaded:
                 raise FluxError("the instance has no scheduler")
             return self._ranks.sched_resource_status()
 
@@ -475,7 +477,7 @@ class SimulatedFlux:
     def housekeeping_since(self, rank: Rank) -> tuple[float, ...]:
         """When each housekeeping that runs on a rank began: the truth, for checks."""
         with self.world.lock:
-            return self._jobs.housekeepers.since(rank)
+            return self._jobs.housekeepers.started_at(rank)
 
     def last_job_ended_at(self) -> Mapping[Rank, float]:
         with self.world.lock:
@@ -490,16 +492,16 @@ class SimulatedFlux:
         with self.world.lock:
             return self._ranks.connected(self._known(rank))
 
-    def holders(self) -> tuple[tuple[JobId, Grant], ...]:
+    def held_grants(self) -> tuple[tuple[JobId, Grant], ...]:
         """Who holds what of which rank, housekeeping too: the truth, for checks."""
         with self.world.lock:
-            return tuple(self._jobs.holders())
+            return tuple(self._jobs.held_grants())
 
 
-def _rooms(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[Room]:
+def _rooms(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[RankResources]:
     types = {node_type.name: node_type for node_type in node_types}
     rooms = [
-        Room(slot.rank, slot.name, of_type.cores, of_type.gpus, of_type.properties)
+        RankResources(slot.rank, slot.name, of_type.cores, of_type.gpus, of_type.properties)
         for slot in slots
         for of_type in (types[slot.type_name],)
     ]

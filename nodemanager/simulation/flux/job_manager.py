@@ -18,12 +18,12 @@ from typing import Any
 
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.slots import Rank
-from nodemanager.flux.resubmit import again
-from nodemanager.simulation.flux.housekeeping import Housekeepers, Housekeeping
+from nodemanager.flux.resubmit import requeue_jobspec
+from nodemanager.simulation.flux.housekeeping import Housekeepers, HousekeepingTime
 from nodemanager.simulation.flux.jobid import format_f58, parse_f58
-from nodemanager.simulation.flux.jobspec import After, Awaited, Jobspec, Request, read_request
-from nodemanager.simulation.flux.resource_set import Grant, R, summary_of
-from nodemanager.simulation.flux.sched_simple import Never, NotNow, Pool
+from nodemanager.simulation.flux.jobspec import Dependency, DependencyScheme, Jobspec, Request, read_request
+from nodemanager.simulation.flux.resource_set import Grant, R, format_summary
+from nodemanager.simulation.flux.sched_simple import Infeasible, Pool, ResourcesBusy
 from nodemanager.simulation.time.world import Scheduled, World
 
 SCHEDULE_DELAY_S = 0.002
@@ -61,14 +61,14 @@ class _Job:
     request: Request
     run_s: float
     urgency: int
-    housekeeping_s: Housekeeping
+    housekeeping_s: HousekeepingTime
     state: JobState = JobState.NEW
     started: bool = False
     priority: int = 0
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
     failed: bool = False
-    awaits: dict[JobId, Awaited] = field(default_factory=dict)
+    awaits: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
 
 
@@ -77,12 +77,12 @@ class JobManager:
 
     def __init__(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> None:
         self.listeners: list[Callable[[JobEvent], None]] = []
-        self.housekeeping_s: Housekeeping = 0.0  # of jobs that do not bring their own
+        self.housekeeping_s: HousekeepingTime = 0.0  # of jobs that do not bring their own
         self.housekeepers = Housekeepers(world, connected, self._free)
         self.clock_skew_s = 0.0
         self.stopped_queues: dict[str, None] = {}
         self.last_ended_at: dict[Rank, float] = {}
-        self.ended = 0
+        self.ended_count = 0
         self._world = world
         self._pool = pool
         self._connected = connected
@@ -97,14 +97,16 @@ class JobManager:
 
     # --- what users do ---
 
-    def submit(self, jobspec: Jobspec, run_s: float, urgency: int, housekeeping_s: Housekeeping | None) -> JobId:
+    def submit(
+        self, jobspec: Jobspec, run_s: float, urgency: int, housekeeping_s: HousekeepingTime | None
+    ) -> JobId:
         """Take a job in. Raises ValueError for what the ingest would refuse."""
         request = read_request(jobspec)
         housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
         job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
         self._active[job.id] = job
         self._post(job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec)
-        for awaited in request.after:
+        for awaited in request.dependencies:
             self._await(job, awaited)
         self._post(job, "validate")
         job.state = JobState.DEPEND
@@ -118,7 +120,7 @@ class JobManager:
         if job is None:
             raise ValueError(f"job {job_id} has ended well, or never was")
         payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
-        jobspec = again(f"header.{payload}.signature", format_f58(job_id))
+        jobspec = requeue_jobspec(f"header.{payload}.signature", format_f58(job_id))
         return self.submit(jobspec, job.run_s, URGENCY_DEFAULT, job.housekeeping_s)
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
@@ -149,15 +151,15 @@ class JobManager:
 
     # --- what happens to nodes ---
 
-    def lose(self, rank: int) -> None:
+    def lose_rank(self, rank: int) -> None:
         """A rank's broker is gone: its jobs die, its housekeeping is over."""
-        host = self._pool.rooms[rank].host
+        host = self._pool.ranks[rank].host
         for job in tuple(self._by_rank[rank].values()):
             if job.started:
                 self._fail(job, _exec_failed(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
-        self.housekeepers.lose(rank)
+        self.housekeepers.lose_rank(rank)
 
-    def resources_changed(self) -> None:
+    def on_resources_changed(self) -> None:
         self._schedule_soon()
 
     def restart(self) -> None:
@@ -182,12 +184,12 @@ class JobManager:
     def active(self) -> tuple[JobId, ...]:
         return tuple(self._active)
 
-    def holders(self) -> Iterator[tuple[JobId, Grant]]:
+    def held_grants(self) -> Iterator[tuple[JobId, Grant]]:
         """Who holds what, jobs first, then what is in housekeeping."""
         for job in self._active.values():
             for grant in job.grants:
                 yield job.id, grant
-        yield from self.housekeepers.holders()
+        yield from self.housekeepers.held_grants()
 
     # --- before resources ---
 
@@ -196,7 +198,7 @@ class JobManager:
         self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
         return JobId(self._last_id)
 
-    def _await(self, job: _Job, awaited: Awaited) -> None:
+    def _await(self, job: _Job, awaited: Dependency) -> None:
         job_id = parse_f58(awaited.job)
         if job_id in self._active:
             job.awaits[job_id] = awaited
@@ -233,10 +235,10 @@ class JobManager:
                 return
             try:
                 grants = self._pool.allocate(job.request)
-            except NotNow:
+            except ResourcesBusy:
                 self._head_blocked = (job.id, self._pool.generation)
                 return
-            except Never as never:
+            except Infeasible as never:
                 denied = {"type": "alloc", "severity": 0, "note": str(never), "userid": _USER}
                 self._fail(job, denied, status=0)
             else:
@@ -260,7 +262,7 @@ class JobManager:
         for grant in grants:
             self._by_rank[grant.rank][job.id] = job
         job.state = JobState.RUN
-        annotations = {"annotations": {"sched": {"resource_summary": summary_of(grants)}}}
+        annotations = {"annotations": {"sched": {"resource_summary": format_summary(grants)}}}
         self._post(job, "annotations", annotations)
         resources = self._pool.job_R(grants, job.request, self._wall_at())
         self._post(job, "alloc", annotations, resources=resources)
@@ -275,7 +277,7 @@ class JobManager:
         self._post(job, "start")
         job.started = True
         if unreachable is not None:
-            host = self._pool.rooms[unreachable].host
+            host = self._pool.ranks[unreachable].host
             self._fail(job, _exec_failed(f"node failure on {host} (rank {unreachable})"), _STATUS_NODE_LOST)
             return
         left_s = max(expires_s - self._world.now_s, 0.0)
@@ -311,7 +313,7 @@ class JobManager:
         self._schedule_soon()  # whom it blocked may go
 
     def _forget(self, job: _Job) -> None:
-        self.ended += 1
+        self.ended_count += 1
         del self._active[job.id]
         for grant in job.grants:
             del self._by_rank[grant.rank][job.id]
@@ -328,7 +330,7 @@ class JobManager:
     def _no_longer_awaits(self, job_id: JobId, ended: _Job) -> None:
         job = self._active[job_id]
         awaited = job.awaits.pop(ended.id)
-        if awaited.scheme is After.FAILURE and not (ended.failed and ended.grants):
+        if awaited.scheme is DependencyScheme.FAILURE and not (ended.failed and ended.grants):
             why = "can never be satisfied" if ended.grants else "job never started"
             note = f"dependency {awaited.description} {why}"
             self._fail(job, {"type": "dependency", "severity": 0, "note": note, "userid": _USER}, status=0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
 from nodemanager.core.notation import expand_hostlist, format_idset, parse_idset
-from nodemanager.flux.parse.jobspec import TO_US
+from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES
 
 Jobspec = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Count:
     most: int | None
 
 
-class After(StrEnum):
+class DependencyScheme(StrEnum):
     """Which end of another job is waited for, by the dependency's scheme."""
 
     ANY = "afterany"
@@ -35,15 +35,15 @@ class After(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class Dependency:
     """A dependency on another job, whose F58 id it has."""
 
-    scheme: After
+    scheme: DependencyScheme
     job: str
 
     @property
     def description(self) -> str:
-        return f"{'after-finish' if self.scheme is After.ANY else 'after-failure'}={self.job}"
+        return f"{'after-finish' if self.scheme is DependencyScheme.ANY else 'after-failure'}={self.job}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Request:
     constraint: str
     duration_s: float  # 0 is unlimited
     queue: str  # "" is the anonymous queue
-    after: tuple[Awaited, ...]
+    dependencies: tuple[Dependency, ...]
     requeue: bool  # it asks the node manager for a second life, should its node be taken back
 
 
@@ -86,8 +86,8 @@ def read_request(jobspec: Jobspec) -> Request:
         constraint=json.dumps(constraint, sort_keys=True) if constraint else "",
         duration_s=float(system["duration"]),
         queue=system.get("queue", ""),
-        after=tuple(_awaited(dependency) for dependency in system.get("dependencies", ())),
-        requeue=bool(system.get(TO_US, {}).get("requeue")),
+        dependencies=tuple(_awaited(dependency) for dependency in system.get("dependencies", ())),
+        requeue=bool(system.get(OUR_ATTRIBUTES, {}).get("requeue")),
     )
 
 
@@ -121,13 +121,13 @@ def _count(spec: int | str | Mapping[str, Any]) -> Count:
     return Count(ids[0], ids[-1])
 
 
-def _awaited(dependency: Mapping[str, Any]) -> Awaited:
+def _awaited(dependency: Mapping[str, Any]) -> Dependency:
     try:
-        scheme = After(dependency["scheme"])
+        scheme = DependencyScheme(dependency["scheme"])
     except ValueError:
-        known = " and ".join(After)
+        known = " and ".join(DependencyScheme)
         raise ValueError(f"dependency scheme {dependency['scheme']!r}: the simulated Flux knows {known}") from None
-    return Awaited(scheme, str(dependency["value"]))
+    return Dependency(scheme, str(dependency["value"]))
 
 
 def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: frozenset[str]) -> bool:
@@ -152,7 +152,7 @@ def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: fro
 # --- the other way: a workload names shapes ---------------------------------------------------------------
 
 
-def jobspec_of(
+def write_jobspec(
     shape: Shape,
     *,
     duration_s: float = 0.0,
@@ -174,9 +174,9 @@ def jobspec_of(
     if queue:
         system["queue"] = queue
     if after:
-        system["dependencies"] = [{"scheme": After.ANY, "value": job} for job in after]
+        system["dependencies"] = [{"scheme": DependencyScheme.ANY, "value": job} for job in after]
     if requeue:
-        system[TO_US] = {"requeue": 1}
+        system[OUR_ATTRIBUTES] = {"requeue": 1}
     return {
         "resources": [resources],
         "tasks": [{"command": [name], "slot": "task", "count": {"per_slot": 1}}],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
-from nodemanager.core.drains import is_ours
+from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
@@ -51,25 +51,25 @@ class SimulatedFluxPort:
         if holder != self._token:
             raise NotTheActor(f"the name node-manager is held by {holder or 'nobody'}, not by {self._token}")
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         self._call(self._must_act)
 
     # --- the record of launches ---
 
     def launches(self) -> tuple[Launch, ...]:
-        return self._call(lambda: tuple(self._flux.records.values()))
+        return self._call(lambda: tuple(self._flux.leases.values()))
 
     def record(self, launches: Sequence[Launch]) -> None:
         self._change(lambda: self._record(launches))
 
     def _record(self, launches: Sequence[Launch]) -> None:
-        records = dict(self._flux.records)
+        records = dict(self._flux.leases)
         for launch in launches:
             holder = records.setdefault(launch.slot, launch)
             if holder.id != launch.id:
                 raise FluxError(f"slot {launch.slot} is leased to launch {holder.id}: {launch.id} is not recorded")
-        new = [launch for launch in launches if launch.slot not in self._flux.records]
-        self._flux.records = records
+        new = [launch for launch in launches if launch.slot not in self._flux.leases]
+        self._flux.leases = records
         for launch in new:
             self._undrain(launch.rank)
 
@@ -77,9 +77,9 @@ class SimulatedFluxPort:
         self._change(lambda: self._forget(launch))
 
     def _forget(self, launch: Launch) -> None:
-        holder = self._flux.records.get(launch.slot)
+        holder = self._flux.leases.get(launch.slot)
         if holder is not None and holder.id == launch.id:
-            del self._flux.records[launch.slot]
+            del self._flux.leases[launch.slot]
 
     # --- what operators have set ---
 
@@ -105,7 +105,7 @@ class SimulatedFluxPort:
 
     # --- jobs ---
 
-    def measured(self) -> Mapping[Rank, Hardware]:
+    def read_hardware(self) -> Mapping[Rank, Hardware]:
         return {}
 
     def jobs_ended(self) -> int:
@@ -125,7 +125,7 @@ class SimulatedFluxPort:
             flux.resource_status(),
             flux.sched_resource_status(),
             flux.last_job_ended_at(),
-            flux.division,
+            flux.slot_types,
             flux.job_manager_stats(),
         )
 
@@ -136,7 +136,7 @@ class SimulatedFluxPort:
         self._change(lambda: self._undrain(rank))
 
     def _undrain(self, rank: Rank) -> None:
-        if is_ours(self._flux.drain_reason(rank)):
+        if is_our_drain(self._flux.drain_reason(rank)):
             self._flux.undrain(rank)
 
     def stop_broker(self, rank: Rank) -> None:
@@ -154,7 +154,7 @@ class SimulatedFluxPort:
         return self._change(self._repair)
 
     def _repair(self) -> bool:
-        if self._flux.half_changed is None:
+        if self._flux.unfinished_wish is None:
             return False
         self._end_change()
         return True
@@ -166,20 +166,20 @@ class SimulatedFluxPort:
         self._change(lambda: self._change_slots(wish, moves))
 
     def _change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        leased = [slot for slot in moves if slot in self._flux.records]
+        leased = [slot for slot in moves if slot in self._flux.leases]
         if leased:
             raise SlotsUnchanged(f"slot {leased[0]} has been taken meanwhile")
-        self._flux.begin_change(wish, moves)
+        self._flux.begin_slot_change(wish, moves)
         if self._happens(self._flux.faults.p_half_changed):
             raise FluxError("the change of the slots was cut short")
         self._end_change()
 
     def _end_change(self) -> None:
-        self._flux.answer(self._flux.half_changed or "", "")
-        self._flux.end_change()
+        self._flux.answer_wish(self._flux.unfinished_wish or "", "")
+        self._flux.end_slot_change()
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        self._change(lambda: self._flux.answer(wish.id, why))
+        self._change(lambda: self._flux.answer_wish(wish.id, why))
 
     # --- every call ---
 

@@ -16,7 +16,7 @@ R = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Room:
+class RankResources:
     """A rank's cores and GPUs, as R declares them, and those nobody holds."""
 
     rank: int
@@ -60,12 +60,12 @@ class Grant:
     gpus: int  # bits
 
 
-def resources_of(rooms: Iterable[Room]) -> dict[str, Any]:
+def declared_resources(rooms: Iterable[RankResources]) -> dict[str, Any]:
     """R of ranks as they are declared, whoever holds what of them."""
-    return written_R([Grant(room.rank, (1 << room.cores) - 1, (1 << room.gpus) - 1) for room in rooms])
+    return format_R([Grant(room.rank, (1 << room.cores) - 1, (1 << room.gpus) - 1) for room in rooms])
 
 
-def written_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
+def format_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
     """R (RFC 20): ranks that are granted the same cores and GPUs share an entry."""
     ranks_by_content: dict[tuple[int, int], list[int]] = {}
     for grant in grants:
@@ -84,7 +84,7 @@ def written_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
     }
 
 
-def properties_of(rooms: Iterable[Room]) -> dict[str, str]:
+def ranks_by_property(rooms: Iterable[RankResources]) -> dict[str, str]:
     """Each property's ranks as an id set, the properties in the order of their names."""
     ranks: dict[str, list[int]] = {}
     for room in rooms:
@@ -93,7 +93,7 @@ def properties_of(rooms: Iterable[Room]) -> dict[str, str]:
     return {name: format_idset(ranks[name]) for name in sorted(ranks)}
 
 
-def summary_of(grants: Sequence[Grant]) -> str:
+def format_summary(grants: Sequence[Grant]) -> str:
     """The scheduler's annotation: ``rank[1-2]/core[0-3] rank5/core[0-7],gpu[0-1]``."""
     ranks_by_content: dict[str, list[int]] = {}
     for grant in grants:
@@ -106,7 +106,7 @@ def summary_of(grants: Sequence[Grant]) -> str:
     )
 
 
-def held_of(room: Room) -> Grant:
+def held_grant(room: RankResources) -> Grant:
     return Grant(room.rank, ((1 << room.cores) - 1) & ~room.cores_free, ((1 << room.gpus) - 1) & ~room.gpus_free)
 
 

@@ -14,73 +14,73 @@ from nodemanager.simulation.flux.jobspec import Count, Request, matches
 from nodemanager.simulation.flux.resource_set import (
     Grant,
     R,
-    Room,
-    held_of,
+    RankResources,
+    declared_resources,
+    format_R,
+    held_grant,
     lowest_bits,
-    properties_of,
-    resources_of,
-    written_R,
+    ranks_by_property,
 )
 
 
-class NotNow(Exception):
+class ResourcesBusy(Exception):
     """What is asked for is taken, down or drained."""
 
 
-class Never(Exception):
+class Infeasible(Exception):
     """No rank that the instance has, up or down, will ever satisfy this. The text is Flux's own."""
 
 
 class Pool:
     """All ranks but the leader's."""
 
-    def __init__(self, rooms: Sequence[Room]) -> None:
-        self.rooms = {room.rank: room for room in rooms}
+    def __init__(self, rooms: Sequence[RankResources]) -> None:
+        self.ranks = {room.rank: room for room in rooms}
         # Grows whenever something that was not to be had may be now.
         self.generation = 0
         self._closed = False
-        self._eligible: dict[str, tuple[Room, ...]] = {"": tuple(rooms)}
+        self._eligible: dict[str, tuple[RankResources, ...]] = {"": tuple(rooms)}
 
     def set_up(self, rank: int, *, up: bool) -> None:
-        if up and not self.rooms[rank].up:
+        if up and not self.ranks[rank].up:
             self.generation += 1
-        self.rooms[rank].up = up
+        self.ranks[rank].up = up
 
-    def close(self, *, closed: bool) -> None:
+    def set_closed(self, *, closed: bool) -> None:
         """Closed, there is no scheduler: nothing is given out."""
         self._closed = closed
         self.generation += 1
 
-    def add(self, room: Room) -> None:
-        self.rooms[room.rank] = room
-        self._eligible = {"": tuple(self.rooms.values())}
+    def add(self, room: RankResources) -> None:
+        self.ranks[room.rank] = room
+        self._eligible = {"": tuple(self.ranks.values())}
         self.generation += 1
 
     def retype(self, rank: int, cores: int, gpus: int, properties: frozenset[str]) -> None:
         """Declare anew what a rank has. Nobody may hold anything of it."""
-        self.rooms[rank].declare(cores, gpus, properties)
+        self.ranks[rank].declare(cores, gpus, properties)
         self._eligible = {"": self._eligible[""]}
         self.generation += 1
 
     def allocate(self, request: Request) -> tuple[Grant, ...]:
         """Take what the request asks for; raise NotNow or Never, with nothing taken, if that cannot be."""
         if self._closed:
-            raise NotNow
+            raise ResourcesBusy
         rooms = self._candidates(request)
         nodes = request.nodes
         grants = _by_slot(rooms, request) if nodes is None else _by_node(rooms, request, nodes)
         if grants is None:
             self._check_feasible(request)
-            raise NotNow
+            raise ResourcesBusy
         for grant in grants:
-            self.rooms[grant.rank].take(grant)
+            self.ranks[grant.rank].take(grant)
         return grants
 
     def free(self, grant: Grant) -> None:
-        self.rooms[grant.rank].give_back(grant)
+        self.ranks[grant.rank].give_back(grant)
         self.generation += 1
 
-    def _candidates(self, request: Request) -> list[Room]:
+    def _candidates(self, request: Request) -> list[RankResources]:
         cores, gpus, exclusive = request.cores_per_slot, request.gpus_per_slot, request.exclusive
         rooms = [
             room
@@ -91,12 +91,12 @@ class Pool:
         rooms.sort(key=lambda room: (-room.cores_left, -room.gpus_left))
         return rooms
 
-    def _matching(self, constraint: str) -> tuple[Room, ...]:
+    def _matching(self, constraint: str) -> tuple[RankResources, ...]:
         eligible = self._eligible.get(constraint)
         if eligible is None:
             wanted = json.loads(constraint)
             eligible = tuple(
-                room for room in self.rooms.values() if matches(wanted, room.rank, room.host, room.properties)
+                room for room in self.ranks.values() if matches(wanted, room.rank, room.host, room.properties)
             )
             self._eligible[constraint] = eligible
         return eligible
@@ -113,41 +113,41 @@ class Pool:
     # --- as R (RFC 20) ---
 
     def all_R(self) -> R:  # noqa: N802 - R is the name of the format
-        rooms = self.rooms.values()
-        resources = resources_of(rooms)
+        rooms = self.ranks.values()
+        resources = declared_resources(rooms)
         execution = resources["execution"]
         execution["nodelist"] = [compress_hostlist(room.host for room in rooms)]
-        execution["properties"] = properties_of(rooms)
+        execution["properties"] = ranks_by_property(rooms)
         return resources
 
     def allocated_R(self) -> R:  # noqa: N802
         """Whatever some job or its housekeeping holds."""
-        held = [held_of(room) for room in self.rooms.values()]
+        held = [held_grant(room) for room in self.ranks.values()]
         held = [grant for grant in held if grant.cores or grant.gpus]
-        resources = written_R(held)
-        if properties := properties_of(self.rooms[grant.rank] for grant in held):
+        resources = format_R(held)
+        if properties := ranks_by_property(self.ranks[grant.rank] for grant in held):
             resources["execution"]["properties"] = properties
         return resources
 
     def down_R(self) -> R:  # noqa: N802
         """The ranks that take no job: offline or drained."""
-        return resources_of(room for room in self.rooms.values() if not room.up)
+        return declared_resources(room for room in self.ranks.values() if not room.up)
 
     def job_R(self, grants: Sequence[Grant], request: Request, started_at: float) -> R:  # noqa: N802
         """What a job was given. ``started_at``: seconds since the epoch."""
-        rooms = [self.rooms[grant.rank] for grant in grants]
-        resources = written_R(grants)
+        rooms = [self.ranks[grant.rank] for grant in grants]
+        resources = format_R(grants)
         execution = resources["execution"]
         execution["starttime"] = started_at
         execution["expiration"] = started_at + request.duration_s if request.duration_s else 0.0
         execution["nslots"] = _slots_granted(grants, request)
         execution["nodelist"] = [compress_hostlist(room.host for room in rooms)]
-        if properties := properties_of(rooms):
+        if properties := ranks_by_property(rooms):
             execution["properties"] = properties
         return resources
 
 
-def _by_node(rooms: Sequence[Room], request: Request, nodes: Count) -> tuple[Grant, ...] | None:
+def _by_node(rooms: Sequence[RankResources], request: Request, nodes: Count) -> tuple[Grant, ...] | None:
     """The same number of slots on each of several nodes, up to the range's end; None if the least fails."""
     cores, gpus = request.slots.least * request.cores_per_slot, request.slots.least * request.gpus_per_slot
     grants: list[Grant] = []
@@ -161,7 +161,7 @@ def _by_node(rooms: Sequence[Room], request: Request, nodes: Count) -> tuple[Gra
     return _in_rank_order(grants) if len(grants) >= nodes.least else None
 
 
-def _by_slot(rooms: Sequence[Room], request: Request) -> tuple[Grant, ...] | None:
+def _by_slot(rooms: Sequence[RankResources], request: Request) -> tuple[Grant, ...] | None:
     """Slots wherever they are, each whole on one node, up to the range's end; None if the least fails."""
     cores, gpus, most = request.cores_per_slot, request.gpus_per_slot, request.slots.most
     grants: list[Grant] = []
@@ -192,30 +192,30 @@ def _slots_granted(grants: Sequence[Grant], request: Request) -> int:
     return sum(grant.cores.bit_count() for grant in grants) // request.cores_per_slot
 
 
-def _check_exclusive(rooms: Sequence[Room], request: Request) -> None:
+def _check_exclusive(rooms: Sequence[RankResources], request: Request) -> None:
     need = request.nodes.least if request.nodes is not None else 1
     eligible = sum(room.cores >= request.cores_per_slot and room.gpus >= request.gpus_per_slot for room in rooms)
     if eligible < need:
-        raise Never(f"unsatisfiable request: need {need} exclusive node(s), only {eligible} eligible")
+        raise Infeasible(f"unsatisfiable request: need {need} exclusive node(s), only {eligible} eligible")
 
 
-def _check_nodes(rooms: Sequence[Room], request: Request, need: int) -> None:
+def _check_nodes(rooms: Sequence[RankResources], request: Request, need: int) -> None:
     cores, gpus = request.slots.least * request.cores_per_slot, request.slots.least * request.gpus_per_slot
     eligible = sum(room.cores >= cores and room.gpus >= gpus for room in rooms)
     if eligible < need:
         and_gpus = f" and {gpus} GPUs" if gpus else ""
-        raise Never(
+        raise Infeasible(
             f"unsatisfiable request: need {need} node(s) with {cores} cores{and_gpus} each, "
             f"only {eligible} eligible"
         )
 
 
-def _check_slots(rooms: Sequence[Room], request: Request) -> None:
+def _check_slots(rooms: Sequence[RankResources], request: Request) -> None:
     need, cores, gpus = request.slots.least, request.cores_per_slot, request.gpus_per_slot
     slots = sum(room.cores // cores for room in rooms)
     if slots < need:
         total = sum(room.cores for room in rooms)
-        raise Never(
+        raise Infeasible(
             f"unsatisfiable request: need {need} slot(s) of {cores} core(s), "
             f"only {slots} such slot(s) available (total cores: {total})"
         )
@@ -223,7 +223,7 @@ def _check_slots(rooms: Sequence[Room], request: Request) -> None:
         slots = sum(min(room.cores // cores, room.gpus // gpus) for room in rooms)
         if slots < need:
             total = sum(room.gpus for room in rooms)
-            raise Never(
+            raise Infeasible(
                 f"unsatisfiable request: need {need} slot(s) with {gpus} GPU(s) each, "
                 f"only {slots} available (total GPUs: {total})"
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.ports import FluxError, QueueListener
-from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
+from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
+from nodemanager.simulation.flux.instance import JournalFollower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.time.world import Scheduled
 
@@ -30,7 +30,7 @@ class SimulatedFluxWatch:
         self._world = flux.world
         self._probe_s = probe_s
         self._relist_s = relist_s
-        self._queue = Queue()
+        self._queue = JobQueue()
         self._timers: dict[Callable[[], None], Scheduled] = {}
         self._unfollow: Callable[[], None] | None = None
         self._stirred = False
@@ -53,12 +53,14 @@ class SimulatedFluxWatch:
 
     def _connect(self) -> None:
         try:
-            self._unfollow = self._flux.follow(Follower(self._job_said, self._resource_said, self._disconnected))
+            self._unfollow = self._flux.follow(
+                JournalFollower(self._job_said, self._resource_said, self._disconnected)
+            )
         except FluxError as failure:
             self._lost(str(failure))
             self._later(RECONNECT_S, self._connect)
             return
-        self._queue = Queue()
+        self._queue = JobQueue()
         for event in self._flux.active_events():
             self._apply(event)
         self._list()
@@ -81,7 +83,7 @@ class SimulatedFluxWatch:
 
     def _job_said(self, event: JobEvent) -> None:
         self._apply(event)
-        self._stirred = self._stirred or concerns_ranks(event.name)
+        self._stirred = self._stirred or changes_allocation(event.name)
         self._hand_over_soon()
 
     def _apply(self, event: JobEvent) -> None:
@@ -103,7 +105,7 @@ class SimulatedFluxWatch:
             self._listener(changes)
         if self._stirred:
             self._stirred = False
-            self._listener(RanksStirred())
+            self._listener(RanksChanged())
 
     def _list(self) -> None:
         """Hand over the whole queue. The journal is not read anew: here it cannot have left anything out."""
@@ -111,7 +113,7 @@ class SimulatedFluxWatch:
         complete = self._queue.complete(self._world.now_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))
         self._stirred = False
-        self._listener(RanksStirred())
+        self._listener(RanksChanged())
         self._later(self._relist_s, self._list)
 
     def _probe(self) -> None:

@@ -104,7 +104,7 @@ class Pump:
         self.inboxes.append(inbox)
         return inbox
 
-    def tick(self, manager: Mailbox[Tick], clock: Any) -> None:
+    def start_ticks(self, manager: Mailbox[Tick], clock: Any) -> None:
         """Tell the time for ever, as the ticker's thread does."""
         due: Scheduled
         wait_s = self.tick_s
@@ -129,7 +129,7 @@ class Pump:
         if self.idle_tick_s is not None and isinstance(manager, Inbox):
             manager.on_fact = hurry
 
-    def hold(self, until_s: float) -> None:
+    def freeze_until(self, until_s: float) -> None:
         """SIGSTOP until a moment: what is said to it meanwhile, it hears then, in order."""
         self._held_until_s = max(self._held_until_s, until_s)
         for inbox in self.inboxes:

@@ -15,16 +15,16 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode
-from nodemanager.core.reason_text import Edge, sentence
+from nodemanager.core.reason_text import ClockReading, to_sentence
 from nodemanager.core.reasons import Figure, Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
-from nodemanager.history.events import order_of, reason_of, subject_of
+from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
@@ -33,32 +33,32 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 Document = dict[str, Any]
 
 JOBS_SHOWN = 500
-NOT_WAITING = (JobState.RUN, JobState.CLEANUP)
+STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
 # Nodes that the plan leaves standing, or that are on their way in.
-STANDING = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
+STAYING_STATES = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
-def edge_of(published: Published) -> Edge:
-    return Edge(published.snapshot.now_s, published.snapshot.wall_at)
+def edge_of(published: Publication) -> ClockReading:
+    return ClockReading(published.snapshot.now_s, published.snapshot.wall_at)
 
 
 # --- reasons ----------------------------------------------------------------------------------------------
 
 
-def reason_document(reason: Reason, edge: Edge) -> Document:
+def reason_document(reason: Reason, edge: ClockReading) -> Document:
     figures = edge.figures(reason)
-    return as_document(reason.code, figures)
+    return reason_fields(reason.code, figures)
 
 
-def as_document(code: str, figures: Mapping[str, Figure]) -> Document:
+def reason_fields(code: str, figures: Mapping[str, Figure]) -> Document:
     return {
         "code": code,
-        "figures": {name: plain(value) for name, value in figures.items()},
-        "text": sentence(code, figures),
+        "figures": {name: json_value(value) for name, value in figures.items()},
+        "text": to_sentence(code, figures),
     }
 
 
-def plain(value: Figure) -> Any:
+def json_value(value: Figure) -> Any:
     """As JSON has it, which knows no infinity."""
     if isinstance(value, Decimal | float):
         return float(value) if math.isfinite(value) else str(value)
@@ -72,7 +72,7 @@ def _mark(mark: Mark | None) -> Document | None:
 # --- the whole --------------------------------------------------------------------------------------------
 
 
-def status(published: Published) -> Document:
+def status(published: Publication) -> Document:
     """One screen's worth: the queue, the nodes, what they cost, what stands still and what is old."""
     snapshot, plan, policy = published.snapshot, published.plan, published.policy
     edge = edge_of(published)
@@ -80,7 +80,7 @@ def status(published: Published) -> Document:
     by_type: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for node in nodes:
         by_type[node.launch.type_name][str(node.state)] += 1
-    costing = sum(1 for node in nodes if node.costs)
+    costing = sum(1 for node in nodes if node.may_be_billed)
     still = plan.stands_still
     return {
         "cluster": policy.cluster,
@@ -96,7 +96,7 @@ def status(published: Published) -> Document:
             "on": snapshot.doubted_lists > 0 or (still is not None and still.code == "safe_mode"),
         },
         "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
-        "jobs_waiting": waiting(plan),
+        "jobs_waiting": jobs_waiting(plan),
         "jobs_unreadable": len(snapshot.unreadable),
         "nodes": {
             "total": len(snapshot.nodes),
@@ -105,7 +105,7 @@ def status(published: Published) -> Document:
             "wanted": nodes_wanted(published),
             "held": len(snapshot.steering.holds),
             "to_retire": len(snapshot.steering.retirements),
-            "orphans": len(supply.strays(snapshot)),
+            "orphans": len(supply.ownerless_strays(snapshot)),
             "intruders": len(snapshot.intruders),
             "strangers": snapshot.strangers,
         },
@@ -123,7 +123,7 @@ def status(published: Published) -> Document:
     }
 
 
-def sources(published: Published) -> Mapping[str, Document]:
+def sources(published: Publication) -> Mapping[str, Document]:
     snapshot, limit_s = published.snapshot, published.policy.stale_after_s
     named = {"queue": snapshot.queue, "flux": snapshot.flux, "cloud": snapshot.cloud}
     return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
@@ -134,14 +134,14 @@ def _source(source: Source, now_s: float, limit_s: float) -> Document:
     return {"age_s": age_s, "stale": age_s is None or age_s > limit_s, "failure": source.failure}
 
 
-def blocks(snapshot: Snapshot, edge: Edge) -> list[Document]:
+def blocks(snapshot: Snapshot, edge: ClockReading) -> list[Document]:
     """What is not bought for a while, and why."""
     return [
         {
             "node_type": scope.type_name,
             "market": str(scope.market) if scope.market is not None else None,
             "zone": scope.zone,
-            "until_at": edge.wall(block.until_s),
+            "until_at": edge.to_wall(block.until_s),
             "reason": reason_document(block.reason, edge),
         }
         for scope, block in snapshot.blocks.items()
@@ -149,19 +149,19 @@ def blocks(snapshot: Snapshot, edge: Edge) -> list[Document]:
     ]
 
 
-def waiting(made: Plan) -> dict[str, int]:
+def jobs_waiting(made: Plan) -> dict[str, int]:
     """How many jobs wait for which reason; ``served``: those whose nodes are there, coming or ordered."""
-    return {"served" if code == "node_ordered" else code: count for code, count in made.waiting().items()}
+    return {"served" if code == "node_ordered" else code: count for code, count in made.count_by_reason().items()}
 
 
-def nodes_wanted(published: Published) -> dict[str, int]:
+def nodes_wanted(published: Publication) -> dict[str, int]:
     """How many nodes of each type the plan wants to stand: those it leaves, those that come, those it buys."""
     wanted: dict[str, int] = {node_type.name: 0 for node_type in published.policy.node_types}
     # Of a type that is only observed, somebody else may do what is only said.
     actions = (*published.plan.actions, *published.plan.would)
     going = {action.launch for action in actions if isinstance(action, DrainNode)}
     for node in published.snapshot.nodes.values():
-        if node.state in STANDING and node.id not in going:
+        if node.state in STAYING_STATES and node.id not in going:
             wanted[node.launch.type_name] = wanted.get(node.launch.type_name, 0) + 1
     for action in actions:
         # What was bought by this plan stands among the nodes already where the manager acts.
@@ -173,14 +173,14 @@ def nodes_wanted(published: Published) -> dict[str, int]:
 # --- nodes ------------------------------------------------------------------------------------------------
 
 
-def nodes(published: Published) -> list[Document]:
+def nodes(published: Publication) -> list[Document]:
     """Every node, in the order of the slots' ranks."""
     jobs_on = _jobs_on(published.snapshot)
     ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
     return [node_document(node, published, jobs_on.get(node.launch.rank, ())) for node in ordered]
 
 
-def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None = None) -> Document:
+def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | None = None) -> Document:
     snapshot, policy = published.snapshot, published.policy
     edge = edge_of(published)
     if jobs is None:
@@ -198,7 +198,7 @@ def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None
         "zone": node.launch.zone,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),
-        "since_at": edge.wall(node.since_s),
+        "since_at": edge.to_wall(node.since_s),
         "requested_at": node.launch.requested_at,
         "cores": rank.cores if rank is not None else None,
         "cores_free": rank.cores_free if rank is not None else None,
@@ -213,14 +213,14 @@ def node_document(node: Node, published: Published, jobs: Iterable[JobId] | None
     }
 
 
-def _cost(node: Node, published: Published) -> float | None:
+def _cost(node: Node, published: Publication) -> float | None:
     tariff = billing.tariff_of(node.launch, published.policy)
     if tariff is None or node.cloud is None:
         return None
     return float(billing.cost(tariff, billing.age_s(node, published.snapshot.now_s)))
 
 
-def _window(node: Node, published: Published) -> Document | None:
+def _window(node: Node, published: Publication) -> Document | None:
     """Where the node stands in what is paid for it; None where nothing is paid in advance, or not yet."""
     node_type = published.policy.types.get(node.launch.type_name)
     if node_type is None or node.cloud is None or node_type.billing.window_s <= 0:
@@ -237,12 +237,12 @@ def _window(node: Node, published: Published) -> Document | None:
 def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[JobId]]:
     found: defaultdict[Rank, list[JobId]] = defaultdict(list)
     for job in snapshot.jobs.values():
-        for held in job.holds:
+        for held in job.allocations:
             found[held.rank].append(job.id)
     return found
 
 
-def fleet(published: Published) -> Document:
+def fleet(published: Publication) -> Document:
     """Every node in a few characters, for a picture of thousands: columns, and the words that they index."""
     ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
     states = [str(state) for state in NodeState]
@@ -266,11 +266,11 @@ def fleet(published: Published) -> Document:
 # --- jobs -------------------------------------------------------------------------------------------------
 
 
-def jobs(published: Published, *, limit: int = JOBS_SHOWN) -> Document:
+def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
     """The active jobs, those that wait first, in the order in which Flux considers them."""
     snapshot = published.snapshot
-    waiting = [job for job in snapshot.jobs.values() if job.state not in NOT_WAITING]
-    running = [job for job in snapshot.jobs.values() if job.state in NOT_WAITING]
+    waiting = [job for job in snapshot.jobs.values() if job.state not in STARTED_STATES]
+    running = [job for job in snapshot.jobs.values() if job.state in STARTED_STATES]
     ordered = sorted(waiting, key=lambda job: (-job.priority, job.id)) + sorted(running, key=lambda job: job.id)
     edge = edge_of(published)
     return {
@@ -280,17 +280,17 @@ def jobs(published: Published, *, limit: int = JOBS_SHOWN) -> Document:
     }
 
 
-def jobs_summary(published: Published) -> Document:
+def jobs_summary(published: Publication) -> Document:
     """What may be known of jobs by whoever may not know whose they are."""
     return {
         "total": len(published.snapshot.jobs),
         "by_state": dict(Counter(str(job.state) for job in published.snapshot.jobs.values())),
-        "waiting": waiting(published.plan),
+        "waiting": jobs_waiting(published.plan),
     }
 
 
-def job_document(job: Job, published: Published, edge: Edge) -> Document:
-    waits = job.state not in NOT_WAITING
+def job_document(job: Job, published: Publication, edge: ClockReading) -> Document:
+    waits = job.state not in STARTED_STATES
     reason = published.plan.jobs.get(job.id) if waits else None
     shape = job.shape
     return {
@@ -309,7 +309,7 @@ def job_document(job: Job, published: Published, edge: Edge) -> Document:
         "exclusive": shape.exclusive,
         "submitted_at": job.submitted_at,
         "waits_s": max(0.0, edge.wall_at - job.submitted_at) if waits else None,
-        "on": [_host(held.rank, published.snapshot) for held in job.holds],
+        "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, edge) if reason is not None else None,
     }
 
@@ -330,7 +330,7 @@ def user_name(userid: int) -> str:
 # --- the plan ---------------------------------------------------------------------------------------------
 
 
-def plan(published: Published) -> Document:
+def plan(published: Publication) -> Document:
     """What this plan orders, or would order, and why; and why what waits does."""
     made, edge = published.plan, edge_of(published)
     return {
@@ -342,19 +342,19 @@ def plan(published: Published) -> Document:
         "actions": [_action(action, published, edge) for action in made.actions],
         "would": [_action(action, published, edge) for action in made.would],
         "nodes_wanted": nodes_wanted(published),
-        "jobs_waiting": waiting(made),
+        "jobs_waiting": jobs_waiting(made),
         "types": {name: reason_document(reason, edge) for name, reason in made.types.items()},
         "price_per_hour": float(made.price_per_hour),
     }
 
 
-def _action(action: Action, published: Published, edge: Edge) -> Document:
+def _action(action: Action, published: Publication, edge: ClockReading) -> Document:
     reason = reason_of(action)
     subject = subject_of(action)
     known = published.snapshot.nodes.get(LaunchId(subject))
     launch = action.launch if isinstance(action, BootNode | CreateNode) else known.launch if known else None
     return {
-        "order": order_of(action),
+        "order": order_name(action),
         "node": subject,
         "slot": launch.slot if launch is not None else None,
         "node_type": launch.type_name if launch is not None else None,

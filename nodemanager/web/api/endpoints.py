@@ -8,10 +8,10 @@ from typing import Any
 
 from nodemanager.web.api import handlers
 from nodemanager.web.api.control import Control
-from nodemanager.web.api.handlers import Answer
-from nodemanager.web.api.kubernetes_metrics import ROOT as METRICS_API
+from nodemanager.web.api.handlers import Handler
+from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.openapi import Operation, Parameter
-from nodemanager.web.state.access import Access, Allows, anybody
+from nodemanager.web.state.access import Access, AccessCheck, allow_anybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Endpoint:
     method: str
     path: str
     summary: str
-    answers: Answer
-    allows: Allows = anybody
+    handler: Handler
+    access_check: AccessCheck = allow_anybody
     parameters: Sequence[Parameter] = ()
     statuses: Sequence[int] = (200, 400, 404, 503)
     body: Mapping[str, Any] | None = None
 
     @property
     def operation(self) -> Operation:
-        secured = self.allows is not anybody
+        secured = self.access_check is not allow_anybody
         statuses = {*self.statuses, 400, *((401, 503) if secured else ())}
         return Operation(
             self.method, self.path, self.summary, self.parameters, sorted(statuses), secured, self.body
@@ -78,12 +78,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         "/plan",
         "What would be ordered by another policy; nothing is",
-        handlers.plan_by,
+        handlers.plan_with_policy,
         Access.must_steer,
         statuses=(200, 400, 413),
         body={"type": "object"},
     ),
-    Endpoint("GET", "/events/recent", "What happened lately, oldest first", handlers.recent, parameters=[_LIMIT]),
+    Endpoint("GET", "/events/recent", "What happened lately, oldest first", handlers.recent_events,
+             parameters=[_LIMIT]),
     Endpoint(
         "GET",
         "/report",
@@ -95,15 +96,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/healthz", "503 where the last decision is late or a source stale", handlers.healthz),
     Endpoint("GET", "/readyz", "503 until decisions are made", handlers.readyz),
     Endpoint("GET", "/metrics", "For Prometheus", handlers.metrics),
-    Endpoint("POST", "/hold/{name}", "Never stop a node, and give it no work", handlers.steers(Control.hold),
-             Access.must_steer, [_NAME], _STEERING, _WHO),
-    Endpoint("POST", "/release/{name}", "Take a hold or a retirement back", handlers.steers(Control.release),
-             Access.must_steer, [_NAME], _STEERING, _WHO),
-    Endpoint("POST", "/retire/{name}", "Drain a node, stop it, destroy it", handlers.steers(Control.retire),
-             Access.must_steer, [_NAME], _STEERING, _WHO),
-    Endpoint("POST", "/pause", "Decide nothing", handlers.steers(lambda control, _, by: control.pause(by)),
+    Endpoint("POST", "/hold/{name}", "Never stop a node, and give it no work",
+             handlers.steering_handler(Control.hold), Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/release/{name}", "Take a hold or a retirement back",
+             handlers.steering_handler(Control.release), Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/retire/{name}", "Drain a node, stop it, destroy it",
+             handlers.steering_handler(Control.retire), Access.must_steer, [_NAME], _STEERING, _WHO),
+    Endpoint("POST", "/pause", "Decide nothing",
+             handlers.steering_handler(lambda control, _, by: control.pause(by)),
              Access.must_steer, (), _STEERING, _WHO),
-    Endpoint("POST", "/resume", "Decide again", handlers.steers(lambda control, _, by: control.resume(by)),
+    Endpoint("POST", "/resume", "Decide again",
+             handlers.steering_handler(lambda control, _, by: control.resume(by)),
              Access.must_steer, (), _STEERING, _WHO),
     Endpoint("POST", "/reload", "Read the site anew; a bad one is refused whole", handlers.reload,
              Access.must_steer, (), (200, 400, 409)),

@@ -6,27 +6,27 @@ import re
 from collections import Counter
 from typing import Any
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
-from nodemanager.core.reason_text import clock_time
+from nodemanager.core.reason_text import format_wall_time
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.history.events import type_subject
-from nodemanager.history.store.reader import JournalReader
+from nodemanager.history.store.reader import HistoryReader
 from nodemanager.planner.cost import timings
 from nodemanager.planner.state.snapshot import Node
 from nodemanager.web.api.documents import (
-    NOT_WAITING,
+    STARTED_STATES,
     Document,
-    as_document,
     blocks,
     edge_of,
     job_document,
     node_document,
     nodes_wanted,
     reason_document,
+    reason_fields,
 )
 
 HISTORY_SHOWN = 50
@@ -34,14 +34,14 @@ HISTORY_SHOWN = 50
 _LAUNCH = re.compile(r"[^\s-][^\s]*-[0-9a-f]+", re.ASCII)
 
 
-class Unknown(Exception):
+class UnknownSubject(Exception):
     """Nothing of that name is known: what was meant, and what there is instead."""
 
 
 # --- now --------------------------------------------------------------------------------------------------
 
 
-def job(published: Published, text: str) -> Document:
+def job(published: Publication, text: str) -> Document:
     """Raises ``Unknown``."""
     job_id = _job_id(text)
     edge = edge_of(published)
@@ -51,13 +51,13 @@ def job(published: Published, text: str) -> Document:
         return {"subject": format_job_id(job_id), "at": edge.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:
-        raise Unknown(
+        raise UnknownSubject(
             f"no active job {text}: it has ended, or was never submitted here."
             " What was said of it while it waited: explain job --at TIME"
         )
     document = job_document(found, published, edge)
     still = published.plan.stands_still
-    if found.state not in NOT_WAITING and still is not None:
+    if found.state not in STARTED_STATES and still is not None:
         document["reason"] = reason_document(still, edge)
     return {
         "subject": format_job_id(job_id),
@@ -68,7 +68,7 @@ def job(published: Published, text: str) -> Document:
     }
 
 
-def _nodes_for(published: Published, job_: Document) -> list[Document]:
+def _nodes_for(published: Publication, job_: Document) -> list[Document]:
     """The nodes that the reason names, or that the job runs on: where they stand."""
     reason = job_["reason"]
     slots = {*job_["on"], *((reason or {}).get("figures", {}).get("nodes", ()) if reason else ())}
@@ -76,7 +76,7 @@ def _nodes_for(published: Published, job_: Document) -> list[Document]:
     return [node_document(node, published) for node in named]
 
 
-def node(published: Published, name: str) -> Document:
+def node(published: Publication, name: str) -> Document:
     """By its slot or its launch. Raises ``Unknown``."""
     found = find_node(published, name)
     edge = edge_of(published)
@@ -88,17 +88,17 @@ def node(published: Published, name: str) -> Document:
         "node": document,
         "reason": document["reason"] or _standstill(published),
         "retiring": reason_document(found.retiring, edge) if found.retiring is not None else None,
-        "story": [edge.story(line) for line in found.story],
+        "story": [edge.with_wall_time(line) for line in found.moves],
         "boot_takes_s": boot_s,
     }
 
 
-def _standstill(published: Published) -> Document | None:
+def _standstill(published: Publication) -> Document | None:
     still = published.plan.stands_still
     return reason_document(still, edge_of(published)) if still is not None else None
 
 
-def find_node(published: Published, name: str) -> Node:
+def find_node(published: Publication, name: str) -> Node:
     """The node of a launch, or the one on a slot. Raises ``Unknown``."""
     nodes = published.snapshot.nodes
     if (by_launch := nodes.get(LaunchId(name))) is not None:
@@ -108,15 +108,15 @@ def find_node(published: Published, name: str) -> Node:
         return by_slot[0]
     is_slot = name in published.snapshot.rank_of_slot
     why = f"nobody is on slot {name}" if is_slot else f"no node and no slot is called {name}"
-    raise Unknown(f"{why}; flux-node-manager nodes lists those there are")
+    raise UnknownSubject(f"{why}; flux-node-manager nodes lists those there are")
 
 
-def node_type(published: Published, name: str) -> Document:
+def node_type(published: Publication, name: str) -> Document:
     """Raises ``Unknown``."""
     found = published.policy.types.get(TypeName(name))
     if found is None:
         known = ", ".join(published.policy.types)
-        raise Unknown(f"the site has no node type {name}; it has {known}")
+        raise UnknownSubject(f"the site has no node type {name}; it has {known}")
     edge = edge_of(published)
     snapshot = published.snapshot
     there = [it for it in snapshot.nodes.values() if it.launch.type_name == found.name]
@@ -155,30 +155,30 @@ def _offer(found: NodeType) -> dict[str, Any]:
 # --- in the past ------------------------------------------------------------------------------------------
 
 
-def in_the_past(journal: JournalReader, kind: str, name: str, at: float) -> Document:
+def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Document:
     """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``.
 
     ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
     """
     subject = _subject_of(kind, name)
-    said = journal.standing_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
-    if said is None and kind == "node" and (launch := journal.launch_of(name, at)) is not None:
-        subject, said = launch, journal.standing_at(launch, at)
+    said = journal.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
+    if said is None and kind == "node" and (launch := journal.launch_on_slot(name, at)) is not None:
+        subject, said = launch, journal.reason_at(launch, at)
     if said is None:
-        raise Unknown(f"the journal says nothing of {kind} {name} before that time{_how_far(journal)}")
+        raise UnknownSubject(f"the journal says nothing of {kind} {name} before that time{_how_far(journal)}")
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
         "said_at": said["at"],
         "what": said["what"],
-        "reason": as_document(said["code"], said["figures"]) if said["code"] else None,
-        "history": [_line(entry) for entry in journal.entries(subject=subject, limit=HISTORY_SHOWN)],
+        "reason": reason_fields(said["code"], said["figures"]) if said["code"] else None,
+        "history": [_line(entry) for entry in journal.events(subject=subject, limit=HISTORY_SHOWN)],
     }
 
 
-def _how_far(journal: JournalReader) -> str:
-    begins_at, set_aside = journal.begins_at(), journal.set_aside()
-    begins = f"; it begins at {clock_time(begins_at)}" if begins_at is not None else ""
+def _how_far(journal: HistoryReader) -> str:
+    begins_at, set_aside = journal.begins_at(), journal.set_aside_files()
+    begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
     if set_aside:
         begins += f"; what was before may stand in {set_aside[-1]}, which could not be used and was set aside"
     return begins
@@ -196,7 +196,7 @@ def _line(entry: Document) -> Document:
         "at": entry["at"],
         "kind": entry["kind"],
         "what": entry["what"],
-        "reason": as_document(entry["code"], entry["figures"]) if entry["code"] else None,
+        "reason": reason_fields(entry["code"], entry["figures"]) if entry["code"] else None,
     }
 
 
@@ -204,4 +204,4 @@ def _job_id(text: str) -> JobId:
     try:
         return JobId(parse_job_id(text))
     except NotationError as error:
-        raise Unknown(str(error)) from error
+        raise UnknownSubject(str(error)) from error

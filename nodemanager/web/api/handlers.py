@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nodemanager.actors.manager import Published
-from nodemanager.history.events import Entry
-from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.actors.manager import Publication
+from nodemanager.history.events import HistoryEvent
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
 from nodemanager.planner.state.policy import Policy
@@ -20,7 +20,7 @@ from nodemanager.web.api import documents, explain, health, kubernetes_metrics
 from nodemanager.web.api.control import Control
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.metrics import Metrics
-from nodemanager.web.state.access import Access, Refused
+from nodemanager.web.state.access import Access, RequestRefused
 from nodemanager.web.state.board import Board
 
 SINCE_MIN_S = 1.0
@@ -30,62 +30,62 @@ POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class WebContext:
     """What the endpoints answer from."""
 
     board: Board
     metrics: Metrics
-    journal: JournalReader
+    journal: HistoryReader
     control: Control
     access: Access
 
 
-Answer = Callable[[Served, Request, bytes], Response]
+Handler = Callable[[WebContext, Request, bytes], Response]
 
 
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-def _published(served: Served) -> Published:
-    posted = served.board.posted
+def _published(served: WebContext) -> Publication:
+    posted = served.board.latest
     if posted is None:
-        raise Refused(503, "nothing is known yet: the service has just begun")
+        raise RequestRefused(503, "nothing is known yet: the service has just begun")
     return posted.published
 
 
-def as_json(document: object, status: int = 200) -> Response:
+def json_response(document: object, status: int = 200) -> Response:
     return JSONResponse(document, status_code=status)
 
 
-def status(served: Served, request: Request, body: bytes) -> Response:
+def status(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
     document = documents.status(_published(served))
-    return as_json({**document, "spent": _spent(served, document["at"]), "silent_s": served.board.silent_s})
+    return json_response({**document, "spent": _spent(served, document["at"]), "silent_s": served.board.silent_s})
 
 
-def _spent(served: Served, now_at: float) -> Document:
+def _spent(served: WebContext, now_at: float) -> Document:
     """Today in UTC, by the journal, which may be unreadable; and since this process began."""
     day_at = now_at // 86_400 * 86_400
     try:
-        return {"today": served.journal.spent(day_at), "since_start": served.board.spent}
-    except JournalUnreadable:
+        return {"today": served.journal.cost_since(day_at), "since_start": served.board.spent}
+    except HistoryUnreadable:
         return {"today": None, "since_start": served.board.spent}
 
 
-def nodes(served: Served, request: Request, body: bytes) -> Response:
+def nodes(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
     published = _published(served)
-    return as_json({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
+    return json_response({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
 
 
-def fleet(served: Served, request: Request, body: bytes) -> Response:
+def fleet(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return as_json(documents.fleet(_published(served)))
+    return json_response(documents.fleet(_published(served)))
 
 
-def history(served: Served, request: Request, body: bytes) -> Response:
+def history(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return as_json(
+    return json_response(
         {
             "samples": [
                 {
@@ -102,55 +102,55 @@ def history(served: Served, request: Request, body: bytes) -> Response:
     )
 
 
-def jobs(served: Served, request: Request, body: bytes) -> Response:
+def jobs(served: WebContext, request: Request, body: bytes) -> Response:
     del body
     published = _published(served)
     limit = int(_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
     if served.access.may_see_jobs(request):
-        return as_json({**documents.jobs(published, limit=limit), "shown": True})
-    return as_json({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
+        return json_response({**documents.jobs(published, limit=limit), "shown": True})
+    return json_response({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
 
 
-def explain_job(served: Served, request: Request, body: bytes) -> Response:
+def explain_job(served: WebContext, request: Request, body: bytes) -> Response:
     return _explained(served, request, body, "job", explain.job)
 
 
-def explain_node(served: Served, request: Request, body: bytes) -> Response:
+def explain_node(served: WebContext, request: Request, body: bytes) -> Response:
     return _explained(served, request, body, "node", explain.node)
 
 
-def explain_type(served: Served, request: Request, body: bytes) -> Response:
+def explain_type(served: WebContext, request: Request, body: bytes) -> Response:
     return _explained(served, request, body, "type", explain.node_type)
 
 
 def _explained(
-    served: Served, request: Request, body: bytes, kind: str, now: Callable[[Published, str], Document]
+    served: WebContext, request: Request, body: bytes, kind: str, now: Callable[[Publication, str], Document]
 ) -> Response:
     del body
     name = request.path_params["name"]
     if "at" in request.query_params:
         at = _number(request, "at", 0.0, 0.0, 1e11)
-        return as_json(explain.in_the_past(served.journal, kind, name, at))
-    return as_json(now(_published(served), name))
+        return json_response(explain.explain_past(served.journal, kind, name, at))
+    return json_response(now(_published(served), name))
 
 
-def plan(served: Served, request: Request, body: bytes) -> Response:
+def plan(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return as_json(documents.plan(_published(served)))
+    return json_response(documents.plan(_published(served)))
 
 
-def plan_by(served: Served, request: Request, body: bytes) -> Response:
+def plan_with_policy(served: WebContext, request: Request, body: bytes) -> Response:
     """By another policy, on what is known now. Nothing is ordered."""
     del request
     published = _published(served)
     try:
         policy = POLICY.validate_json(body)
     except ValidationError as error:
-        raise Refused(
+        raise RequestRefused(
             400, f"this is no policy: {error.error_count()} faults, the first: {_first(error)}"
         ) from error
     made = make_plan(published.snapshot, policy)
-    return as_json(documents.plan(Published(published.snapshot, made, policy, acts=False)))
+    return json_response(documents.plan(Publication(published.snapshot, made, policy, acts=False)))
 
 
 def _first(error: ValidationError) -> str:
@@ -158,14 +158,14 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def recent(served: Served, request: Request, body: bytes) -> Response:
+def recent_events(served: WebContext, request: Request, body: bytes) -> Response:
     del body
     limit = int(_number(request, "limit", 200, 0, 2000))
     events = served.board.events_after(0, max(1, limit))
-    return as_json({"events": [entry_document(number, entry) for number, entry in events] if limit else []})
+    return json_response({"events": [event_document(number, entry) for number, entry in events] if limit else []})
 
 
-def entry_document(number: int, entry: Entry) -> Document:
+def event_document(number: int, entry: HistoryEvent) -> Document:
     return {
         "number": number,
         "at": entry.at,
@@ -173,64 +173,66 @@ def entry_document(number: int, entry: Entry) -> Document:
         "subject": entry.subject,
         "what": entry.what,
         "node_type": entry.node_type,
-        "reason": documents.as_document(entry.code, entry.figures) if entry.code else None,
-        "figures": {name: documents.plain(value) for name, value in entry.figures.items()},
+        "reason": documents.reason_fields(entry.code, entry.figures) if entry.code else None,
+        "figures": {name: documents.json_value(value) for name, value in entry.figures.items()},
     }
 
 
-def report(served: Served, request: Request, body: bytes) -> Response:
+def report(served: WebContext, request: Request, body: bytes) -> Response:
     del body
     now_at = _published(served).snapshot.wall_at
     try:
         since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
-    except Refused as refused:
+    except RequestRefused as refused:
         kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
-        raise Refused(400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}") from None
+        raise RequestRefused(
+            400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}"
+        ) from None
     document = served.journal.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = documents.user_name(row["userid"])
-    return as_json(document)
+    return json_response(document)
 
 
-def healthz(served: Served, request: Request, body: bytes) -> Response:
+def healthz(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    well, document = health.healthy(served.board)
-    return as_json(document, 200 if well else 503)
+    well, document = health.check_health(served.board)
+    return json_response(document, 200 if well else 503)
 
 
-def readyz(served: Served, request: Request, body: bytes) -> Response:
+def readyz(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    well, document = health.ready(served.board)
-    return as_json(document, 200 if well else 503)
+    well, document = health.check_readiness(served.board)
+    return json_response(document, 200 if well else 503)
 
 
-def metrics(served: Served, request: Request, body: bytes) -> Response:
+def metrics(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return Response(served.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(served.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def custom_metrics(served: Served, request: Request, body: bytes) -> Response:
+def custom_metrics(served: WebContext, request: Request, body: bytes) -> Response:
     del served, request, body
-    return as_json(kubernetes_metrics.resources())
+    return json_response(kubernetes_metrics.metric_list())
 
 
-def custom_metric(served: Served, request: Request, body: bytes) -> Response:
+def custom_metric(served: WebContext, request: Request, body: bytes) -> Response:
     del body
     name = request.path_params["metric"]
     if name not in kubernetes_metrics.METRICS:
-        raise Refused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
+        raise RequestRefused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
     namespace = request.path_params.get("namespace", "default")
     described = request.path_params.get("name", "node-manager")
-    return as_json(kubernetes_metrics.value(_published(served), name, namespace, described))
+    return json_response(kubernetes_metrics.metric_value(_published(served), name, namespace, described))
 
 
 # --- steering ---------------------------------------------------------------------------------------------
 
 
-def steers(act: Callable[[Control, str, str], Document]) -> Answer:
-    def answer(served: Served, request: Request, body: bytes) -> Response:
+def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
+    def answer(served: WebContext, request: Request, body: bytes) -> Response:
         done = act(served.control, request.path_params.get("name", ""), _by(body))
-        return as_json(done, 200 if done["on_record"] else 202)
+        return json_response(done, 200 if done["on_record"] else 202)
 
     return answer
 
@@ -242,16 +244,16 @@ def _by(body: bytes) -> str:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "the body is no JSON") from error
+        raise RequestRefused(400, "the body is no JSON") from error
     by = given.get("by", "operator") if isinstance(given, dict) else None
     if not isinstance(by, str) or not by.isprintable() or not 0 < len(by) <= BY_MAX:
-        raise Refused(400, f'the body is {{"by": NAME}}, the name of {BY_MAX} printable characters at most')
+        raise RequestRefused(400, f'the body is {{"by": NAME}}, the name of {BY_MAX} printable characters at most')
     return by
 
 
-def reload(served: Served, request: Request, body: bytes) -> Response:
+def reload(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return as_json(served.control.reload())
+    return json_response(served.control.reload())
 
 
 def _number(request: Request, name: str, default: float, least: float, most: float) -> float:
@@ -263,5 +265,5 @@ def _number(request: Request, name: str, default: float, least: float, most: flo
     except ValueError:
         number = float("nan")
     if not least <= number <= most:
-        raise Refused(400, f"{name} is a number from {least:g} to {most:g}")
+        raise RequestRefused(400, f"{name} is a number from {least:g} to {most:g}")
     return number

@@ -6,14 +6,14 @@ from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.state.board import Board
 
 # A plan is made every few seconds (``planner/pace.py``): a brain that is silent for so long stands still.
-TICK_LATE_S = 15.0
+DECISION_LATE_S = 15.0
 
 
-def healthy(board: Board) -> tuple[bool, Document]:
+def check_health(board: Board) -> tuple[bool, Document]:
     """Not where the last decision is long ago, or a source is stale. A source gets its time after the start."""
     silent_s = board.silent_s
-    document: Document = {"silent_s": round(silent_s, 3), "late": silent_s > TICK_LATE_S, "stale": []}
-    posted = board.posted
+    document: Document = {"silent_s": round(silent_s, 3), "late": silent_s > DECISION_LATE_S, "stale": []}
+    posted = board.latest
     if posted is not None:
         seen = sources(posted.published)
         grace_s = posted.published.policy.stale_after_s
@@ -26,9 +26,9 @@ def healthy(board: Board) -> tuple[bool, Document]:
     return well, {"ok": well, **document}
 
 
-def ready(board: Board) -> tuple[bool, Document]:
+def check_readiness(board: Board) -> tuple[bool, Document]:
     """Once plans are made: it holds the instance, or observes it, and every source has answered."""
-    posted = board.posted
+    posted = board.latest
     if posted is None:
         return False, {"ok": False, "why": "nothing has been decided yet"}
     still = posted.published.plan.stands_still

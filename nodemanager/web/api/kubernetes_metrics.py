@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FluxRank
-from nodemanager.core.reason_text import clock_time
+from nodemanager.core.reason_text import format_wall_time
 from nodemanager.web.api.documents import Document
 
 GROUP_VERSION = "custom.metrics.k8s.io/v1beta2"
-ROOT = f"/apis/{GROUP_VERSION}"
+API_ROOT = f"/apis/{GROUP_VERSION}"
 
 
-def _up(published: Published) -> Iterable[FluxRank]:
+def _up(published: Publication) -> Iterable[FluxRank]:
     """Online and not kept from work: what ``flux resource list`` shows as up, rank 0 left out."""
     return (rank for rank in published.snapshot.ranks.values() if rank.online and _takes_jobs(rank))
 
@@ -28,18 +28,18 @@ def _takes_jobs(rank: FluxRank) -> bool:
     return rank.drain_reason is None and not rank.excluded
 
 
-def _free(published: Published) -> Iterable[FluxRank]:
+def _free(published: Publication) -> Iterable[FluxRank]:
     return (rank for rank in _up(published) if rank.cores_free > 0)
 
 
-def _in_state(state: JobState) -> Callable[[Published], int]:
-    def count(published: Published) -> int:
+def _in_state(state: JobState) -> Callable[[Publication], int]:
+    def count(published: Publication) -> int:
         return Counter(job.state for job in published.snapshot.jobs.values())[state]
 
     return count
 
 
-METRICS: Mapping[str, Callable[[Published], int]] = {
+METRICS: Mapping[str, Callable[[Publication], int]] = {
     "node_cores_free_count": lambda published: sum(rank.cores_free for rank in _up(published)),
     "node_cores_up_count": lambda published: sum(rank.cores for rank in _up(published)),
     "node_free_count": lambda published: sum(1 for _ in _free(published)),
@@ -49,7 +49,7 @@ METRICS: Mapping[str, Callable[[Published], int]] = {
 }
 
 
-def resources() -> Document:
+def metric_list() -> Document:
     """The metrics that there are."""
     return {
         "kind": "APIResourceList",
@@ -62,17 +62,17 @@ def resources() -> Document:
     }
 
 
-def value(published: Published, name: str, namespace: str, described: str) -> Document:
+def metric_value(published: Publication, name: str, namespace: str, described: str) -> Document:
     """One metric as Kubernetes asks for it. ``name`` is one of ``METRICS``."""
     return {
         "kind": "MetricValueList",
         "apiVersion": GROUP_VERSION,
-        "metadata": {"selfLink": ROOT},
+        "metadata": {"selfLink": API_ROOT},
         "items": [
             {
                 "metric": {"name": name},
                 "value": str(METRICS[name](published)),
-                "timestamp": clock_time(published.snapshot.wall_at),
+                "timestamp": format_wall_time(published.snapshot.wall_at),
                 "windowSeconds": 0,
                 "describedObject": {
                     "kind": "Service",

@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, CloudListed, Fact, LeftoversRemoved, NodeCreated, NodeDestroyed
 from nodemanager.core.jobs import JobState
 from nodemanager.core.slots import NodeType
-from nodemanager.history.follower import Happened
-from nodemanager.history.node_lives import Life
+from nodemanager.history.follower import HistoryUpdate
+from nodemanager.history.node_lives import NodeLife
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe import backoff
 from nodemanager.planner.placement import supply
-from nodemanager.web.api.documents import nodes_wanted, sources, waiting
+from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
 
 PREFIX = "node_manager_"
@@ -31,7 +31,7 @@ PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 BOOT_OUTCOMES = ("joined", *sorted(backoff.BOOT_FAILURES), "never_appeared", "dead_on_arrival")
 # Calls that were answered, by the fact that says so.
-ANSWERS: Mapping[type[Fact], str] = {
+OPERATION_OF_ANSWER: Mapping[type[Fact], str] = {
     CloudListed: "list",
     NodeCreated: "create",
     NodeDestroyed: "destroy",
@@ -77,25 +77,25 @@ class Metrics:
             "phase_seconds", "What one decision took, by phase: observe, plan, act.", "phase", PHASE_BUCKETS_S
         )
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         page: bytes = generate_latest(self.registry)
         return page
 
     # --- counting ---
 
-    def take_in(self, happened: Happened) -> None:
+    def take_in(self, happened: HistoryUpdate) -> None:
         """By the chronicle's thread."""
-        self._begin_at_0(happened.published.policy.node_types)
-        for entry in happened.entries:
+        self._begin_at_0(happened.newest.policy.node_types)
+        for entry in happened.events:
             if entry.kind in ("decided", "would"):
                 self._decisions.labels(entry.kind, entry.what, entry.code).inc()
             elif entry.kind == "job" and entry.what == "began":
                 self._began.inc()
         for fact in happened.facts:
             self._count_call(fact)
-        for was, now in happened.lives:
+        for was, now in happened.life_changes:
             self._count_life(was, now)
-        for account, spent in happened.spent.items():
+        for account, spent in happened.costs.items():
             self._cost.labels(account.node_type, account.use).inc(spent.cost)
         for phases_s in happened.phases_s:
             for phase, took_s in phases_s.items():
@@ -111,10 +111,10 @@ class Metrics:
     def _count_call(self, fact: Fact) -> None:
         if isinstance(fact, CloudCallFailed):
             self._errors.labels(fact.operation, str(fact.kind)).inc()
-        elif (operation := ANSWERS.get(type(fact))) is not None:
+        elif (operation := OPERATION_OF_ANSWER.get(type(fact))) is not None:
             self._calls.labels(operation).inc()
 
-    def _count_life(self, was: Life | None, now: Life) -> None:
+    def _count_life(self, was: NodeLife | None, now: NodeLife) -> None:
         if now.outcome and (was is None or not was.outcome) and not now.found:
             self._boots.labels(now.node_type, now.outcome).inc()
         if now.found:
@@ -140,7 +140,7 @@ class _Standing(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("silent_seconds", "How long ago a decision was last finished.", self._board.silent_s)
-        posted = self._board.posted
+        posted = self._board.latest
         if posted is not None:
             yield from _of_nodes(posted.published)
             yield from _of_jobs(posted.published)
@@ -161,7 +161,7 @@ def _gauges(
     return family
 
 
-def _of_nodes(published: Published) -> Iterator[Metric]:
+def _of_nodes(published: Publication) -> Iterator[Metric]:
     snapshot, policy = published.snapshot, published.policy
     counts: Tally[tuple[str, ...]] = Tally()
     for node in snapshot.nodes.values():
@@ -177,7 +177,7 @@ def _of_nodes(published: Published) -> Iterator[Metric]:
     )
     yield _gauge("nodes_max", "The limit.", policy.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
-    yield _gauge("orphans", "Nodes of ours that no launch owns.", len(supply.strays(snapshot)))
+    yield _gauge("orphans", "Nodes of ours that no launch owns.", len(supply.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes of our name with another UUID.", len(snapshot.intruders))
     yield _gauge("strangers", "Nodes of others in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
@@ -192,33 +192,34 @@ def _of_nodes(published: Published) -> Iterator[Metric]:
         "boot_breaker",
         "1 where so many boots in a row failed that one is tried now and then, and no more are bought.",
         ("node_type",),
-        {(it.name,): float(backoff.boots_fail(it, snapshot, policy) is not None) for it in policy.node_types},
+        {(it.name,): float(backoff.open_breaker(it, snapshot, policy) is not None) for it in policy.node_types},
     )
 
 
-def _of_jobs(published: Published) -> Iterator[Metric]:
+def _of_jobs(published: Publication) -> Iterator[Metric]:
     states: Tally[tuple[str, ...]] = Tally({(str(state),): 0 for state in JobState})
     for job in published.snapshot.jobs.values():
         states[(str(job.state),)] += 1
     states[("inactive",)] = published.snapshot.jobs_ended
     yield _gauges("jobs", "Jobs by state; inactive: those the instance remembers.", ("state",), states)
-    pending: dict[tuple[str, ...], float] = {(code,): count for code, count in waiting(published.plan).items()}
+    pending: dict[tuple[str, ...], float] = {(code,): count for code, count in jobs_waiting(published.plan).items()}
     yield _gauges("jobs_pending", "Jobs that wait, by what for.", ("reason",), pending)
     yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
 
 
-def _of_money(published: Published) -> Iterator[Metric]:
+def _of_money(published: Publication) -> Iterator[Metric]:
     price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
     yield _gauge("price_per_hour", "Of all that is, or may be, on the bill.", float(price))
     yield _gauge("price_per_hour_max", "The limit.", float(most))
     yield _gauge("budget_left_per_hour", "What the limit leaves.", float(most - price))
     left: dict[tuple[str, ...], float] = {
-        (period,): float(amount) for period, amount in budget.left(published.snapshot, published.policy).items()
+        (period,): float(amount)
+        for period, amount in budget.left_by_period(published.snapshot, published.policy).items()
     }
     yield _gauges("budget_left", "What the budget leaves of the day and the month.", ("period",), left)
 
 
-def _of_the_service(published: Published) -> Iterator[Metric]:
+def _of_the_service(published: Publication) -> Iterator[Metric]:
     snapshot = published.snapshot
     ages: dict[tuple[str, ...], float] = {
         (name,): source["age_s"] for name, source in sources(published).items() if source["age_s"] is not None

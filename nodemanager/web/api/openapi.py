@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-MEANS: Mapping[int, str] = {
+STATUS_DESCRIPTIONS: Mapping[int, str] = {
     200: "The answer",
     202: "Taken in, and not yet on record",
     400: "The request cannot be read",
@@ -24,8 +24,8 @@ class Parameter:
     """``place``: path or query."""
 
     name: str
-    place: str
-    means: str
+    location: str
+    description: str
     schema: Mapping[str, Any]
 
 
@@ -63,14 +63,14 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "parameters": [
             {
                 "name": parameter.name,
-                "in": parameter.place,
-                "required": parameter.place == "path",
-                "description": parameter.means,
+                "in": parameter.location,
+                "required": parameter.location == "path",
+                "description": parameter.description,
                 "schema": parameter.schema,
             }
             for parameter in operation.parameters
         ],
-        "responses": {str(status): {"description": MEANS[status]} for status in operation.statuses},
+        "responses": {str(status): {"description": STATUS_DESCRIPTIONS[status]} for status in operation.statuses},
     }
     if operation.body is not None:
         made["requestBody"] = {"content": {"application/json": {"schema": operation.body}}}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from nodemanager.web.api.handlers import entry_document
+from nodemanager.web.api.handlers import event_document
 from nodemanager.web.state.board import Board
 
 STREAMS_MAX = 64
@@ -17,7 +17,7 @@ POLL_S = 0.2
 KEEP_ALIVE_S = 15.0
 
 
-class Streams:
+class EventStreams:
     """Every event from now on, or from the one whose number the client saw last."""
 
     def __init__(self, board: Board, ended: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ class Streams:
         self._ended = ended
         self._open = 0
 
-    async def answer(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         if self._open >= STREAMS_MAX:
             return JSONResponse({"error": f"{STREAMS_MAX} clients follow already"}, status_code=503)
         seen = request.headers.get("last-event-id", request.query_params.get("after", ""))
@@ -44,7 +44,7 @@ class Streams:
                 for number, entry in self._board.events_after(after):
                     after = number
                     quiet_s = 0.0
-                    data = json.dumps(entry_document(number, entry))
+                    data = json.dumps(event_document(number, entry))
                     yield f"id: {number}\nevent: {entry.kind}\ndata: {data}\n\n"
                 await asyncio.sleep(POLL_S)
                 quiet_s += POLL_S

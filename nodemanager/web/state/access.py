@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An answer that says no: its HTTP status, and why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -39,18 +39,18 @@ class Access:
 
     def must_see_jobs(self, request: Request) -> None:
         if not self.may_see_jobs(request):
-            raise Refused(401, "jobs are shown to the owner only: send the token, or ask by the socket")
+            raise RequestRefused(401, "jobs are shown to the owner only: send the token, or ask by the socket")
 
     def must_steer(self, request: Request) -> None:
         if self.token is None:
-            raise Refused(503, "the token cannot be had, so nobody may steer; the service's log says why")
+            raise RequestRefused(503, "the token cannot be had, so nobody may steer; the service's log says why")
         if not self.has_token(request):
-            raise Refused(401, "this needs the token: Authorization: Bearer TOKEN ([Web] token_file)")
+            raise RequestRefused(401, "this needs the token: Authorization: Bearer TOKEN ([Web] token_file)")
 
 
-Allows = Callable[[Access, Request], None]
+AccessCheck = Callable[[Access, Request], None]
 
 
-def anybody(access: Access, request: Request) -> None:
+def allow_anybody(access: Access, request: Request) -> None:
     """No more is asked."""
     del access, request

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from nodemanager.actors.manager import Published
-from nodemanager.planner.state.queue_index import line_of
-from nodemanager.planner.state.node_index import roll_of
-from nodemanager.history.follower import Happened
-from nodemanager.history.events import Entry
+from nodemanager.actors.manager import Publication
+from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.history.follower import HistoryUpdate
+from nodemanager.history.events import HistoryEvent
 
 EVENTS_MAX = 2000
 # What happens to every node and job all the time: the journal has it, and it would crowd out all else here.
-QUIET = frozenset({"because", "job"})
+HISTORY_ONLY_KINDS = frozenset({"because", "job"})
 SAMPLES_MAX = 720
 SAMPLE_EVERY_S = 1.0  # of this machine's time, at first: twice as long whenever the samples fill up
 
@@ -38,10 +38,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class LatestPublication:
     """A publication, and when it was made by this machine's monotonic clock."""
 
-    published: Published
+    published: Publication
     posted_s: float
 
 
@@ -49,9 +49,9 @@ class Board:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self.started_s = clock_s()
-        self._posted: Posted | None = None
+        self._posted: LatestPublication | None = None
         self._changed = threading.Condition()
-        self._events: deque[tuple[int, Entry]] = deque(maxlen=EVENTS_MAX)
+        self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
         self._sample_every_s = SAMPLE_EVERY_S
         self._sampled_s = float("-inf")
@@ -60,33 +60,33 @@ class Board:
 
     # --- written ---
 
-    def publish(self, published: Published) -> None:
+    def publish(self, published: Publication) -> None:
         """By the manager's thread."""
         with self._changed:
-            self._posted = Posted(published, self._clock_s())
+            self._posted = LatestPublication(published, self._clock_s())
             self._changed.notify_all()
 
-    def take_in(self, happened: Happened) -> None:
+    def take_in(self, happened: HistoryUpdate) -> None:
         """By the chronicle's."""
         with self._changed:
-            for entry in happened.entries:
-                if entry.kind in QUIET:
+            for entry in happened.events:
+                if entry.kind in HISTORY_ONLY_KINDS:
                     continue
                 self._numbered += 1
                 self._events.append((self._numbered, entry))
-            self.spent += sum(spent.cost for spent in happened.spent.values())
-        self._sample(happened.published)
+            self.spent += sum(spent.cost for spent in happened.costs.values())
+        self._sample(happened.newest)
 
-    def _sample(self, published: Published) -> None:
+    def _sample(self, published: Publication) -> None:
         now_s = self._clock_s()
         if now_s - self._sampled_s < self._sample_every_s:
             return
         self._sampled_s = now_s
         snapshot = published.snapshot
-        waiting = line_of(snapshot.jobs, snapshot.line).waiting
+        waiting = queue_index_of(snapshot.jobs, snapshot.queue_index).waiting
         sample = Sample(
             at=snapshot.wall_at,
-            nodes={str(state): count for state, count in roll_of(snapshot).states.items() if count},
+            nodes={str(state): count for state, count in node_index_of(snapshot).count_by_state.items() if count},
             jobs_waiting=waiting,
             jobs_running=len(snapshot.jobs) - waiting,
             price_per_hour=float(published.plan.price_per_hour),
@@ -101,7 +101,7 @@ class Board:
     # --- read ---
 
     @property
-    def posted(self) -> Posted | None:
+    def latest(self) -> LatestPublication | None:
         return self._posted
 
     @property
@@ -110,7 +110,7 @@ class Board:
         since_s = self._posted.posted_s if self._posted is not None else self.started_s
         return self._clock_s() - since_s
 
-    def wait_for(self, holds: Callable[[Published], bool], within_s: float) -> bool:
+    def wait_for(self, holds: Callable[[Publication], bool], within_s: float) -> bool:
         """Wait until what is published holds; whether it does."""
 
         def held() -> bool:
@@ -119,7 +119,7 @@ class Board:
         with self._changed:
             return self._changed.wait_for(held, within_s)
 
-    def events_after(self, number: int, limit: int = EVENTS_MAX) -> list[tuple[int, Entry]]:
+    def events_after(self, number: int, limit: int = EVENTS_MAX) -> list[tuple[int, HistoryEvent]]:
         """The events numbered above ``number``, oldest first; of very many, the latest."""
         with self._changed:
             if number >= self._numbered:

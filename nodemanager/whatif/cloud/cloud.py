@@ -12,22 +12,22 @@ from typing import Literal
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.cost import billing
-from nodemanager.whatif.cloud.distributions import Habit
+from nodemanager.whatif.cloud.distributions import TypeBehaviour
 
 SPREAD = 0.2  # boot and stop times vary by a fifth, as on the embedded site
-ASK_S = 60.0  # creates of a type that follow one another so soon ask once
+ATTEMPT_S = 60.0  # creates of a type that follow one another so soon ask once
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class CloudConditions:
     """How the cloud is: each of the site's types' habits, by name."""
 
-    habits: Mapping[TypeName, Habit]
+    behaviours: Mapping[TypeName, TypeBehaviour]
     capacity: int = 0  # nodes of all types to be had at once; 0: as many as are asked for
 
 
 @dataclass(slots=True, eq=False)
-class Machine:
+class ReplayMachine:
     """One node, from its creation to its end, in the run's time."""
 
     provider_id: ProviderId
@@ -53,7 +53,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class TimeBreakdown:
     """What became of a node's time: but for ``lost_s``, all add up to what was paid."""
 
     paid_s: float
@@ -66,14 +66,14 @@ class Life:
     cost: Decimal
 
 
-def life_of(machine: Machine, until_s: float) -> Life:
+def time_breakdown(machine: ReplayMachine, until_s: float) -> TimeBreakdown:
     """A node's time and cost; one that still stands counts up to ``until_s``."""
     ended_s = machine.ended_s if machine.ended_s is not None else until_s
     joined_s = min(machine.joined_s, ended_s) if machine.joined_s is not None else ended_s
     left_s = min(machine.left_s, ended_s) if machine.left_s is not None else ended_s
     busy_s = machine.busy_s + (ended_s - machine.busy_from_s if machine.busy_from_s is not None else 0.0)
     lived_s = ended_s - machine.created_s
-    return Life(
+    return TimeBreakdown(
         paid_s=billing.paid_s(machine.node_type.billing, lived_s),
         boot_s=joined_s - machine.created_s,
         busy_s=busy_s,
@@ -85,10 +85,10 @@ def life_of(machine: Machine, until_s: float) -> Life:
     )
 
 
-class Chance:
+class CloudDraws:
     """Every draw of the cloud, from streams of its own: the same seed gives the same cloud."""
 
-    def __init__(self, conditions: Conditions, seed: int) -> None:
+    def __init__(self, conditions: CloudConditions, seed: int) -> None:
         self._conditions = conditions
         self._boots = Random(f"{seed}/boots")
         self._failures = Random(f"{seed}/failures")
@@ -97,11 +97,11 @@ class Chance:
         self._asked_s: dict[TypeName, float] = {}  # when a type was last asked for anew
         self._short_until_s: dict[TypeName, float] = {}
 
-    def refuses(
-        self, node_type: NodeType, standing: Collection[Machine], now_s: float
+    def refusal_kind(
+        self, node_type: NodeType, standing: Collection[ReplayMachine], now_s: float
     ) -> Literal[FailureKind.CAPACITY, FailureKind.QUOTA] | None:
         """Why one more node of a type is not to be had now; None where it is."""
-        habit, capacity = self._conditions.habits[node_type.name], self._conditions.capacity
+        habit, capacity = self._conditions.behaviours[node_type.name], self._conditions.capacity
         if habit.nodes_max is not None:
             of_type = sum(machine.node_type.name == node_type.name for machine in standing)
             if of_type >= habit.nodes_max:
@@ -110,12 +110,12 @@ class Chance:
             return FailureKind.CAPACITY
         return None
 
-    def _is_short(self, name: TypeName, habit: Habit, now_s: float) -> bool:
+    def _is_short(self, name: TypeName, habit: TypeBehaviour, now_s: float) -> bool:
         if habit.p_shortage <= 0:
             return False
         if now_s < self._short_until_s.get(name, 0.0):
             return True
-        if now_s - self._asked_s.get(name, -math.inf) < ASK_S:
+        if now_s - self._asked_s.get(name, -math.inf) < ATTEMPT_S:
             return False
         self._asked_s[name] = now_s
         if self._shortages.random() >= habit.p_shortage:
@@ -125,15 +125,15 @@ class Chance:
 
     def boot(self, node_type: NodeType) -> tuple[float, bool]:
         """How long a node that is made now takes till it joins, or till it ends; and whether it ends."""
-        habit = self._conditions.habits[node_type.name]
+        habit = self._conditions.behaviours[node_type.name]
         if habit.p_boot_failure > 0 and self._failures.random() < habit.p_boot_failure:
             return habit.failing_s.draw(self._failures), True
         return habit.boot_s.draw(self._boots), False
 
     def stop_s(self, node_type: NodeType) -> float:
-        return self._conditions.habits[node_type.name].stop_s.draw(self._boots)
+        return self._conditions.behaviours[node_type.name].stop_s.draw(self._boots)
 
-    def lost_after_s(self, node_type: NodeType) -> float:
+    def reclaimed_after_s(self, node_type: NodeType) -> float:
         """How long a node that joined may stay; infinite where nobody takes it back."""
-        rate = self._conditions.habits[node_type.name].lost_per_hour
+        rate = self._conditions.behaviours[node_type.name].lost_per_hour
         return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import TypeName
-from nodemanager.history.node_lives import Life
-from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.node_lives import NodeLife
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.observe.backoff import BOOT_FAILURES
-from nodemanager.whatif.cloud.cloud import ASK_S
+from nodemanager.whatif.cloud.cloud import ATTEMPT_S
 from nodemanager.whatif.workload.workload import WorkloadError
 
 WITHIN_S = 100 * 86_400.0  # of the latest node: as long as the journal keeps the jobs
@@ -33,7 +33,7 @@ NONE_TO_BE_HAD, NO_QUOTA = (REFUSED + str(kind) for kind in (FailureKind.CAPACIT
 
 
 @dataclass(slots=True)
-class Seen:
+class Observed:
     """What was seen of a type's nodes, or of several types' together. Durations in seconds."""
 
     boots_s: list[float] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Seen:
     nodes_up: int = 0
     up_s: float = 0.0
     lost: int = 0
-    asks: int = 0  # made while the type was to be had, as far as was known
+    attempts: int = 0  # made while the type was to be had, as far as was known
     shortages_s: list[float] = field(default_factory=list)
     nodes_max: int | None = None  # how many stood when a quota was met, if no more have stood since
     other_refusals: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Seen) -> None:
+    def add(self, other: Observed) -> None:
         """Take in another type's; a quota is its own."""
         self.boots_s += other.boots_s
         self.failing_s += other.failing_s
@@ -55,7 +55,7 @@ class Seen:
         self.nodes_up += other.nodes_up
         self.up_s += other.up_s
         self.lost += other.lost
-        self.asks += other.asks
+        self.attempts += other.attempts
         self.shortages_s += other.shortages_s
         self.other_refusals += other.other_refusals
 
@@ -65,10 +65,10 @@ class Learned:
     """What a journal tells, by the types' names."""
 
     source: str
-    of_type: Mapping[TypeName, Seen]
+    of_type: Mapping[TypeName, Observed]
 
-    def together(self, names: Iterable[TypeName]) -> Seen:
-        seen = Seen()
+    def merged(self, names: Iterable[TypeName]) -> Observed:
+        seen = Observed()
         for name in sorted(set(names)):
             if name in self.of_type:
                 seen.add(self.of_type[name])
@@ -77,24 +77,24 @@ class Learned:
 
 def learn_from(path: Path) -> Learned:
     """From the file that a service keeps, which may go on writing it. Raises :class:`WorkloadError`."""
-    reader = JournalReader(path)
+    reader = HistoryReader(path)
     try:
-        of_type = learn(reader.lives(WITHIN_S), reader.stops())
-    except JournalUnreadable as error:
+        of_type = learn(reader.lives(WITHIN_S), reader.stop_durations())
+    except HistoryUnreadable as error:
         raise WorkloadError(f"--learn-from: {error}: no journal of a service") from error
     if not of_type:
         raise WorkloadError(f"--learn-from: {path}: no node's life stands in it: nothing can be learned")
     return Learned(path.name, of_type)
 
 
-def learn(lives: Iterable[Life], stops: Iterable[tuple[str, float]]) -> Mapping[TypeName, Seen]:
+def learn(lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]]) -> Mapping[TypeName, Observed]:
     """From lives in the order in which the nodes were asked for, and how long ends took by type."""
     types: dict[TypeName, _TypeStory] = {}
     for life in lives:
-        types.setdefault(TypeName(life.node_type), _TypeStory()).tell(life)
+        types.setdefault(TypeName(life.node_type), _TypeStory()).add_life(life)
     for name, took_s in stops:
         types.setdefault(TypeName(name), _TypeStory()).seen.stops_s.append(took_s)
-    return {name: story.end() for name, story in types.items()}
+    return {name: story.finish() for name, story in types.items()}
 
 
 @dataclass(slots=True)
@@ -109,12 +109,12 @@ class _Ask:
 class _TypeStory:
     """One type's lives, told one after the other."""
 
-    seen: Seen = field(default_factory=Seen)
+    seen: Observed = field(default_factory=Observed)
     standing: list[float] = field(default_factory=list)  # when those that stand will have ended: a heap
-    ask: _Ask | None = None
+    attempt: _Ask | None = None
     short_from_at: float | None = None
 
-    def tell(self, life: Life) -> None:
+    def add_life(self, life: NodeLife) -> None:
         refused = life.outcome.startswith(REFUSED)
         if not life.found:
             self._ask(life.requested_at, refused=life.outcome == NONE_TO_BE_HAD)
@@ -133,32 +133,32 @@ class _TypeStory:
             self.seen.up_s += max(0.0, life.ended_at - life.joined_at)
             self.seen.lost += life.why in LOST or (life.why == ENDED_BY_ITSELF and not life.found)
 
-    def end(self) -> Seen:
+    def finish(self) -> Observed:
         self._close_ask()
-        if self.short_from_at is not None and self.ask is not None:
+        if self.short_from_at is not None and self.attempt is not None:
             # Nobody knows how long it went on: as long as it was seen.
-            self.seen.shortages_s.append(self.ask.began_at - self.short_from_at)
+            self.seen.shortages_s.append(self.attempt.began_at - self.short_from_at)
         return self.seen
 
     def _ask(self, at: float, *, refused: bool) -> None:
-        if self.ask is None or at - self.ask.began_at >= ASK_S:
+        if self.attempt is None or at - self.attempt.began_at >= ATTEMPT_S:
             self._close_ask()
-            self.ask = _Ask(at)
-        self.ask.refused = self.ask.refused or refused
+            self.attempt = _Ask(at)
+        self.attempt.refused = self.attempt.refused or refused
 
     def _close_ask(self) -> None:
-        ask = self.ask
+        ask = self.attempt
         if ask is None:
             return
         if self.short_from_at is not None and not ask.refused:
             self.seen.shortages_s.append(ask.began_at - self.short_from_at)
             self.short_from_at = None
-            self.seen.asks += 1
+            self.seen.attempts += 1
         elif self.short_from_at is None:
-            self.seen.asks += 1
+            self.seen.attempts += 1
             self.short_from_at = ask.began_at if ask.refused else None
 
-    def _count(self, life: Life, *, refused: bool) -> None:
+    def _count(self, life: NodeLife, *, refused: bool) -> None:
         """How many stand, for a quota: when one more is refused, so many are had."""
         while self.standing and self.standing[0] <= life.requested_at:
             heapq.heappop(self.standing)
@@ -170,7 +170,7 @@ class _TypeStory:
                 self.seen.nodes_max = None
 
 
-def _took_s(life: Life) -> float | None:
+def _took_s(life: NodeLife) -> float | None:
     if life.found or life.joined_at is None:
         return None
     return max(0.0, life.joined_at - life.requested_at)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodemanager.config.site import Site
-from nodemanager.config.text.settings import Simulation
+from nodemanager.config.text.settings import SimulationSettings
 from nodemanager.core.slots import Market, NodeType, TypeName
-from nodemanager.whatif.cloud.cloud import SPREAD, Conditions
-from nodemanager.whatif.cloud.distributions import Habit, Spread
-from nodemanager.whatif.cloud.learned import Learned, Seen
+from nodemanager.whatif.cloud.cloud import SPREAD, CloudConditions
+from nodemanager.whatif.cloud.distributions import Distribution, TypeBehaviour
+from nodemanager.whatif.cloud.learned import Learned, Observed
 
-SEEN_MIN = 10  # boots, ends, asks: fewer say too little
+SAMPLES_MIN = 10  # boots, ends, asks: fewer say too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Figure:
     source: str
 
 
-def conditions_of(site: Site, learned: Learned | None) -> tuple[Conditions, tuple[Figure, ...]]:
+def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditions, tuple[Figure, ...]]:
     """The cloud of a site's runs, and what it is made of."""
     markets = {node_type.name: node_type.market for node_type in site.node_types}
     sources = [_Source(node_type, site.simulation, learned, markets) for node_type in site.node_types]
     habits = {source.node_type.name: source.habit() for source in sources}
     simulation = site.simulation
-    conditions = Conditions(habits, simulation.capacity)
+    conditions = CloudConditions(habits, simulation.capacity)
     figures = _together([figure for source in sources for figure in source.figures])
     if simulation.capacity:
         figures.append(
@@ -51,13 +51,13 @@ def _together(figures: list[Figure]) -> list[Figure]:
     return [replace(figure, node_type=", ".join(names)) for figure, names in types.items()]
 
 
-def _around(mean_s: float) -> Spread:
-    return Spread((mean_s * (1 - SPREAD), mean_s * (1 + SPREAD)))
+def _around(mean_s: float) -> Distribution:
+    return Distribution((mean_s * (1 - SPREAD), mean_s * (1 + SPREAD)))
 
 
-def _usual(simulation: Simulation, market: Market) -> Habit:
+def _usual(simulation: SimulationSettings, market: Market) -> TypeBehaviour:
     boot_s = _around(simulation.boot_delay_s)
-    return Habit(
+    return TypeBehaviour(
         boot_s=boot_s,
         stop_s=_around(simulation.stop_delay_s),
         failing_s=boot_s,
@@ -72,7 +72,7 @@ class _Source:
     def __init__(
         self,
         node_type: NodeType,
-        simulation: Simulation,
+        simulation: SimulationSettings,
         learned: Learned | None,
         markets: Mapping[TypeName, Market],
     ) -> None:
@@ -80,18 +80,18 @@ class _Source:
         self.figures: list[Figure] = []
         self._simulation = simulation
         self._learned = learned
-        self._own = learned.of_type.get(node_type.name, Seen()) if learned is not None else Seen()
+        self._own = learned.of_type.get(node_type.name, Observed()) if learned is not None else Observed()
         alike = [name for name, market in markets.items() if market is node_type.market]
-        self._alike = learned.together(alike) if learned is not None else Seen()
+        self._alike = learned.merged(alike) if learned is not None else Observed()
 
-    def habit(self) -> Habit:
+    def habit(self) -> TypeBehaviour:
         usual = _usual(self._simulation, self.node_type.market)
         boot_s = self._lasting("a boot", "boot_delay", lambda it: it.boots_s, "boots", usual.boot_s)
         p_boot_failure, failing_s = self._failures(usual, boot_s)
         stop_s = self._lasting("an end", "stop_delay", lambda it: it.stops_s, "ends", usual.stop_s)
         lost_per_hour = self._lost_per_hour(usual)
         p_shortage, shortage_s = self._shortages()
-        return Habit(
+        return TypeBehaviour(
             boot_s=boot_s,
             stop_s=stop_s,
             failing_s=failing_s,
@@ -105,27 +105,27 @@ class _Source:
     # --- each figure ---
 
     def _lasting(
-        self, what: str, key: str, of: Callable[[Seen], Sequence[float]], counted: str, usual: Spread
-    ) -> Spread:
+        self, what: str, key: str, of: Callable[[Observed], Sequence[float]], counted: str, usual: Distribution
+    ) -> Distribution:
         seen, whose = self._enough(key, lambda it: len(of(it)))
-        spread = Spread.of(of(seen)) if seen is not None else usual
+        spread = Distribution.from_samples(of(seen)) if seen is not None else usual
         source = f"{len(of(seen)):,} {counted} {whose}" if seen is not None else whose
         self._note(what, _in_words(spread), source)
         return spread
 
-    def _failures(self, usual: Habit, boot_s: Spread) -> tuple[float, Spread]:
+    def _failures(self, usual: TypeBehaviour, boot_s: Distribution) -> tuple[float, Distribution]:
         seen, whose = self._enough("boot_failures", lambda it: len(it.boots_s) + len(it.failing_s))
         if seen is None:
             if usual.p_boot_failure:
                 self._note("boots that fail", f"{usual.p_boot_failure:.2%}", whose)
             return usual.p_boot_failure, boot_s
         failed, boots = len(seen.failing_s), len(seen.boots_s) + len(seen.failing_s)
-        failing_s = Spread.of(seen.failing_s) if failed else boot_s
+        failing_s = Distribution.from_samples(seen.failing_s) if failed else boot_s
         after = f", given up after {_in_words(failing_s)}" if failed else ""
         self._note("boots that fail", f"{failed / boots:.2%}{after}", f"{failed:,} of {boots:,} boots {whose}")
         return failed / boots, failing_s
 
-    def _lost_per_hour(self, usual: Habit) -> float:
+    def _lost_per_hour(self, usual: TypeBehaviour) -> float:
         key = "spot_reclaims_per_hour" if self.node_type.market is Market.SPOT else ""
         seen, whose = self._enough(key, lambda it: it.nodes_up if it.up_s > 0 else 0)
         if seen is None:
@@ -137,16 +137,16 @@ class _Source:
         self._note("nodes taken back or lost", said, f"{seen.lost:,} in {hours:,.0f} node-hours {whose}")
         return seen.lost / hours
 
-    def _shortages(self) -> tuple[float, Spread]:
-        seen, whose = self._enough("capacity", lambda it: it.asks)
+    def _shortages(self) -> tuple[float, Distribution]:
+        seen, whose = self._enough("capacity", lambda it: it.attempts)
         if seen is None:
-            return 0.0, Spread((0.0,))
+            return 0.0, Distribution((0.0,))
         short = len(seen.shortages_s)
-        lasting_s = Spread.of(seen.shortages_s) if short else Spread((0.0,))
+        lasting_s = Distribution.from_samples(seen.shortages_s) if short else Distribution((0.0,))
         lasts = f" of the asks, for {_in_words(lasting_s)}" if short else ""
-        said = f"{short / seen.asks:.2%}{lasts}" if short else "never"
-        self._note("none to be had", said, f"{short:,} of {seen.asks:,} asks {whose}")
-        return short / seen.asks, lasting_s
+        said = f"{short / seen.attempts:.2%}{lasts}" if short else "never"
+        self._note("none to be had", said, f"{short:,} of {seen.attempts:,} asks {whose}")
+        return short / seen.attempts, lasting_s
 
     def _nodes_max(self) -> int | None:
         most = None if self._is_given("capacity") else self._own.nodes_max
@@ -156,15 +156,15 @@ class _Source:
 
     # --- whose they are ---
 
-    def _enough(self, key: str, count: Callable[[Seen], int]) -> tuple[Seen | None, str]:
+    def _enough(self, key: str, count: Callable[[Observed], int]) -> tuple[Observed | None, str]:
         """What was seen that is to be gone by, and of whom; None where ``[Simulation]`` is, with its key."""
         if self._is_given(key):
             return None, f"[Simulation] {key}"
         if self._learned is None:
             return None, f"the default of [Simulation] {key}"
-        if count(self._own) >= SEEN_MIN:
+        if count(self._own) >= SAMPLES_MIN:
             return self._own, f"in {self._source}"
-        if count(self._alike) >= SEEN_MIN:
+        if count(self._alike) >= SAMPLES_MIN:
             return self._alike, f"of all {self.node_type.market} types in {self._source}"
         return None, f"the default of [Simulation] {key}: only {count(self._alike)} in {self._source}"
 
@@ -182,8 +182,8 @@ class _Source:
         self.figures.append(Figure(what, self.node_type.name, value, source))
 
 
-def _in_words(spread: Spread) -> str:
-    low, middle, high = (spread.at(share) for share in (0.05, 0.5, 0.95))
+def _in_words(spread: Distribution) -> str:
+    low, middle, high = (spread.quantile(share) for share in (0.05, 0.5, 0.95))
     if low == high:
         return f"{middle:,.0f} s"
     return f"{middle:,.0f} s ({low:,.0f} to {high:,.0f} s, nine times in ten)"

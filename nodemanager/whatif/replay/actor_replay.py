@@ -12,27 +12,27 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from nodemanager.actors.base import Fate
-from nodemanager.actors.manager import Published
+from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.config.site import Site
 from nodemanager.core.facts import FluxUnreachable
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import CloudNode, LaunchId
 from nodemanager.core.slots import Rank, Slot
-from nodemanager.service.service import Outside, policy_of, wire
+from nodemanager.service.service import SitePorts, policy_of, wire
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
-from nodemanager.simulation.flux.instance import Follower, SimulatedFlux
+from nodemanager.simulation.flux.instance import JournalFollower, SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Pump
 from nodemanager.simulation.time.world import World
-from nodemanager.whatif.cloud.cloud import SPREAD, Machine
+from nodemanager.whatif.cloud.cloud import SPREAD, ReplayMachine
 from nodemanager.whatif.replay.engine import LINGER_S, STUCK_S
-from nodemanager.whatif.replay.result import Outcome, outcome_of
-from nodemanager.whatif.replay.sched_simple import Grant, QueuedJob
-from nodemanager.whatif.replay.totals import Ledger
+from nodemanager.whatif.replay.result import Outcome, build_outcome
+from nodemanager.whatif.replay.sched_simple import GrantCounts, QueuedJob
+from nodemanager.whatif.replay.totals import RunTotals
 from nodemanager.whatif.workload.workload import TraceJob, Workload
 
 
@@ -44,12 +44,12 @@ class ActorReplay:
     workload: Workload
     jobs: Iterator[TraceJob]
     progress: Callable[[int], None]
-    ledger: Ledger = field(default_factory=Ledger)
+    totals: RunTotals = field(default_factory=RunTotals)
     events: int = 0
     plans: int = 0
     submitting: bool = True
     active: dict[JobId, QueuedJob] = field(default_factory=dict)
-    machines: dict[str, Machine] = field(default_factory=dict)
+    machines: dict[str, ReplayMachine] = field(default_factory=dict)
     _last_news_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class ActorReplay:
         pump = Pump(self.world)
         clock = self.world.clock()
         watch = SimulatedFluxWatch(self.flux, probe_s=self.site.timing.probe_s, relist_s=self.site.timing.relist_s)
-        outside = Outside(
+        outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "simulate"),
             cloud=lambda: self.provider.port(self.site.cluster, self.site.cluster_uuid),
@@ -90,17 +90,17 @@ class ActorReplay:
         manager: Mailbox[ManagerMessage] = wire(
             outside, policy_of(self.site), acts=True, publish=self._published, fate=Fate(), spawn=pump.spawn
         )
-        pump.tick(manager, clock)
+        pump.start_ticks(manager, clock)
         watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
-        self.flux.follow(Follower(self._job_said, lambda _: None, lambda _: None))
+        self.flux.follow(JournalFollower(self._job_said, lambda _: None, lambda _: None))
         self._submit_next()
         while not self._over() and (next_s := self.world.next_event_s()) is not None:
             self.world.advance_to(next_s)
         self._close()
         took_s = time.perf_counter() - began_s
-        return outcome_of(name, self.ledger, events=self.events, plans=self.plans, took_s=took_s)
+        return build_outcome(name, self.totals, events=self.events, plans=self.plans, took_s=took_s)
 
-    def _published(self, _: Published) -> None:
+    def _published(self, _: Publication) -> None:
         self.plans += 1
         shown = {node.provider_id: node for node in self.provider.nodes()}
         for node in shown.values():
@@ -133,8 +133,8 @@ class ActorReplay:
         job = QueuedJob(job_id, coming.name, now_s, coming.run_s, coming.limit_s, coming.shape, coming.userid)
         self.active[job_id] = job
         self.events += 1
-        self.ledger.submitted(job)
-        self.progress(self.ledger.jobs)
+        self.totals.note_submitted(job)
+        self.progress(self.totals.jobs)
         self._submit_next()
 
     def _job_said(self, event: JobEvent) -> None:
@@ -147,23 +147,23 @@ class ActorReplay:
             self.events += 1
         match event.name:
             case "alloc":
-                holders = self.flux.holders()
+                holders = self.flux.held_grants()
                 job.grants = tuple(
-                    Grant(held.rank, held.cores.bit_count(), held.gpus.bit_count())
+                    GrantCounts(held.rank, held.cores.bit_count(), held.gpus.bit_count())
                     for job_id, held in holders
                     if job_id == job.id
                 )
             case "start":
                 job.started_s = now_s
-                self.ledger.started(job)
+                self.totals.note_started(job)
                 self._occupy(job, 1)
             case "clean":
                 del self.active[job.id]
                 if job.started_s is None:
-                    self.ledger.unserved(job.name, "refused by Flux: larger than the site")
+                    self.totals.note_unserved(job.name, "refused by Flux: larger than the site")
                 else:
                     self._occupy(job, -1)
-                    self.ledger.ended(job, now_s)
+                    self.totals.note_ended(job, now_s)
             case _:
                 pass
 
@@ -177,11 +177,11 @@ class ActorReplay:
                 continue
             if machine.busy_from_s is None and self.busy[rank]:
                 machine.busy_from_s = now_s
-                self.ledger.busy_nodes += 1
+                self.totals.busy_nodes += 1
             elif machine.busy_from_s is not None and not self.busy[rank]:
                 machine.busy_s += now_s - machine.busy_from_s
                 machine.busy_from_s = None
-                self.ledger.busy_nodes -= 1
+                self.totals.busy_nodes -= 1
             if change < 0:
                 machine.core_s += grant.cores * job.run_s
 
@@ -192,21 +192,21 @@ class ActorReplay:
             return
         created_s = (node.created_at or 0.0) - self.world.start_at
         slot = node.identity.slot
-        machine = Machine(
+        machine = ReplayMachine(
             node.provider_id, LaunchId(node.identity.launch), slot, self.ranks[slot], self.type_of[slot], created_s
         )
         self.machines[node.provider_id] = machine
         self.events += 1
-        self.ledger.created(machine)
+        self.totals.note_created(machine)
 
     def _joined(self, node: CloudNode) -> None:
         self._note_machine(node)
         if node.provider_id in self.machines:
             self.machines[node.provider_id].joined_s = self.world.now_s
-        self.flux.node_booted(node)
+        self.flux.on_node_booted(node)
 
     def _left(self, node: CloudNode) -> None:
-        self.flux.node_ended(node)
+        self.flux.on_node_ended(node)
         machine = self.machines.get(node.provider_id)
         if machine is not None:
             machine.left_s = machine.left_s or self.world.now_s
@@ -216,13 +216,13 @@ class ActorReplay:
         ended = next(line.to_s for line in reversed(self.provider.bill()) if line.provider_id == provider_id)
         machine.ended_s = ended if ended is not None else self.world.now_s
         self.events += 1
-        self.ledger.gone(machine, machine.ended_s)
+        self.totals.note_gone(machine, machine.ended_s)
 
     def _note(self) -> None:
         waiting = sum(job.started_s is None for job in self.active.values())
         full = len(self.machines) >= min(self.site.limits.nodes_max, len(self.site.slots))
-        self.ledger.note(
-            self.world.now_s, waiting, len(self.machines), self.ledger.busy_nodes, capped=bool(waiting) and full
+        self.totals.note_state(
+            self.world.now_s, waiting, len(self.machines), self.totals.busy_nodes, capped=bool(waiting) and full
         )
 
     def _close(self) -> None:
@@ -232,10 +232,10 @@ class ActorReplay:
                 self._gone(provider_id)
             else:
                 machine = self.machines[provider_id]
-                self.ledger.gone(machine, max(self._last_news_s, machine.created_s))
+                self.totals.note_gone(machine, max(self._last_news_s, machine.created_s))
         for job in self.active.values():
-            self.ledger.unserved(job.name, "waits")
-        self.ledger.close(self.world.now_s)
+            self.totals.note_unserved(job.name, "waits")
+        self.totals.close(self.world.now_s)
 
 
 def _around(mean_s: float) -> tuple[float, float]:

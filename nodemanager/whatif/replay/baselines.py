@@ -14,9 +14,9 @@ from typing import ClassVar
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import NodeType
-from nodemanager.whatif.cloud.cloud import Machine
-from nodemanager.whatif.replay.engine import News, Stage
-from nodemanager.whatif.replay.sched_simple import QueuedJob, first_that_serve, room_for, want_of
+from nodemanager.whatif.cloud.cloud import ReplayMachine
+from nodemanager.whatif.replay.engine import News, ReplayEngine
+from nodemanager.whatif.replay.sched_simple import QueuedJob, choose_ranks, count_fits, wanted_count
 
 Free = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
 
@@ -31,14 +31,14 @@ class Baseline:
 
     every_s: ClassVar[float] = SCAN_S
     plans: int = 0
-    stage: Stage = field(init=False)
+    stage: ReplayEngine = field(init=False)
     _due_s: float | None = None
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: ReplayEngine) -> None:
         self.stage = stage
         self.look_by(stage.now_s)
 
-    def stirred(self) -> None:
+    def on_change(self) -> None:
         self.stage.news = News()  # they look at how things stand, not at what is new
         self.look_by(math.ceil(self.stage.now_s / self.every_s) * self.every_s)
 
@@ -61,31 +61,31 @@ class Baseline:
 
     # --- what they see ---
 
-    def idle(self) -> list[tuple[Machine, float]]:
+    def idle_machines(self) -> list[tuple[ReplayMachine, float]]:
         """The nodes that are up without a job, and since when."""
-        rooms, ended = self.stage.scheduler.rooms, self.stage.last_ended_s
+        rooms, ended = self.stage.scheduler.ranks, self.stage.last_ended_s
         return [
             (machine, max(machine.joined_s or 0.0, ended.get(rank, 0.0)))
             for rank, machine in self.stage.machines.items()
-            if machine.online and rooms[rank].whole
+            if machine.online and rooms[rank].is_empty
         ]
 
-    def free(self) -> Free:
+    def free_capacity(self) -> Free:
         """What is free on nodes that are up, and all of those that come."""
-        rooms = self.stage.scheduler.rooms
+        rooms = self.stage.scheduler.ranks
         return {
             rank: (rooms[rank].cores_free, rooms[rank].gpus_free, rooms[rank].jobs)
             for rank, machine in self.stage.machines.items()
             if machine.state in (CloudState.PENDING, CloudState.RUNNING)
         }
 
-    def vacant(self) -> list[int]:
+    def vacant_ranks(self) -> list[int]:
         """The slots without a node, those of the cheapest type first."""
         stage = self.stage
         ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
         return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
 
-    def create(self, rank: int) -> Machine | None:
+    def create(self, rank: int) -> ReplayMachine | None:
         """Make a node for a slot; where there is none to be had it is looked at again in a while."""
         machine = self.stage.create(rank)
         if machine is None:
@@ -95,7 +95,7 @@ class Baseline:
     def may_create(self, rank: int) -> bool:
         stage = self.stage
         price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
-        return len(stage.machines) < stage.ground.nodes_max and price <= stage.ground.price_per_hour_max
+        return len(stage.machines) < stage.setup.nodes_max and price <= stage.setup.price_per_hour_max
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class FixedCluster(Baseline):
 
     def decide(self) -> None:
         stage = self.stage
-        if not stage.submitting and not stage.scheduler.line and not stage.scheduler.running:
+        if not stage.submitting and not stage.scheduler.queue and not stage.scheduler.running:
             for machine in tuple(stage.machines.values()):
                 stage.destroy(machine)
             return
@@ -127,7 +127,7 @@ class IdleTimeout(Baseline):
     def decide(self) -> None:
         needed = self._serve_the_line()
         now_s = self.stage.now_s
-        for machine, since_s in self.idle():
+        for machine, since_s in self.idle_machines():
             if machine.rank in needed:
                 continue
             if now_s - since_s >= self.timeout_s:
@@ -137,10 +137,10 @@ class IdleTimeout(Baseline):
 
     def _serve_the_line(self) -> set[int]:
         """Lay the queue out in its order and buy what is short, up to the first that cannot have its nodes."""
-        free = self.free()
+        free = self.free_capacity()
         needed: set[int] = set()
-        vacant = iter(self.vacant())
-        for job in self.stage.scheduler.line:
+        vacant = iter(self.vacant_ranks())
+        for job in self.stage.scheduler.queue:
             ranks = self._place(job.shape, free, vacant)
             if ranks is None:
                 break
@@ -148,16 +148,16 @@ class IdleTimeout(Baseline):
         return needed
 
     def _place(self, shape: Shape, free: Free, vacant: Iterable[int]) -> set[int] | None:
-        chosen = first_that_serve(shape, free)
+        chosen = choose_ranks(shape, free)
         if chosen is None:
             bought = self._buy(shape, free, vacant)
-            chosen = first_that_serve(shape, free) if bought else None
+            chosen = choose_ranks(shape, free) if bought else None
         if chosen is None:
             return None
-        want, _ = want_of(shape)
+        want, _ = wanted_count(shape)
         for rank in sorted(chosen, key=lambda rank: (-free[rank][0], -free[rank][1], rank)):
             cores, gpus, jobs = free[rank]
-            fits = min(want, room_for(shape, cores, gpus, whole=jobs == 0))
+            fits = min(want, count_fits(shape, cores, gpus, whole=jobs == 0))
             want -= fits
             slots = fits if shape.nodes is None else shape.slots
             left = (
@@ -170,8 +170,8 @@ class IdleTimeout(Baseline):
 
     def _buy(self, shape: Shape, free: Free, vacant: Iterable[int]) -> bool:
         """The nodes that the job is short of; none at all where it could not have them all."""
-        want, _ = want_of(shape)
-        short = want - sum(room_for(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        want, _ = wanted_count(shape)
+        short = want - sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
         stage, chosen = self.stage, []
         price, nodes = stage.price_per_hour, len(stage.machines)
         for rank in vacant:
@@ -180,7 +180,7 @@ class IdleTimeout(Baseline):
             if not fits:
                 continue
             price, nodes = price + node_type.price_per_hour, nodes + 1
-            if nodes > stage.ground.nodes_max or price > stage.ground.price_per_hour_max:
+            if nodes > stage.setup.nodes_max or price > stage.setup.price_per_hour_max:
                 return False
             chosen.append(rank)
             short -= fits
@@ -214,9 +214,9 @@ class Wishlist(Baseline):
         stage = self.stage
         available: dict[str, int] = {}
         for rank, machine in stage.machines.items():
-            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and stage.scheduler.rooms[rank].whole:
+            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and stage.scheduler.ranks[rank].is_empty:
                 available[machine.node_type.name] = available.get(machine.node_type.name, 0) + 1
-        for rank in self.vacant() if wished else ():
+        for rank in self.vacant_ranks() if wished else ():
             name = stage.type_of_rank[rank].name
             if wished.get(name, 0) > available.get(name, 0):
                 if not self.may_create(rank) or self.create(rank) is None:
@@ -227,8 +227,8 @@ class Wishlist(Baseline):
     def _wishes(self) -> dict[str, int]:
         """Nodes by type: no more than there may be, in queue order."""
         wished: dict[str, int] = {}
-        left = self.stage.ground.nodes_max
-        for job in self.stage.scheduler.line:
+        left = self.stage.setup.nodes_max
+        for job in self.stage.scheduler.queue:
             node_type = self._size_for(job.shape)
             if node_type is None or left <= 0:
                 break
@@ -240,7 +240,7 @@ class Wishlist(Baseline):
 
     def _size_for(self, shape: Shape) -> NodeType | None:
         stage = self.stage
-        for node_type in sorted(stage.ground.node_types, key=lambda it: it.price_per_hour):
+        for node_type in sorted(stage.setup.node_types, key=lambda it: it.price_per_hour):
             rank = next(rank for rank, of_type in stage.type_of_rank.items() if of_type is node_type)
             if _fits_on(stage, shape, rank, node_type):
                 return node_type
@@ -248,7 +248,7 @@ class Wishlist(Baseline):
 
     def _shut_down(self, wished: Mapping[str, int], available: dict[str, int]) -> None:
         cycle_s = self.opens_s + self.open_s + self.shut_s
-        for machine, _ in self.idle():
+        for machine, _ in self.idle_machines():
             name = machine.node_type.name
             into_s = (self.stage.now_s - machine.created_s) % cycle_s
             if not self.opens_s <= into_s < self.opens_s + self.open_s:
@@ -258,16 +258,16 @@ class Wishlist(Baseline):
                 self.stage.destroy(machine)
 
 
-def _fits_on(stage: Stage, shape: Shape, rank: int, node_type: NodeType) -> int:
+def _fits_on(stage: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:
     """How many of what the shape wants a fresh node there would serve."""
-    if not stage.scheduler.suits(shape, rank):
+    if not stage.scheduler.matches_constraint(shape, rank):
         return 0
-    return room_for(shape, node_type.cores, node_type.gpus, whole=True)
+    return count_fits(shape, node_type.cores, node_type.gpus, whole=True)
 
 
 def _nodes_for(shape: Shape, node_type: NodeType) -> int:
-    want, _ = want_of(shape)
-    return math.ceil(want / room_for(shape, node_type.cores, node_type.gpus, whole=True))
+    want, _ = wanted_count(shape)
+    return math.ceil(want / count_fits(shape, node_type.cores, node_type.gpus, whole=True))
 
 
 BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from nodemanager.core.jobs import JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName
-from nodemanager.whatif.cloud.cloud import Chance, Conditions, Machine
-from nodemanager.whatif.replay.sched_simple import QueuedJob, Room, Scheduler
-from nodemanager.whatif.replay.totals import Ledger
-from nodemanager.whatif.workload.event_log import Journal
+from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
+from nodemanager.whatif.replay.sched_simple import QueuedJob, RankCapacity, Scheduler
+from nodemanager.whatif.replay.totals import RunTotals
+from nodemanager.whatif.workload.event_log import EventLog
 from nodemanager.whatif.workload.workload import TraceJob
 
 BROKER_STOP_S = 0.2
@@ -32,22 +32,22 @@ LINGER_S = 86_400.0  # what the last nodes get to go
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RunSetup:
     """What of the site every manager plays on."""
 
     node_types: Sequence[NodeType]
     nodes_max: int
     price_per_hour_max: Decimal
     queue_policy: QueuePolicy
-    conditions: Conditions
+    conditions: CloudConditions
     seed: int = 0
     start_at: float = 0.0
 
-    def rooms(self) -> dict[int, Room]:
+    def rank_capacities(self) -> dict[int, RankCapacity]:
         """The ranks that ``init`` gives the slots: from 1 on, in the order of the site."""
         slots = [(slot, node_type) for node_type in self.node_types for slot in node_type.slots]
         return {
-            rank: Room(rank, slot, node_type.cores, node_type.gpus, node_type.properties)
+            rank: RankCapacity(rank, slot, node_type.cores, node_type.gpus, node_type.properties)
             for rank, (slot, node_type) in enumerate(slots, start=1)
         }
 
@@ -56,14 +56,14 @@ class Ground:
         return dict(enumerate(every, start=1))
 
 
-class Manager(Protocol):
+class Decider(Protocol):
     """Whoever decides which nodes come and go."""
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: ReplayEngine) -> None:
         """Before the first job. What the stage offers may be kept."""
         ...
 
-    def stirred(self) -> None:
+    def on_change(self) -> None:
         """Something happened at this moment, and all that happens at it has happened."""
         ...
 
@@ -87,17 +87,17 @@ class News:
     cloud: bool = False  # a node ended
 
 
-class Stage:
+class ReplayEngine:
     """One run. The manager reads its fields, and changes things by the methods that are named as orders."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, journal: Journal) -> None:
-        self.ground = ground
-        self.ledger = ledger
+    def __init__(self, ground: RunSetup, ledger: RunTotals, journal: EventLog) -> None:
+        self.setup = ground
+        self.totals = ledger
         self.now_s = 0.0
-        self.scheduler = Scheduler(ground.rooms(), ground.queue_policy)
+        self.scheduler = Scheduler(ground.rank_capacities(), ground.queue_policy)
         self.type_of_rank = ground.types_by_rank()
-        self.machines: dict[int, Machine] = {}  # by rank, from creation to end
-        self.gone: deque[Machine] = deque()  # ended lately
+        self.machines: dict[int, ReplayMachine] = {}  # by rank, from creation to end
+        self.ended_machines: deque[ReplayMachine] = deque()  # ended lately
         self.drained: dict[int, str] = {}
         self.last_ended_s: dict[int, float] = {}
         self.news = News()
@@ -106,7 +106,7 @@ class Stage:
         self.price_per_hour = Decimal(0)
         self.refusal: FailureKind | None = None  # why the last create brought no node
         self._journal = journal
-        self._chance = Chance(ground.conditions, ground.seed)
+        self._chance = CloudDraws(ground.conditions, ground.seed)
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._far_off = 0  # of what is due, that a node is taken back: nothing that is going on
         self._sequence = 0
@@ -121,14 +121,14 @@ class Stage:
     # --- time ---
 
     def wall_at(self) -> float:
-        return self.ground.start_at + self.now_s
+        return self.setup.start_at + self.now_s
 
     def at(self, at_s: float, action: Callable[[Any], None], subject: Any = None) -> None:
         """Have something happen; what is due at one moment happens in the order asked."""
         self._sequence += 1
         heapq.heappush(self._due, (max(at_s, self.now_s), self._sequence, action, subject))
 
-    def play(self, manager: Manager, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
+    def run(self, manager: Decider, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
         """From the first job to the last node's end."""
         manager.begin(self)
         coming = next(jobs, None)
@@ -148,13 +148,13 @@ class Stage:
             if self._stirred:
                 self._stirred = False
                 self._settle()
-                manager.stirred()
+                manager.on_change()
         self._close(manager)
 
     def _over(self) -> bool:
         """Whether all is done, once no more jobs come."""
         scheduler = self.scheduler
-        if scheduler.line or scheduler.running:
+        if scheduler.queue or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
             return stuck or not self._goes_on()
         if self._done_s is None:
@@ -169,16 +169,16 @@ class Stage:
         """Let the scheduler start what it can, and note where things stand."""
         for job in self.scheduler.start_ready(self.now_s):
             self._started(job)
-        waiting = len(self.scheduler.line)
-        self.ledger.note(
-            self.now_s, waiting, len(self.machines), self.ledger.busy_nodes, capped=bool(waiting) and self.at_cap()
+        waiting = len(self.scheduler.queue)
+        self.totals.note_state(
+            self.now_s, waiting, len(self.machines), self.totals.busy_nodes, capped=bool(waiting) and self.at_cap()
         )
 
     def at_cap(self) -> bool:
         """Whether a limit of the site forbids one more node."""
         return (
-            len(self.machines) >= min(self.ground.nodes_max, len(self.type_of_rank))
-            or self.price_per_hour + self._cheapest > self.ground.price_per_hour_max
+            len(self.machines) >= min(self.setup.nodes_max, len(self.type_of_rank))
+            or self.price_per_hour + self._cheapest > self.setup.price_per_hour_max
         )
 
     # --- jobs ---
@@ -196,12 +196,12 @@ class Stage:
             self._shapes.setdefault(traced.shape, traced.shape),
             traced.userid,
         )
-        self._journal.submitted(self.now_s, traced)
-        self.ledger.submitted(job)
-        if why := self.scheduler.never(job.shape):
+        self._journal.write_submitted(self.now_s, traced)
+        self.totals.note_submitted(job)
+        if why := self.scheduler.why_infeasible(job.shape):
             # Flux refuses it as soon as it is first in line; nothing waits for it.
-            self.ledger.unserved(job.name, why)
-            self._journal.refused(self.now_s, job.name, why)
+            self.totals.note_unserved(job.name, why)
+            self._journal.write_unserved(self.now_s, job.name, why)
             return
         self.scheduler.submit(job)
         self.news.jobs[job.id] = job
@@ -214,11 +214,11 @@ class Stage:
             machine = self.machines[grant.rank]
             if machine.busy_from_s is None:
                 machine.busy_from_s = self.now_s
-                self.ledger.busy_nodes += 1
+                self.totals.busy_nodes += 1
             self.news.ranks.add(grant.rank)
         self.news.jobs[job.id] = job
-        self.ledger.started(job)
-        self._journal.started(self.now_s, job.name, (grant.rank for grant in job.grants))
+        self.totals.note_started(job)
+        self._journal.write_started(self.now_s, job.name, (grant.rank for grant in job.grants))
         self.at(self.now_s + job.run_s, self._end_of_job, (job, job.restarts))
 
     def _end_of_job(self, which: tuple[QueuedJob, int]) -> None:
@@ -226,8 +226,8 @@ class Stage:
         if job.restarts == life:
             self.events += 1
             self._free(job)
-            self.ledger.ended(job, self.now_s)
-            self._journal.ended(self.now_s, job.name)
+            self.totals.note_ended(job, self.now_s)
+            self._journal.write_ended(self.now_s, job.name)
             self.news.jobs.pop(job.id, None)
             self.news.ended.append(job.id)
 
@@ -243,33 +243,33 @@ class Stage:
             if machine is not None:
                 machine.core_s += grant.cores * ran_s
                 machine.lost_core_s += grant.cores * ran_s if lost else 0.0
-                if self.scheduler.rooms[grant.rank].whole and machine.busy_from_s is not None:
+                if self.scheduler.ranks[grant.rank].is_empty and machine.busy_from_s is not None:
                     machine.busy_s += self.now_s - machine.busy_from_s
                     machine.busy_from_s = None
-                    self.ledger.busy_nodes -= 1
+                    self.totals.busy_nodes -= 1
         self._stirred = True
 
     # --- orders ---
 
-    def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> Machine | None:
+    def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> ReplayMachine | None:
         """Make a node for a slot; None where the cloud has none to give."""
-        self.refusal = self._chance.refuses(self.type_of_rank[rank], self.machines.values(), self.now_s)
+        self.refusal = self._chance.refusal_kind(self.type_of_rank[rank], self.machines.values(), self.now_s)
         if self.refusal is not None:
-            self.ledger.refusals += 1
+            self.totals.refusals += 1
             return None
         if rank in self.machines:
             raise ValueError(f"rank {rank} has a node already: {self.machines[rank].provider_id}")
         self._created += 1
         self.events += 1
         node_type = self.type_of_rank[rank]
-        slot: SlotName = self.scheduler.rooms[rank].host
+        slot: SlotName = self.scheduler.ranks[rank].host
         provider_id = ProviderId(f"sim-{self._created:07d}")
-        machine = Machine(provider_id, launch, slot, rank, node_type, self.now_s)
+        machine = ReplayMachine(provider_id, launch, slot, rank, node_type, self.now_s)
         self.machines[rank] = machine
         self.price_per_hour += node_type.price_per_hour
         self.drained.pop(rank, None)
-        self.ledger.created(machine)
-        self._journal.created(self.now_s, machine.provider_id, machine.slot, machine.node_type)
+        self.totals.note_created(machine)
+        self._journal.write_created(self.now_s, machine.provider_id, machine.slot, machine.node_type)
         takes_s, machine.fails_to_boot = self._chance.boot(node_type)
         self.at(self.now_s + takes_s, self._boot, machine)
         self._stirred = True
@@ -286,7 +286,7 @@ class Stage:
     def stop_broker(self, rank: int) -> None:
         self.at(self.now_s + BROKER_STOP_S, self._leave, self.machines.get(rank))
 
-    def destroy(self, machine: Machine) -> None:
+    def destroy(self, machine: ReplayMachine) -> None:
         """Have a node end. Its broker, if it is still there, leaves at once."""
         if machine.state in (CloudState.STOPPING, CloudState.TERMINATED):
             return
@@ -297,31 +297,31 @@ class Stage:
 
     # --- a node's life ---
 
-    def _boot(self, machine: Machine) -> None:
+    def _boot(self, machine: ReplayMachine) -> None:
         if machine.state is not CloudState.PENDING:
             return
         self.events += 1
         if machine.fails_to_boot:
-            self.ledger.boot_failures += 1
+            self.totals.boot_failures += 1
             machine.died_because = "failed to boot"
             self._end(machine)
             return
         machine.state = CloudState.RUNNING
         machine.joined_s = self.now_s
         self._refresh(machine.rank)
-        lives_s = self._chance.lost_after_s(machine.node_type)
+        lives_s = self._chance.reclaimed_after_s(machine.node_type)
         if lives_s < float("inf"):
             self._far_off += 1
             self.at(self.now_s + lives_s, self._reclaim, machine)
 
-    def _reclaim(self, machine: Machine) -> None:
+    def _reclaim(self, machine: ReplayMachine) -> None:
         self._far_off -= 1
         if machine.state is CloudState.RUNNING:
-            self.ledger.reclaims += 1
+            self.totals.reclaims += 1
             machine.died_because = "reclaimed"
             self._end(machine)
 
-    def _leave(self, machine: Machine | None) -> None:
+    def _leave(self, machine: ReplayMachine | None) -> None:
         """The broker is away: what ran there begins anew, first in line."""
         if machine is None or not machine.online:
             return
@@ -329,28 +329,28 @@ class Stage:
         self._refresh(machine.rank)
         for job in self._jobs_on(machine.rank):
             self._free(job, lost=True)
-            self.ledger.lost(job, self.now_s)
+            self.totals.note_lost(job, self.now_s)
             job.grants, job.started_s = (), None
             if job.restarts >= RESTARTS_MAX:
                 job.restarts += 1  # its end, which is due still, is that of a former life
                 self.news.jobs.pop(job.id, None)
                 self.news.ended.append(job.id)
-                self.ledger.unserved(job.name, GIVEN_UP)
-                self._journal.refused(self.now_s, job.name, GIVEN_UP)
+                self.totals.note_unserved(job.name, GIVEN_UP)
+                self._journal.write_unserved(self.now_s, job.name, GIVEN_UP)
                 continue
             job.restarts += 1
-            self.ledger.restarts += 1
+            self.totals.restarts += 1
             self.scheduler.submit(job, first=True)
             self.news.jobs[job.id] = job
 
     def _jobs_on(self, rank: int) -> list[QueuedJob]:
         """What runs there, the latest first."""
-        if self.scheduler.rooms[rank].whole:
+        if self.scheduler.ranks[rank].is_empty:
             return []
         running = reversed(self.scheduler.running.values())
         return [job for job in running if any(grant.rank == rank for grant in job.grants)]
 
-    def _end(self, machine: Machine) -> None:
+    def _end(self, machine: ReplayMachine) -> None:
         if machine.state is CloudState.TERMINATED:
             return
         self.events += 1
@@ -359,12 +359,12 @@ class Stage:
         machine.ended_s = self.now_s
         del self.machines[machine.rank]
         self.price_per_hour -= machine.node_type.price_per_hour
-        self.gone.append(machine)
-        while self.gone and self.now_s - (self.gone[0].ended_s or 0.0) > REMEMBERED_S:
-            self.gone.popleft()
+        self.ended_machines.append(machine)
+        while self.ended_machines and self.now_s - (self.ended_machines[0].ended_s or 0.0) > REMEMBERED_S:
+            self.ended_machines.popleft()
         self.news.cloud = True
-        self.ledger.gone(machine, self.now_s)
-        self._journal.gone(self.now_s, machine.provider_id, machine.died_because)
+        self.totals.note_gone(machine, self.now_s)
+        self._journal.write_gone(self.now_s, machine.provider_id, machine.died_because)
         self._stirred = True
 
     def _refresh(self, rank: int) -> None:
@@ -376,15 +376,15 @@ class Stage:
 
     # --- the end ---
 
-    def _close(self, manager: Manager) -> None:
+    def _close(self, manager: Decider) -> None:
         # What stands now would stand for ever: it is paid for until there was nothing more for any policy to do.
         for machine in tuple(self.machines.values()):
             until_s = max(self._last_stir_s, machine.created_s)
-            self.ledger.gone(machine, until_s)
-            self._journal.gone(until_s, machine.provider_id, machine.died_because)
-        whys = manager.why_waiting(self.scheduler.line) if self.scheduler.line else {}
-        for job in self.scheduler.line:
+            self.totals.note_gone(machine, until_s)
+            self._journal.write_gone(until_s, machine.provider_id, machine.died_because)
+        whys = manager.why_waiting(self.scheduler.queue) if self.scheduler.queue else {}
+        for job in self.scheduler.queue:
             why = whys.get(job.id, "waits")
-            self.ledger.unserved(job.name, why)
-            self._journal.refused(self.now_s, job.name, why)
-        self.ledger.close(self.now_s)
+            self.totals.note_unserved(job.name, why)
+            self._journal.write_unserved(self.now_s, job.name, why)
+        self.totals.close(self.now_s)

@@ -41,7 +41,7 @@ from fractions import Fraction
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.whatif.replay.sched_simple import room_for, want_of
+from nodemanager.whatif.replay.sched_simple import count_fits, wanted_count
 
 SWEPT_S_MIN = 60.0
 
@@ -49,7 +49,7 @@ Units = int | Fraction
 
 
 @dataclass(slots=True)
-class Cover:
+class WindowCover:
     """The sweep: told of the units held whenever that changes, it counts the windows that are needed."""
 
     node_types: Sequence[NodeType]
@@ -107,14 +107,14 @@ class Change:
 
 
 @dataclass(slots=True)
-class Demand:
+class UnitDemand:
     """What the jobs of a run hold at the least on any fleet, by their shapes and not by what this one gave them.
 
     ``loses_lives``: what runs may have to begin anew, and is then none of it. Whether it has to is known only at
     its end, so what came since the oldest that runs began is kept until then; without that, nothing is.
     """
 
-    cover: Cover
+    cover: WindowCover
     loses_lives: bool = True
     work_unit_s: float = 0.0  # of jobs that have ended
     _held: dict[Shape, Units] = field(default_factory=dict)
@@ -122,26 +122,26 @@ class Demand:
     _begun: dict[JobId, Change] = field(default_factory=dict)
     _units: Units = 0  # as of the changes that the cover was told of
 
-    def held(self, shape: Shape) -> Units:
+    def units_of(self, shape: Shape) -> Units:
         """How many units a job of the shape holds at the least."""
         if shape not in self._held:
             self._held[shape] = least_held(self.cover.node_types, shape)
         return self._held[shape]
 
-    def began(self, job: JobId, shape: Shape, now_s: float) -> None:
+    def begin_job(self, job: JobId, shape: Shape, now_s: float) -> None:
         change = self._at(now_s)
-        change.units += self.held(shape)
+        change.units += self.units_of(shape)
         if self.loses_lives:
             self._begun[job] = change
 
-    def lost(self, job: JobId, shape: Shape) -> None:
+    def lose_job(self, job: JobId, shape: Shape) -> None:
         """It has to begin anew."""
-        self._begun.pop(job).units -= self.held(shape)
+        self._begun.pop(job).units -= self.units_of(shape)
 
-    def ended(self, job: JobId, shape: Shape, run_s: float, now_s: float) -> None:
+    def end_job(self, job: JobId, shape: Shape, run_s: float, now_s: float) -> None:
         self._begun.pop(job, None)
-        self._at(now_s).units -= self.held(shape)
-        self.work_unit_s += run_s * float(self.held(shape))
+        self._at(now_s).units -= self.units_of(shape)
+        self.work_unit_s += run_s * float(self.units_of(shape))
 
     def settle(self, now_s: float) -> None:
         """Tell the cover what is known for good: all that happened before now, but for what may yet be lost."""
@@ -165,11 +165,11 @@ class Demand:
 
 def least_held(node_types: Sequence[NodeType], shape: Shape) -> Units:
     """The units that a job of the shape holds at the least on nodes of these types."""
-    count, _ = want_of(shape)
+    count, _ = wanted_count(shape)
     least = least_price_per_core(node_types)
     if not shape.exclusive or not least:
         return count * shape.cores_per_slot * (1 if shape.nodes is None else shape.slots)
-    fitting = [it for it in node_types if room_for(shape, it.cores, it.gpus, whole=True)]
+    fitting = [it for it in node_types if count_fits(shape, it.cores, it.gpus, whole=True)]
     worth = min((Fraction(it.price_per_hour) / Fraction(least) for it in fitting), default=Fraction(0))
     units = count * worth
     return units.numerator if units.denominator == 1 else units

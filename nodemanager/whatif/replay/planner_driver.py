@@ -30,7 +30,7 @@ from nodemanager.core.facts import (
     SpendKept,
     Tick,
 )
-from nodemanager.core.jobs import Holding, Job, JobId, JobState
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import (
     BootNode,
@@ -49,17 +49,17 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.slots import Rank
-from nodemanager.planner.commit import asked, committed
-from nodemanager.planner.observe.observe import at, observe, observe_all
+from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.observe.observe import advance_to, observe, observe_all
 from nodemanager.planner.plan import Action, plan, settles_at_s
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.whatif.cloud.cloud import Machine
-from nodemanager.whatif.replay.engine import BROKER_STOP_S, Stage
+from nodemanager.whatif.cloud.cloud import ReplayMachine
+from nodemanager.whatif.replay.engine import BROKER_STOP_S, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.replay.wakes import next_wake_s
-from nodemanager.whatif.workload.event_log import Journal
+from nodemanager.whatif.workload.event_log import EventLog
 
 HEARD_S = 0.1  # from what happens to its being observed
 TICK_S = 0.2  # from a call's answer to the plan that takes account of it
@@ -68,17 +68,17 @@ CLOUD_CALL_S = 1.0
 GRACE_S = 0.01  # past the moment that a wake aims at
 
 
-class Production:
+class PlannerDriver:
     """A :class:`~nodemanager.whatif.replay.engine.Manager` that decides as the service does."""
 
-    def __init__(self, policy: Policy, journal: Journal) -> None:
+    def __init__(self, policy: Policy, journal: EventLog) -> None:
         # Nothing on the stage fails to answer, so what is not asked again does not grow stale.
         self._policy = replace(policy, stale_after_s=float("inf"))
         self._journal = journal
         self._snapshot = Snapshot()
         self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
         self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
-        self._machines: dict[ProviderId, Machine] = {}
+        self._machines: dict[ProviderId, ReplayMachine] = {}
         self._listed: dict[ProviderId, CloudNode] = {}
         self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
         self._answers_s = 0.0
@@ -94,9 +94,9 @@ class Production:
 
     # --- what the stage says ---
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: ReplayEngine) -> None:
         self._stage = stage
-        stage.news.ranks.update(stage.scheduler.rooms)
+        stage.news.ranks.update(stage.scheduler.ranks)
         self._tell_time()
         self._observe(ClaimHeld(0.0, ()))
         self._observe(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
@@ -104,7 +104,7 @@ class Production:
         self._observe(CloudListed(0.0, ()))
         self._plan_by(self._policy.settle_s, urgent=True)
 
-    def stirred(self) -> None:
+    def on_change(self) -> None:
         news, now_s = self._stage.news, self._stage.now_s
         if not self._hears and (news.jobs or news.ended or news.ranks):
             self._hears = True
@@ -126,7 +126,7 @@ class Production:
 
     def _now(self, now_s: float) -> None:
         if now_s != self._snapshot.now_s or not self.facts:
-            self._snapshot = at(self._snapshot, Tick(now_s, self._stage.ground.start_at + now_s))
+            self._snapshot = advance_to(self._snapshot, Tick(now_s, self._stage.setup.start_at + now_s))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
@@ -144,9 +144,9 @@ class Production:
             self._snapshot = replace(snapshot, unsettled_s=None)
         self._tell_time()
         ended = tuple(news.ended)
-        line = stage.scheduler.line
+        line = stage.scheduler.queue
         only_joined = line and not news.jobs and not ended and all(map(self._joins, news.ranks))
-        at_work = all(stage.scheduler.rooms[rank].jobs or self._stays_away(rank) for rank in news.ranks)
+        at_work = all(stage.scheduler.ranks[rank].jobs or self._stays_away(rank) for rank in news.ranks)
         if news.jobs or ended:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
@@ -161,7 +161,7 @@ class Production:
 
     def _joins(self, rank: int) -> bool:
         """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
-        return self._stage.scheduler.rooms[rank].up and not self._ranks[rank].online
+        return self._stage.scheduler.ranks[rank].up and not self._ranks[rank].online
 
     def _stays_away(self, rank: int) -> bool:
         """Whether nobody was there and nobody is: a slot that is given free is news for a waiting job only."""
@@ -175,7 +175,7 @@ class Production:
         news.ranks.clear()
         self._last_look_s = now_s
         before_s = self._snapshot.flux.seen_s
-        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), since=self._snapshot.ranks))
+        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), previous=self._snapshot.ranks))
         if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
             self._unseen.clear()
 
@@ -185,7 +185,7 @@ class Production:
         stage.news.cloud = False
         self._last_list_s = stage.now_s
         self._tell_time()
-        machines = [*stage.gone, *stage.machines.values()]
+        machines = [*stage.ended_machines, *stage.machines.values()]
         self._observe(CloudListed(stage.now_s, tuple(map(self._cloud_node, machines))))
         shown = {machine.provider_id for machine in machines}
         for forgotten in self._listed.keys() - shown:
@@ -213,7 +213,7 @@ class Production:
     # --- in the words of the model ---
 
     def _job(self, job: QueuedJob) -> Job:
-        start_at = self._stage.ground.start_at
+        start_at = self._stage.setup.start_at
         began_at = start_at + job.started_s if job.started_s is not None else None
         return Job(
             id=job.id,
@@ -222,13 +222,13 @@ class Production:
             submitted_at=start_at + job.submitted_s,
             duration_s=job.limit_s,
             userid=job.userid,
-            holds=tuple(Holding(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
+            allocations=tuple(RankAllocation(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
             ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
             began_at=began_at,
         )
 
     def _rank(self, rank: int) -> FluxRank:
-        room, machine = self._stage.scheduler.rooms[rank], self._stage.machines.get(rank)
+        room, machine = self._stage.scheduler.ranks[rank], self._stage.machines.get(rank)
         ended_s = self._stage.last_ended_s.get(rank)
         online = machine is not None and machine.online
         known = self._ranks.get(rank)
@@ -240,10 +240,10 @@ class Production:
             allocated=room.jobs > 0,
             schedulable=room.up,
             drain_reason=self._stage.drained.get(rank),
-            last_job_ended_at=None if ended_s is None else self._stage.ground.start_at + ended_s,
+            last_job_ended_at=None if ended_s is None else self._stage.setup.start_at + ended_s,
         )
 
-    def _cloud_node(self, machine: Machine) -> CloudNode:
+    def _cloud_node(self, machine: ReplayMachine) -> CloudNode:
         known = self._listed.get(machine.provider_id)
         if known is not None and known.state is machine.state:
             return known
@@ -251,14 +251,14 @@ class Production:
             machine.provider_id,
             machine.state,
             known.identity if known is not None else self._identity(machine),
-            created_at=self._stage.ground.start_at + machine.created_s,
+            created_at=self._stage.setup.start_at + machine.created_s,
             died_because=machine.died_because,
         )
         self._machines[machine.provider_id] = machine
         self._listed[machine.provider_id] = node
         return node
 
-    def _identity(self, machine: Machine) -> Identity:
+    def _identity(self, machine: ReplayMachine) -> Identity:
         cluster, type_name = self._policy.cluster, machine.node_type.name
         return Identity(cluster, self._policy.cluster_uuid, machine.launch, machine.slot, type_name)
 
@@ -295,14 +295,14 @@ class Production:
                 self._observe(SpendKept(ask.spend))
                 self._plan_by(now_s + TICK_S, urgent=True)  # leases wait for it
         # What else it asks for has been told, or would tell nothing new.
-        self._snapshot = asked(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
+        self._snapshot = commit_asks(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
         if made.actions:
-            self._snapshot = committed(self._snapshot, made, policy)
+            self._snapshot = commit_actions(self._snapshot, made, policy)
             self._give(made.actions)
         wake_s, self._calls_held = next_wake_s(made, self._snapshot, policy)
         if wake_s < float("inf"):
             self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
-        if not made.settled and self._stage.scheduler.line:
+        if not made.settled and self._stage.scheduler.queue:
             self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
 
     def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
@@ -332,7 +332,7 @@ class Production:
                     self._destroy(action)
                 case EndLease(launch=launch):
                     self._stage.undrain(launch.rank)
-                    waits = bool(self._stage.scheduler.line)
+                    waits = bool(self._stage.scheduler.queue)
                     self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
                 case CordonNode(launch=launch_id, rank=rank, text=text):
                     self._say(action, launch_id, str(action.reason))
@@ -373,7 +373,7 @@ class Production:
         self._stage.at(self._stage.now_s + after_s, self._answered, (fact, plans))
 
     def _say(self, action: Action, subject: str | LaunchId | None, why: str) -> None:
-        self._journal.decided(self._stage.now_s, type(action).__name__, str(subject), why)
+        self._journal.write_decided(self._stage.now_s, type(action).__name__, str(subject), why)
 
 
 def _fact(fact: Fact) -> Callable[[], Fact]:

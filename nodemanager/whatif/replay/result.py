@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 
-from nodemanager.whatif.replay.time_series import Series
-from nodemanager.whatif.replay.totals import Ledger
+from nodemanager.whatif.replay.time_series import TimeSeries
+from nodemanager.whatif.replay.totals import RunTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Outcome:
         return self.cost - self.cost_lost - self.cost_idle - self.cost_boot - self.cost_unused
 
 
-def outcome_of(policy: str, ledger: Ledger, *, events: int, plans: int, took_s: float) -> Outcome:
+def build_outcome(policy: str, ledger: RunTotals, *, events: int, plans: int, took_s: float) -> Outcome:
     """Sum the books up."""
     waits = sorted(ledger.waits_s)
     bills = ledger.bills.values()
@@ -159,5 +159,5 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _curve(series: Series) -> Curve:
+def _curve(series: TimeSeries) -> Curve:
     return Curve(series.width_s, tuple(round(mean, 3) for mean in series.means()))

@@ -26,7 +26,7 @@ BACKFILL_DEPTH = 64  # how many behind the first are tried
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class RankCapacity:
     """One rank: what it has, what is free, and what of it takes jobs."""
 
     rank: int
@@ -43,11 +43,11 @@ class Room:
         self.cores_free, self.gpus_free = self.cores, self.gpus
 
     @property
-    def whole(self) -> bool:
+    def is_empty(self) -> bool:
         return self.jobs == 0
 
 
-class Grant(NamedTuple):
+class GrantCounts(NamedTuple):
     """What a job holds of one rank."""
 
     rank: int
@@ -67,7 +67,7 @@ class QueuedJob:
     shape: Shape
     userid: int
     started_s: float | None = None
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[GrantCounts, ...] = ()
     restarts: int = 0
 
     @property
@@ -80,9 +80,9 @@ class QueuedJob:
 class Scheduler:
     """The rooms by rank, the line, and what runs."""
 
-    rooms: dict[int, Room]
+    ranks: dict[int, RankCapacity]
     queue_policy: QueuePolicy
-    line: deque[QueuedJob] = field(default_factory=deque)
+    queue: deque[QueuedJob] = field(default_factory=deque)
     running: dict[JobId, QueuedJob] = field(default_factory=dict)
     _free: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # ranks that are up, by what is free
     _generation: int = 0  # grows whenever something that was not to be had may be now
@@ -98,7 +98,7 @@ class Scheduler:
     # --- rooms ---
 
     def set_up(self, rank: int, *, up: bool) -> None:
-        room = self.rooms[rank]
+        room = self.ranks[rank]
         if room.up == up:
             return
         if up:
@@ -109,12 +109,12 @@ class Scheduler:
             self._leave(room)
             room.up = False
 
-    def _enter(self, room: Room) -> None:
+    def _enter(self, room: RankCapacity) -> None:
         self._changes += 1
         if room.up:
             insort(self._free.setdefault((room.cores_free, room.gpus_free), []), room.rank)
 
-    def _leave(self, room: Room) -> None:
+    def _leave(self, room: RankCapacity) -> None:
         self._changes += 1
         if room.up:
             key = (room.cores_free, room.gpus_free)
@@ -128,12 +128,12 @@ class Scheduler:
     def submit(self, job: QueuedJob, *, first: bool = False) -> None:
         """``first``: again, after its node was lost; it keeps its place."""
         if first:
-            self.line.appendleft(job)
+            self.queue.appendleft(job)
             self._blocked = None
         else:
-            self.line.append(job)
+            self.queue.append(job)
 
-    def never(self, shape: Shape) -> str:
+    def why_infeasible(self, shape: Shape) -> str:
         """Why no rank of the site, up or not, could ever serve the shape; "" where they could."""
         if shape not in self._never:
             self._never[shape] = self._why_never(shape)
@@ -142,11 +142,11 @@ class Scheduler:
     def _why_never(self, shape: Shape) -> str:
         eligible = self._matching(shape.constraint)
         there = sum(
-            room_for(shape, room.cores, room.gpus, whole=True)
-            for room in self.rooms.values()
+            count_fits(shape, room.cores, room.gpus, whole=True)
+            for room in self.ranks.values()
             if room.rank in eligible
         )
-        want, what = want_of(shape)
+        want, what = wanted_count(shape)
         if there >= want:
             return ""
         each = f"{shape.cores_per_slot} cores" + (f" and {shape.gpus_per_slot} GPUs" if shape.gpus_per_slot else "")
@@ -155,24 +155,24 @@ class Scheduler:
     def start_ready(self, now_s: float) -> list[QueuedJob]:
         """Start what can start now, in order."""
         started: list[QueuedJob] = []
-        while self.line:
-            job = self.line[0]
+        while self.queue:
+            job = self.queue[0]
             if self._blocked == (job.id, self._generation):
                 break
             grants = self._fit(job.shape)
             if grants is None:
                 self._blocked = (job.id, self._generation)
                 break
-            self.line.popleft()
+            self.queue.popleft()
             started.append(self._give(job, grants, now_s))
-        if self.line and self.queue_policy is QueuePolicy.BACKFILL:
+        if self.queue and self.queue_policy is QueuePolicy.BACKFILL:
             started += self._backfill(now_s)
         return started
 
     def finish(self, job: QueuedJob) -> None:
         del self.running[job.id]
         for grant in job.grants:
-            room = self.rooms[grant.rank]
+            room = self.ranks[grant.rank]
             self._leave(room)
             room.cores_free += grant.cores
             room.gpus_free += grant.gpus
@@ -180,9 +180,9 @@ class Scheduler:
             self._enter(room)
         self._generation += 1
 
-    def _give(self, job: QueuedJob, grants: tuple[Grant, ...], now_s: float) -> QueuedJob:
+    def _give(self, job: QueuedJob, grants: tuple[GrantCounts, ...], now_s: float) -> QueuedJob:
         for grant in grants:
-            room = self.rooms[grant.rank]
+            room = self.ranks[grant.rank]
             self._leave(room)
             room.cores_free -= grant.cores
             room.gpus_free -= grant.gpus
@@ -195,35 +195,35 @@ class Scheduler:
 
     # --- what fits ---
 
-    def suits(self, shape: Shape, rank: int) -> bool:
+    def matches_constraint(self, shape: Shape, rank: int) -> bool:
         """Whether the shape's constraint holds there."""
         return rank in self._matching(shape.constraint)
 
     def _matching(self, constraint: Constraint) -> AbstractSet[int]:
         if constraint == ANYWHERE:
-            return self.rooms.keys()
+            return self.ranks.keys()
         if constraint not in self._eligible:
             self._eligible[constraint] = frozenset(
                 room.rank
-                for room in self.rooms.values()
+                for room in self.ranks.values()
                 if holds(constraint, properties=room.properties, host=room.host, rank=room.rank)
             )
         return self._eligible[constraint]
 
-    def _fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[Grant, ...] | None:
+    def _fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[GrantCounts, ...] | None:
         """Worst fit: the most free cores first, then GPUs, then the lowest rank. None where there is not enough.
 
         Rooms with as much free are alike, but for whether they are whole, and whether they suit.
         """
-        want, _ = want_of(shape)
-        most = (len(ranks) * room_for(shape, *free, whole=True) for free, ranks in self._free.items())
+        want, _ = wanted_count(shape)
+        most = (len(ranks) * count_fits(shape, *free, whole=True) for free, ranks in self._free.items())
         if sum(most) < want:
             return None
         eligible = self._matching(shape.constraint)
-        everywhere = len(eligible) == len(self.rooms)
-        grants: list[Grant] = []
+        everywhere = len(eligible) == len(self.ranks)
+        grants: list[GrantCounts] = []
         for cores, gpus in sorted(self._free, reverse=True):
-            fits = room_for(shape, cores, gpus, whole=True)
+            fits = count_fits(shape, cores, gpus, whole=True)
             if fits == 0:
                 if cores < shape.cores_per_slot:
                     break  # nor do those that have less
@@ -231,7 +231,7 @@ class Scheduler:
             for rank in self._free[cores, gpus]:
                 if rank in without or not (everywhere or rank in eligible):
                     continue
-                if shape.exclusive and not self.rooms[rank].whole:
+                if shape.exclusive and not self.ranks[rank].is_empty:
                     continue
                 grants.append(_grant(rank, cores, gpus, shape, min(fits, want)))
                 want -= min(fits, want)
@@ -246,14 +246,14 @@ class Scheduler:
 
         Until something changes whoever could not start cannot, for time only runs out: those are not tried again.
         """
-        stands = self.line[0].id, self._changes
+        stands = self.queue[0].id, self._changes
         tried = self._tried[1] if self._tried[0] == stands else 0
-        behind = list(islice(self.line, 1 + tried, 1 + BACKFILL_DEPTH))
+        behind = list(islice(self.queue, 1 + tried, 1 + BACKFILL_DEPTH))
         if not behind:
             return []
         started: list[QueuedJob] = []
         in_vain: set[tuple[Shape, bool]] = set()  # what is free only shrinks
-        starts_s, kept = self._reservation(self.line[0].shape)
+        starts_s, kept = self._reservation(self.queue[0].shape)
         for job in behind:
             ends_in_time = now_s + (job.limit_s or math.inf) <= starts_s
             if (job.shape, ends_in_time) in in_vain:
@@ -262,7 +262,7 @@ class Scheduler:
             if grants is None:
                 in_vain |= {(job.shape, ends_in_time), (job.shape, False)}
                 continue
-            self.line.remove(job)
+            self.queue.remove(job)
             started.append(self._give(job, grants, now_s))
         self._tried = stands, tried + len(behind)
         return started
@@ -271,13 +271,13 @@ class Scheduler:
         """When the first in line could start on what is up, as jobs run to their limits, and on which ranks."""
         eligible = self._matching(shape.constraint)
         free = {
-            rank: (self.rooms[rank].cores_free, self.rooms[rank].gpus_free, self.rooms[rank].jobs)
+            rank: (self.ranks[rank].cores_free, self.ranks[rank].gpus_free, self.ranks[rank].jobs)
             for ranks in self._free.values()
             for rank in ranks
             if rank in eligible
         }
-        want, _ = want_of(shape)
-        there = sum(room_for(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        want, _ = wanted_count(shape)
+        there = sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
         for job in sorted(self.running.values(), key=lambda job: (job.ends_by_s, job.id)):
             if job.ends_by_s == math.inf:
                 break
@@ -285,35 +285,35 @@ class Scheduler:
                 if grant.rank in free:
                     cores, gpus, jobs = free[grant.rank]
                     free[grant.rank] = now = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
-                    there += room_for(shape, now[0], now[1], whole=now[2] == 0)
-                    there -= room_for(shape, cores, gpus, whole=jobs == 0)
-            if there >= want and (kept := first_that_serve(shape, free)) is not None:
+                    there += count_fits(shape, now[0], now[1], whole=now[2] == 0)
+                    there -= count_fits(shape, cores, gpus, whole=jobs == 0)
+            if there >= want and (kept := choose_ranks(shape, free)) is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
 
 
-def first_that_serve(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> frozenset[int] | None:
+def choose_ranks(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> frozenset[int] | None:
     """The ranks that would serve the shape, worst fit, given what is free on each and how many jobs run there."""
-    want, _ = want_of(shape)
+    want, _ = wanted_count(shape)
     kept: list[int] = []
     for rank, (cores, gpus, jobs) in sorted(free.items(), key=lambda item: (-item[1][0], -item[1][1], item[0])):
         if want <= 0:
             break
-        fits = room_for(shape, cores, gpus, whole=jobs == 0)
+        fits = count_fits(shape, cores, gpus, whole=jobs == 0)
         if fits:
             kept.append(rank)
             want -= fits
     return frozenset(kept) if want <= 0 else None
 
 
-def want_of(shape: Shape) -> tuple[int, str]:
+def wanted_count(shape: Shape) -> tuple[int, str]:
     """How many of what has to be found: nodes where the shape counts nodes (or takes them whole), else slots."""
     if shape.nodes is not None:
         return shape.nodes, "nodes with slots"
     return shape.slots, "whole nodes" if shape.exclusive else "slots"
 
 
-def room_for(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
+def count_fits(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
     """How many of what is wanted there is room for: nodes (0 or 1), or slots."""
     if shape.exclusive:
         return int(whole and cores >= max(1, shape.cores_per_slot) and gpus >= shape.gpus_per_slot)
@@ -323,9 +323,9 @@ def room_for(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
     return slots if shape.nodes is None else int(slots >= shape.slots)
 
 
-def _grant(rank: int, cores: int, gpus: int, shape: Shape, fits: int) -> Grant:
+def _grant(rank: int, cores: int, gpus: int, shape: Shape, fits: int) -> GrantCounts:
     """``cores``, ``gpus``: what is free there."""
     if shape.exclusive:
-        return Grant(rank, cores, gpus)
+        return GrantCounts(rank, cores, gpus)
     slots = fits if shape.nodes is None else shape.slots
-    return Grant(rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)
+    return GrantCounts(rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)

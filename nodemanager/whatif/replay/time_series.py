@@ -8,7 +8,7 @@ BINS_MAX = 960
 
 
 @dataclass(slots=True)
-class Series:
+class TimeSeries:
     """A step function of time, added up in bins whose width doubles as it grows."""
 
     width_s: float = 60.0

@@ -10,10 +10,10 @@ from math import inf
 
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.whatif.cloud.cloud import Machine, life_of
-from nodemanager.whatif.replay.lower_bounds import Demand
+from nodemanager.whatif.cloud.cloud import ReplayMachine, time_breakdown
+from nodemanager.whatif.replay.lower_bounds import UnitDemand
 from nodemanager.whatif.replay.sched_simple import QueuedJob
-from nodemanager.whatif.replay.time_series import Series
+from nodemanager.whatif.replay.time_series import TimeSeries
 
 SLOWDOWN_FLOOR_S = 10.0  # shorter jobs count as this long, as is the custom
 CHURN_S = 600.0
@@ -42,7 +42,7 @@ class TypeBill:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RunTotals:
     """The books of one run."""
 
     jobs: int = 0
@@ -66,24 +66,24 @@ class Ledger:
     bills: dict[TypeName, TypeBill] = field(default_factory=dict)
     unserved_by: Counter[str] = field(default_factory=Counter)
     unserved_names: list[tuple[str, str]] = field(default_factory=list)
-    waiting: Series = field(default_factory=Series)
-    nodes: Series = field(default_factory=Series)
-    busy: Series = field(default_factory=Series)
-    demand: Demand | None = None  # what the lower bounds are reckoned from
+    waiting: TimeSeries = field(default_factory=TimeSeries)
+    nodes: TimeSeries = field(default_factory=TimeSeries)
+    busy: TimeSeries = field(default_factory=TimeSeries)
+    unit_demand: UnitDemand | None = None  # what the lower bounds are reckoned from
     _capped_from_s: float | None = None
     _lately_gone: dict[TypeName, deque[float]] = field(default_factory=dict)
 
     # --- jobs ---
 
-    def submitted(self, job: QueuedJob) -> None:
+    def note_submitted(self, job: QueuedJob) -> None:
         del job
         self.jobs += 1
 
-    def started(self, job: QueuedJob) -> None:
-        if self.demand is not None:
-            self.demand.began(job.id, job.shape, job.started_s or 0.0)
+    def note_started(self, job: QueuedJob) -> None:
+        if self.unit_demand is not None:
+            self.unit_demand.begin_job(job.id, job.shape, job.started_s or 0.0)
 
-    def ended(self, job: QueuedJob, now_s: float) -> None:
+    def note_ended(self, job: QueuedJob, now_s: float) -> None:
         """What it waited is all that it did not run to its end: a run that was lost too."""
         self.jobs_ended += 1
         wait_s = (job.started_s or 0.0) - job.submitted_s
@@ -91,23 +91,23 @@ class Ledger:
         self.slowdowns.append(max(1.0, (wait_s + job.run_s) / max(job.run_s, SLOWDOWN_FLOOR_S)))
         self.last_job_s = now_s
         self.work_core_s += job.run_s * sum(grant.cores for grant in job.grants)
-        if self.demand is not None:
-            self.demand.ended(job.id, job.shape, job.run_s, now_s)
+        if self.unit_demand is not None:
+            self.unit_demand.end_job(job.id, job.shape, job.run_s, now_s)
 
-    def lost(self, job: QueuedJob, now_s: float) -> None:
+    def note_lost(self, job: QueuedJob, now_s: float) -> None:
         """What it ran until now was for nothing: one of its nodes went away."""
         self.lost_core_s += (now_s - (job.started_s or 0.0)) * sum(grant.cores for grant in job.grants)
-        if self.demand is not None:
-            self.demand.lost(job.id, job.shape)
+        if self.unit_demand is not None:
+            self.unit_demand.lose_job(job.id, job.shape)
 
-    def unserved(self, name: str, why: str) -> None:
+    def note_unserved(self, name: str, why: str) -> None:
         self.unserved_by[why] += 1
         if len(self.unserved_names) < UNSERVED_MAX:
             self.unserved_names.append((name, why))
 
     # --- nodes ---
 
-    def created(self, machine: Machine) -> None:
+    def note_created(self, machine: ReplayMachine) -> None:
         self.boots += 1
         gone = self._lately_gone.get(machine.node_type.name)
         while gone:
@@ -116,10 +116,10 @@ class Ledger:
                 self.churn += 1
                 break
 
-    def gone(self, machine: Machine, now_s: float) -> None:
+    def note_gone(self, machine: ReplayMachine, now_s: float) -> None:
         node_type = machine.node_type
         bill = self.bills.setdefault(node_type.name, TypeBill(str(node_type.market)))
-        life = life_of(machine, now_s)
+        life = time_breakdown(machine, now_s)
         bill.nodes += 1
         bill.cost += life.cost
         bill.paid_s += life.paid_s
@@ -139,13 +139,13 @@ class Ledger:
 
     # --- time ---
 
-    def note(self, now_s: float, waiting: int, nodes: int, busy: int, *, capped: bool) -> None:
+    def note_state(self, now_s: float, waiting: int, nodes: int, busy: int, *, capped: bool) -> None:
         self.peak_nodes = max(self.peak_nodes, nodes)
         self.waiting.note(now_s, waiting)
         self.nodes.note(now_s, nodes)
         self.busy.note(now_s, busy)
-        if self.demand is not None:
-            self.demand.settle(now_s)
+        if self.unit_demand is not None:
+            self.unit_demand.settle(now_s)
         if capped and self._capped_from_s is None:
             self.cap_hits += 1
             self._capped_from_s = now_s
@@ -154,9 +154,9 @@ class Ledger:
             self._capped_from_s = None
 
     def close(self, now_s: float) -> None:
-        self.note(now_s, 0, 0, 0, capped=False)
-        if self.demand is not None:
-            self.demand.settle(inf)
+        self.note_state(now_s, 0, 0, 0, capped=False)
+        if self.unit_demand is not None:
+            self.unit_demand.settle(inf)
         self.ended_s = now_s
 
     @property

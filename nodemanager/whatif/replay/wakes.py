@@ -14,7 +14,7 @@ from nodemanager.core.reasons import Figure, Reason
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.node_index import roll_of
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
@@ -42,7 +42,7 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     held = False
     leads_s = {name: timings.stop_lead_s(snapshot, name, policy) for name in policy.types}
     decided = made.decided
-    for id_, node in roll_of(snapshot).restless.items():
+    for id_, node in node_index_of(snapshot).to_check.items():
         reason = decided.get(id_)
         if reason is None or node.call is not None:
             continue  # it is at work; or the answer to its call says how it goes on

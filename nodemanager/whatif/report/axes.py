@@ -37,7 +37,7 @@ def steps(low: float, high: float, count: int = 5, least: float = 0.0) -> list[f
     return [round(index * step, 9) for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def written_money(marks: Sequence[float]) -> list[str]:
+def format_money(marks: Sequence[float]) -> list[str]:
     """All of an axis in one unit."""
     most = max(map(abs, marks), default=0.0)
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 
 from nodemanager.whatif.replay.result import Curve, Outcome
-from nodemanager.whatif.report.axes import Labels, Scale, rule, scale, steps, svg, text, wait_marks, written_money
-from nodemanager.whatif.report.findings import shortened, span
-from nodemanager.whatif.study.study import pareto
+from nodemanager.whatif.report.axes import Labels, Scale, format_money, rule, scale, steps, svg, text, wait_marks
+from nodemanager.whatif.report.findings import format_span, shorten
+from nodemanager.whatif.study.study import pareto_front
 
 WIDTH = 860.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
@@ -86,7 +86,7 @@ def _log(wait_s: float) -> float:
 def _cost_axis(plane: Plane, low: float, high: float) -> list[str]:
     marks = steps(low, high)
     parts = []
-    for mark, said in zip(marks, written_money(marks), strict=True):
+    for mark, said in zip(marks, format_money(marks), strict=True):
         y = plane.y(mark)
         parts += [rule(LEFT, y, WIDTH - RIGHT, y), text(LEFT - 8, y + 4, said, "tick", "end")]
     parts.append(text(LEFT - 8, TOP - 14, "cost", "axis", "end"))
@@ -96,12 +96,12 @@ def _cost_axis(plane: Plane, low: float, high: float) -> list[str]:
 def _points(group: Group, plane: Plane) -> list[str]:
     parts = []
     if group.joined and len(group.outcomes) > 1:
-        places = (plane.place(it) for it in pareto(list(group.outcomes)))
+        places = (plane.place(it) for it in pareto_front(list(group.outcomes)))
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{line}" class="line {group.kind}"/>')
     for outcome in group.outcomes:
         x, y = plane.place(outcome)
-        said = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {span(outcome.wait_mean_s)}")
+        said = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {format_span(outcome.wait_mean_s)}")
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if group.joined else 6}" class="dot {group.kind}">'
             f"<title>{said}</title></circle>"
@@ -112,7 +112,7 @@ def _points(group: Group, plane: Plane) -> list[str]:
 def _named(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
     """A step of a sweep is named by its value."""
     name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
-    return labels.write(*plane.place(outcome), shortened(name, NAME_MAX), "tick" if group.joined else "label")
+    return labels.write(*plane.place(outcome), shorten(name, NAME_MAX), "tick" if group.joined else "label")
 
 
 # --- over time --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
     x = scale(0.0, most, left, right)
     marks = steps(0.0, most)
     parts: list[str] = []
-    for mark, said in zip(marks, written_money(marks), strict=True):
+    for mark, said in zip(marks, format_money(marks), strict=True):
         parts += [rule(x(mark), top, x(mark), height - BOTTOM)]
         parts += [text(x(mark), height - BOTTOM + 17, said, "tick", "middle")]
     for index, outcome in enumerate(outcomes):
@@ -198,7 +198,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
 
 
 def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
-    parts = [text(left - 10, y + 14, shortened(outcome.policy, NAME_MAX), "label", "end")]
+    parts = [text(left - 10, y + 14, shorten(outcome.policy, NAME_MAX), "label", "end")]
     paid = 0.0
     for kind, name in parts_there([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))

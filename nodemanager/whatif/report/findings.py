@@ -9,7 +9,7 @@ NOTABLE = 0.05  # of the longer of two waits
 NOTABLE_S = 10.0
 
 
-def comparison(main: Outcome, other: Outcome) -> str:
+def compare(main: Outcome, other: Outcome) -> str:
     """In a few words, what the site's policy is beside another: "12 % cheaper, p95 wait 3 minutes longer".
 
     Where they serve not as many jobs, neither is cheaper or quicker than the other: it does something else.
@@ -43,7 +43,7 @@ def _wait(main: Outcome, other: Outcome) -> str:
 def _longer(by_s: float) -> str:
     if abs(by_s) < 1.0:
         return "the same"
-    return f"{span(abs(by_s))} {'longer' if by_s > 0 else 'shorter'}"
+    return f"{format_span(abs(by_s))} {'longer' if by_s > 0 else 'shorter'}"
 
 
 def _notable(one_s: float, other_s: float) -> bool:
@@ -53,7 +53,7 @@ def _notable(one_s: float, other_s: float) -> bool:
 UNITS = (("day", "d", 86_400.0), ("hour", "h", 3600.0), ("minute", "min", 60.0))
 
 
-def span(duration_s: float) -> str:
+def format_span(duration_s: float) -> str:
     """A duration as people say it: "3.5 hours"."""
     for unit, _, length_s in UNITS:
         if duration_s >= 2 * length_s:
@@ -61,7 +61,7 @@ def span(duration_s: float) -> str:
     return f"{duration_s:.0f} second{'' if round(duration_s) == 1 else 's'}"
 
 
-def short_span(duration_s: float) -> str:
+def format_short_span(duration_s: float) -> str:
     """The same for a table, to three figures: "3.52 h"."""
     for _, unit, length_s in UNITS:
         if duration_s >= 2 * length_s:
@@ -73,7 +73,7 @@ def _brief(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")
 
 
-def shortened(name: str, letters: int) -> str:
+def shorten(name: str, letters: int) -> str:
     """A name in so many letters. Its end is kept: by that the values of a sweep, and paths, are told apart."""
     return name if len(name) <= letters else f"…{name[len(name) - letters + 1 :]}"
 
@@ -84,21 +84,21 @@ def headline(study: Study) -> str:
     if said:
         return said[0]
     main = study.main
-    return f"{_left(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {span(main.wait_p95_s)}."
+    return f"{_left(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {format_span(main.wait_p95_s)}."
 
 
 def sentences(study: Study) -> list[str]:
     """What the site is beside each other one, and what the sweep has to offer beside the site."""
     main = study.main
     said = [
-        f"{main.policy} beside {name}: {comparison(main, other)}."
+        f"{main.policy} beside {name}: {compare(main, other)}."
         for name, other in {**study.compared, **study.baselines}.items()
     ]
     served = max((it.jobs_served for it in study.swept.values()), default=0)
     if served:
         alike = [it for it in study.swept.values() if it.jobs_served == served]
         best = min(alike, key=lambda it: (it.cost, it.wait_mean_s))
-        said.append(f"{best.policy}, the cheapest of the sweep, beside {main.policy}: {comparison(best, main)}.")
+        said.append(f"{best.policy}, the cheapest of the sweep, beside {main.policy}: {compare(best, main)}.")
     return [f"{_left(main)}{said[0]}", *said[1:]] if said else said
 
 

@@ -7,8 +7,8 @@ from html import escape
 
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report import charts
-from nodemanager.whatif.report.findings import comparison, headline, sentences, short_span, span
-from nodemanager.whatif.study.study import Bounds, Study, cost_at_wait
+from nodemanager.whatif.report.findings import compare, format_short_span, format_span, headline, sentences
+from nodemanager.whatif.study.study import CostBounds, Study, cost_at_wait
 
 STYLE = """
 :root { --paper: #fbfaf8; --card: #ffffff; --ink: #1d1f23; --soft: #5c6068; --grid: #e4e2dd; --main: #1f6fd0;
@@ -61,7 +61,7 @@ BOUND_NAMES = ("no fleet costs less with every job starting as on fixed", "no fl
 DRAWN_MAX = 3  # runs whose nodes and queue are drawn over time
 
 
-def written_report(study: Study) -> str:
+def render_report(study: Study) -> str:
     """The page, as text."""
     runs = study.outcomes
     drawn = runs[:DRAWN_MAX] if study.compared or study.baselines else runs[:1]
@@ -107,8 +107,9 @@ def _about(study: Study) -> str:
     unserved = sum(main.jobs_unserved.values())
     left = f", {unserved} of them not served" if unserved else ""
     return (
-        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {span(main.ended_s)}. Site {study.site.path.name}, "
-        f"seed {study.site.simulation.seed}. Costs are estimates in the currency of the site's prices."
+        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {format_span(main.ended_s)}. "
+        f"Site {study.site.path.name}, seed {study.site.simulation.seed}. "
+        "Costs are estimates in the currency of the site's prices."
     )
 
 
@@ -175,10 +176,10 @@ def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
         outcome.policy,
         f"{outcome.cost:,.2f}",
         f"{study.main.cost / outcome.cost:.3f}" if alike else "",
-        short_span(outcome.wait_mean_s),
-        short_span(outcome.wait_median_s),
-        short_span(outcome.wait_p95_s),
-        short_span(outcome.wait_p99_s),
+        format_short_span(outcome.wait_mean_s),
+        format_short_span(outcome.wait_median_s),
+        format_short_span(outcome.wait_p95_s),
+        format_short_span(outcome.wait_p99_s),
         f"{outcome.slowdown_mean:,.1f}",
         f"{outcome.jobs_served:,}",
         f"{sum(outcome.jobs_unserved.values()):,}",
@@ -196,7 +197,7 @@ def _node_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.creates_refused:,}",
         f"{outcome.churn:,}",
         f"{outcome.cap_hits:,} times",
-        short_span(outcome.capped_s),
+        format_short_span(outcome.capped_s),
         f"{outcome.peak_nodes:,}",
     )
 
@@ -263,7 +264,7 @@ def _most_served(study: Study) -> int:
     return max(run.jobs_served for run in study.outcomes)
 
 
-def _bounds(bounds: Bounds, main: Outcome, fixed: Outcome | None) -> str:
+def _bounds(bounds: CostBounds, main: Outcome, fixed: Outcome | None) -> str:
     alike = bounds.work and (fixed is None or main.serves_as_many(fixed))
     over = f": this site is at {main.cost / bounds.work:.3f} of it" if alike else ""
     served = f" that serves the {fixed.jobs_served:,} jobs of the fixed cluster" if fixed and not alike else ""
@@ -293,7 +294,7 @@ def _differences(study: Study) -> list[str]:
             _html_table(
                 ("key", study.main.policy, name), [(key, *both) for key, both in changes.items()], kind="words"
             ),
-            escape(f"{study.main.policy} beside {name}: {comparison(study.main, study.compared[name])}."),
+            escape(f"{study.main.policy} beside {name}: {compare(study.main, study.compared[name])}."),
         )
         for name, changes in study.differences.items()
     ]

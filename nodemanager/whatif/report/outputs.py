@@ -20,7 +20,7 @@ class OutputClosed(OutputError):
 
 
 @contextmanager
-def opened(option: str, given: str | None) -> Iterator[int | None]:
+def open_output(option: str, given: str | None) -> Iterator[int | None]:
     """The file of an option, open to be written; None where none is given. It holds what it held, until then.
 
     One that was not there, and that nothing came into, is gone in the end. Raises :class:`OutputError`.
@@ -79,7 +79,7 @@ def check_standard_output() -> None:
 
 
 @contextmanager
-def saying(file: TextIO) -> Iterator[None]:
+def flushed_output(file: TextIO) -> Iterator[None]:
     """What is printed there goes out, all of it.
 
     Raises :class:`OutputError`, and :class:`OutputClosed` where nobody reads on.

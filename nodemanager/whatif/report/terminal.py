@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.findings import headline, sentences, short_span, shortened
+from nodemanager.whatif.report.findings import format_short_span, headline, sentences, shorten
 from nodemanager.whatif.study.study import TELL_EVERY, Study
 
 WIDTH_MAX = 10_000  # letters: of what has no width
@@ -41,7 +41,7 @@ class Bar:
 
 
 @contextmanager
-def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
+def progress_bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -52,7 +52,7 @@ def bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
         yield Bar(progress, jobs_about)
 
 
-def summary(study: Study, console: Console) -> None:
+def print_summary(study: Study, console: Console) -> None:
     """Print the study. No figure is cut: where lines are too short for one, they are longer than the terminal's.
 
     What is no terminal has no lines of a length: a table is as wide as it is.
@@ -125,7 +125,7 @@ def _runs(study: Study, name_room: int) -> Table:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for outcome in study.outcomes:
         name, *figures = _row(outcome, study.main)
-        cells = [Text(cell) for cell in (shortened(name, name_room), *figures)]
+        cells = [Text(cell) for cell in (shorten(name, name_room), *figures)]
         table.add_row(*cells, style="bold" if outcome is study.main else None)
     return table
 
@@ -147,8 +147,8 @@ def _row(outcome: Outcome, main: Outcome) -> tuple[str, ...]:
         f"{outcome.cost / main.cost:.3f}"
         if main.cost and (outcome is main or outcome.serves_as_many(main))
         else "",
-        short_span(outcome.wait_mean_s),
-        short_span(outcome.wait_p95_s),
+        format_short_span(outcome.wait_mean_s),
+        format_short_span(outcome.wait_p95_s),
         f"{outcome.utilisation:.0%}",
         str(outcome.boots),
         str(outcome.peak_nodes),

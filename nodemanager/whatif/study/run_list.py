@@ -13,7 +13,7 @@ from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import QueuePolicy
 from nodemanager.core.slots import Market
 from nodemanager.whatif.replay.baselines import BASELINES
-from nodemanager.whatif.study.run_pool import Run
+from nodemanager.whatif.study.run_pool import PolicyRun
 from nodemanager.whatif.study.variants import Sweep, SweepError, read_sweep, variants
 from nodemanager.whatif.workload.workload import WorkloadError
 
@@ -22,29 +22,29 @@ from nodemanager.whatif.workload.workload import WorkloadError
 class Asked:
     """Every run of a study, ``main`` the site as it stands. ``caution``: in what it is not what was asked for."""
 
-    main: Run
-    compared: Sequence[Run]
-    swept: Sequence[Run]
-    baselines: Sequence[Run]
+    main: PolicyRun
+    compared: Sequence[PolicyRun]
+    swept: Sequence[PolicyRun]
+    baselines: Sequence[PolicyRun]
     caution: str = ""
 
     @property
-    def in_turn(self) -> tuple[Run, ...]:
+    def all_runs(self) -> tuple[PolicyRun, ...]:
         return (self.main, *self.compared, *self.swept, *self.baselines)
 
 
-def runs_asked(site: Site, chosen: argparse.Namespace) -> Asked:
+def list_runs(site: Site, chosen: argparse.Namespace) -> Asked:
     """What is to be run. Raises :class:`SweepError` and :class:`~nodemanager.config.site.ConfigError`.
 
     What ``--actors`` cannot do is a :class:`WorkloadError`.
     """
     sweep = read_sweep(chosen.sweep) if chosen.sweep else Sweep("", ())
-    swept = [Run(name, variant, actors=chosen.actors) for name, variant in variants(site, sweep)]
-    baselines = [Run(name, site, baseline=True) for name in _baselines(chosen.baselines)]
-    own, *others = names_of((str(site.path), *chosen.compare), {*BASELINES, *(run.name for run in swept)})
-    main = Run(own, site, actors=chosen.actors, journal=Path(chosen.journal) if chosen.journal else None)
+    swept = [PolicyRun(name, variant, actors=chosen.actors) for name, variant in variants(site, sweep)]
+    baselines = [PolicyRun(name, site, baseline=True) for name in _baselines(chosen.baselines)]
+    own, *others = name_runs((str(site.path), *chosen.compare), {*BASELINES, *(run.name for run in swept)})
+    main = PolicyRun(own, site, actors=chosen.actors, event_log=Path(chosen.journal) if chosen.journal else None)
     compared = [
-        Run(name, seeded(load_site(path, with_credentials=False), chosen.seed), actors=chosen.actors)
+        PolicyRun(name, with_seed(load_site(path, with_credentials=False), chosen.seed), actors=chosen.actors)
         for name, path in zip(others, chosen.compare, strict=True)
     ]
     if chosen.actors:
@@ -52,14 +52,14 @@ def runs_asked(site: Site, chosen: argparse.Namespace) -> Asked:
     return Asked(main, compared, swept, baselines, sweep.caution)
 
 
-def seeded(site: Site, seed: int | None) -> Site:
+def with_seed(site: Site, seed: int | None) -> Site:
     """The site with another seed, where one is given."""
     if seed is None:
         return site
     return replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
 
 
-def names_of(paths: Sequence[str], others: AbstractSet[str]) -> list[str]:
+def name_runs(paths: Sequence[str], others: AbstractSet[str]) -> list[str]:
     """What runs are called by their sites' files: the name of each, or its path where that would not tell it apart.
 
     ``others``: what runs are called that have no file of their own.
@@ -74,7 +74,7 @@ def names_of(paths: Sequence[str], others: AbstractSet[str]) -> list[str]:
     return names
 
 
-def _check_actors(runs: Iterable[Run]) -> None:
+def _check_actors(runs: Iterable[PolicyRun]) -> None:
     """Raises :class:`WorkloadError` for what a site asks for and the simulated Flux and cloud do not do."""
     for run in runs:
         if run.site.policy.queue_policy is not QueuePolicy.FIFO:
@@ -89,7 +89,7 @@ def _check_actors(runs: Iterable[Run]) -> None:
                 f"{run.name}: --actors takes back no spot node: spot_reclaims_per_hour above 0 can only be "
                 "replayed without --actors"
             )
-        if run.journal is not None:
+        if run.event_log is not None:
             raise WorkloadError("--journal is not for --actors, which writes none")
 
 

@@ -22,22 +22,22 @@ from typing import Any, BinaryIO
 
 from nodemanager.config.site import Site
 from nodemanager.service import logs
-from nodemanager.service.child_processes import end_with
+from nodemanager.service.child_processes import end_with_parent
 from nodemanager.whatif.replay.actor_replay import ActorReplay
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.study.study import TELL_EVERY, Bounds, Progress, Runner
+from nodemanager.whatif.study.study import TELL_EVERY, CostBounds, Progress, Runner
 from nodemanager.whatif.workload.workload import Oddities, WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One policy: the site's own, or a baseline by its name. ``journal``: where the site's own is written to."""
 
     name: str
     site: Site
     baseline: bool = False
     actors: bool = False
-    journal: Path | None = None
+    event_log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Done:
     """
 
     outcome: Outcome
-    bounds: Bounds | None = None
+    bounds: CostBounds | None = None
     oddities: Oddities = field(default_factory=Oddities)
-    journal_fault: str = ""
+    event_log_fault: str = ""
 
 
 class _Sink(TextIOWrapper):
@@ -78,23 +78,23 @@ class _Sink(TextIOWrapper):
         self.fault = self.fault or f"not all of it could be written: {error.strerror}"
 
 
-def done(runner: Runner, run: Run) -> Done:
+def execute(runner: Runner, run: PolicyRun) -> Done:
     """Run it here and now."""
     if run.baseline:
-        return Done(*runner.baseline(run.name, run.site))
+        return Done(*runner.run_baseline(run.name, run.site))
     oddities = Oddities()
     if run.actors:
         jobs = islice(runner.workload.read(oddities), runner.jobs_max)
         replay = ActorReplay(run.site, runner.workload, jobs, lambda count: runner.progress(run.name, count))
         return Done(replay.run(run.name), oddities=oddities)
-    if run.journal is None:
-        return Done(runner.production(run.name, run.site, oddities=oddities), oddities=oddities)
-    with _Sink(run.journal.open("wb")) as sink:
-        outcome = runner.production(run.name, run.site, sink, oddities)
-    return Done(outcome, oddities=oddities, journal_fault=sink.fault)
+    if run.event_log is None:
+        return Done(runner.run_production(run.name, run.site, oddities=oddities), oddities=oddities)
+    with _Sink(run.event_log.open("wb")) as sink:
+        outcome = runner.run_production(run.name, run.site, sink, oddities)
+    return Done(outcome, oddities=oddities, event_log_fault=sink.fault)
 
 
-def all_done(runner: Runner, runs: Sequence[Run], processes: int) -> Generator[Done, None, None]:
+def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Generator[Done, None, None]:
     """What each came to, in their order; so many at once. What one raises is raised where it would be told.
 
     Whatever ends this early ends the processes too, in the midst of their work; so does the end of this process.
@@ -102,7 +102,7 @@ def all_done(runner: Runner, runs: Sequence[Run], processes: int) -> Generator[D
     """
     at_once = min(processes, len(runs))
     if at_once <= 1:
-        yield from (done(runner, run) for run in runs)
+        yield from (execute(runner, run) for run in runs)
         return
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -173,7 +173,7 @@ _here: list[Runner] = []  # the one that this process was begun with
 
 def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection) -> None:
     logs.configure(logging.CRITICAL)
-    end_with(watched)
+    end_with_parent(watched)
 
     def tell(run: str, jobs: int) -> None:
         if jobs % TELL_EVERY == 0:
@@ -183,8 +183,8 @@ def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection)
     _here[:] = [replace(runner, progress=tell)]
 
 
-def _done(run: Run) -> Done:
-    return done(_here[0], run)
+def _done(run: PolicyRun) -> Done:
+    return execute(_here[0], run)
 
 
 def _nobody(run: str, jobs: int) -> None:

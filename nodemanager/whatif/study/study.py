@@ -11,14 +11,14 @@ from typing import TextIO
 from nodemanager.config.site import Site
 from nodemanager.service.service import policy_of
 from nodemanager.whatif.cloud.learned import Learned
-from nodemanager.whatif.cloud.parameters import Figure, conditions_of
+from nodemanager.whatif.cloud.parameters import Figure, cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES
-from nodemanager.whatif.replay.engine import Ground, Manager, Stage
-from nodemanager.whatif.replay.lower_bounds import Cover, Demand
-from nodemanager.whatif.replay.planner_driver import Production
-from nodemanager.whatif.replay.result import Outcome, outcome_of
-from nodemanager.whatif.replay.totals import Ledger
-from nodemanager.whatif.workload.event_log import Journal
+from nodemanager.whatif.replay.engine import Decider, ReplayEngine, RunSetup
+from nodemanager.whatif.replay.lower_bounds import UnitDemand, WindowCover
+from nodemanager.whatif.replay.planner_driver import PlannerDriver
+from nodemanager.whatif.replay.result import Outcome, build_outcome
+from nodemanager.whatif.replay.totals import RunTotals
+from nodemanager.whatif.workload.event_log import EventLog
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload
 
 Progress = Callable[[str, int], None]  # the run, and how many jobs have come
@@ -26,7 +26,7 @@ TELL_EVERY = 64  # jobs: what is shown, and passed on from another process
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CostBounds:
     """What no fleet can undercut that serves as many jobs (:mod:`bound`), in the site's currency."""
 
     same_starts: float  # with every job starting when it did on the fixed cluster
@@ -44,7 +44,7 @@ class Study:
     differences: dict[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
     swept: dict[str, Outcome] = field(default_factory=dict)
     baselines: dict[str, Outcome] = field(default_factory=dict)
-    bounds: Bounds | None = None
+    bounds: CostBounds | None = None
     oddities: Oddities = field(default_factory=Oddities)
     cloud: tuple[Figure, ...] = ()  # what the simulated cloud does, and where that is from
 
@@ -63,44 +63,50 @@ class Runner:
     jobs_max: int | None = None
     learned: Learned | None = None
 
-    def production(
+    def run_production(
         self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
     ) -> Outcome:
         """The site's own policy, by the production code."""
-        journal = Journal(sink)
-        manager = Production(policy_of(site), journal)
-        return self._run(name, self._ground(site), manager, Ledger(), journal, oddities or Oddities())
+        journal = EventLog(sink)
+        manager = PlannerDriver(policy_of(site), journal)
+        return self._run(name, self._ground(site), manager, RunTotals(), journal, oddities or Oddities())
 
-    def baseline(self, name: str, site: Site) -> tuple[Outcome, Bounds]:
+    def run_baseline(self, name: str, site: Site) -> tuple[Outcome, CostBounds]:
         """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
         ground = self._ground(site)
-        loses = any(habit.lost_per_hour for habit in ground.conditions.habits.values())
-        demand = Demand(Cover(site.node_types), loses_lives=loses)
+        loses = any(habit.lost_per_hour for habit in ground.conditions.behaviours.values())
+        demand = UnitDemand(WindowCover(site.node_types), loses_lives=loses)
         manager = BASELINES[name](fixed_ranks(site, self.workload))
-        outcome = self._run(name, ground, manager, Ledger(demand=demand), Journal(), Oddities())
-        return outcome, Bounds(float(demand.cover.cost()), float(demand.work_cost()))
+        outcome = self._run(name, ground, manager, RunTotals(unit_demand=demand), EventLog(), Oddities())
+        return outcome, CostBounds(float(demand.cover.cost()), float(demand.work_cost()))
 
-    def _ground(self, site: Site) -> Ground:
+    def _ground(self, site: Site) -> RunSetup:
         return ground_of(site, self.workload, self.learned)
 
     def _run(
-        self, name: str, ground: Ground, manager: Manager, ledger: Ledger, journal: Journal, oddities: Oddities
+        self,
+        name: str,
+        ground: RunSetup,
+        manager: Decider,
+        ledger: RunTotals,
+        journal: EventLog,
+        oddities: Oddities,
     ) -> Outcome:
         began_s = time.perf_counter()
-        journal.begun(name, ground.seed, ground.start_at)
-        stage = Stage(ground, ledger, journal)
-        stage.play(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
+        journal.write_run(name, ground.seed, ground.start_at)
+        stage = ReplayEngine(ground, ledger, journal)
+        stage.run(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
         took_s = time.perf_counter() - began_s
-        return outcome_of(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
+        return build_outcome(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
 
     def _jobs(self, oddities: Oddities) -> Iterator[TraceJob]:
         return islice(self.workload.read(oddities), self.jobs_max)
 
 
-def ground_of(site: Site, workload: Workload, learned: Learned | None = None) -> Ground:
+def ground_of(site: Site, workload: Workload, learned: Learned | None = None) -> RunSetup:
     """The site's nodes and limits, and the cloud as it was learned or as ``[Simulation]`` has it."""
-    conditions, _ = conditions_of(site, learned)
-    return Ground(
+    conditions, _ = cloud_conditions(site, learned)
+    return RunSetup(
         node_types=site.node_types,
         nodes_max=site.limits.nodes_max,
         price_per_hour_max=site.limits.price_per_hour_max,
@@ -139,7 +145,7 @@ def cost_at_wait(points: list[Outcome], other: Outcome) -> float | None:
     of them the cheapest counts: nobody has to use the patience that is there.
     """
     wait_s = other.wait_mean_s
-    front = pareto([it for it in points if it.serves_as_many(other)])
+    front = pareto_front([it for it in points if it.serves_as_many(other)])
     if not front or front[0].wait_mean_s > wait_s:
         return None
     for before, after in pairwise(front):
@@ -149,7 +155,7 @@ def cost_at_wait(points: list[Outcome], other: Outcome) -> float | None:
     return front[-1].cost
 
 
-def pareto(points: list[Outcome]) -> list[Outcome]:
+def pareto_front(points: list[Outcome]) -> list[Outcome]:
     """Of those that serve the most jobs, those that no other one beats in both cost and mean wait.
 
     The shortest wait comes first; there are none where no job is served.

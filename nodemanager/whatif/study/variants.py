@@ -11,14 +11,21 @@ from itertools import pairwise
 from pydantic import ValidationError
 
 from nodemanager.config.site import Site
-from nodemanager.config.text.settings import Limits, Policy, Settings, Simulation, Timing, keys_of
+from nodemanager.config.text.settings import (
+    LimitsSettings,
+    PolicySettings,
+    SectionSettings,
+    SimulationSettings,
+    TimingSettings,
+    allowed_keys,
+)
 from nodemanager.core.notation import NotationError, format_fsd, parse_fsd
 
-SECTIONS: Mapping[str, type[Settings]] = {
-    "policy": Policy,
-    "timing": Timing,
-    "limits": Limits,
-    "simulation": Simulation,
+SECTIONS: Mapping[str, type[SectionSettings]] = {
+    "policy": PolicySettings,
+    "timing": TimingSettings,
+    "limits": LimitsSettings,
+    "simulation": SimulationSettings,
 }
 STEPS = 7
 STEPS_MAX = 100
@@ -79,7 +86,7 @@ def _between(low: float, high: float, count: int, write: Callable[[float, int], 
     return [mark for mark in dict.fromkeys(written) if low < parse_fsd(mark) < high]
 
 
-def _written_as(settings: type[Settings], name: str) -> Callable[[float, int], str]:
+def _written_as(settings: type[SectionSettings], name: str) -> Callable[[float, int], str]:
     """How a key's values are written, in so many figures."""
     if name.endswith("_s"):
         return _duration
@@ -117,13 +124,13 @@ def _field(key: str) -> tuple[str, str]:
     """The section that has a key, and the field's name there."""
     for section, settings in SECTIONS.items():
         for name, field in settings.model_fields.items():
-            if key in (name, field.validation_alias) and key in keys_of(settings):
+            if key in (name, field.validation_alias) and key in allowed_keys(settings):
                 return section, name
-    known = [name for settings in SECTIONS.values() for name in keys_of(settings)]
+    known = [name for settings in SECTIONS.values() for name in allowed_keys(settings)]
     raise SweepError(f'--sweep: no such key "{key}"; known are {", ".join(known)}')
 
 
-def _with(settings: Settings, name: str, key: str, value: str) -> Settings:
+def _with(settings: SectionSettings, name: str, key: str, value: str) -> SectionSettings:
     # What the site does not say stays unsaid: a run tells the two apart.
     kept = {other: getattr(settings, other) for other in settings.model_fields_set if other != name}
     try:
@@ -146,7 +153,7 @@ def differences(one: Site, other: Site) -> Mapping[str, tuple[str, str]]:
 def _written(site: Site) -> dict[str, str]:
     written: dict[str, str] = {}
     for section in (*SECTIONS, "cloud"):
-        settings: Settings = getattr(site, section)
+        settings: SectionSettings = getattr(site, section)
         for name, field in type(settings).model_fields.items():
             value = getattr(settings, name)
             shown = _shown(name, value)

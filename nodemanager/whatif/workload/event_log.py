@@ -15,21 +15,21 @@ from typing import Any, TextIO
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import NodeType
-from nodemanager.history.store.shapes import read_shape, written_shape
+from nodemanager.history.store.shapes import shape_from_json, shape_to_json
 from nodemanager.whatif.workload.swf import VALUE_MAX
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
 
 
 @dataclass(slots=True)
-class Journal:
+class EventLog:
     """Writes to ``sink``; without one it writes nothing."""
 
     sink: TextIO | None = None
 
-    def begun(self, policy: str, seed: int, start_at: float) -> None:
+    def write_run(self, policy: str, seed: int, start_at: float) -> None:
         self._write({"what": "run", "policy": policy, "seed": seed, "start_at": start_at})
 
-    def submitted(self, at_s: float, job: TraceJob) -> None:
+    def write_submitted(self, at_s: float, job: TraceJob) -> None:
         if self.sink is not None:
             self._write(
                 {
@@ -39,21 +39,21 @@ class Journal:
                     "run_s": job.run_s,
                     "limit_s": job.limit_s,
                     "userid": job.userid,
-                    "shape": written_shape(job.shape),
+                    "shape": shape_to_json(job.shape),
                 }
             )
 
-    def refused(self, at_s: float, job: str, why: str) -> None:
+    def write_unserved(self, at_s: float, job: str, why: str) -> None:
         self._write({"at": at_s, "what": "unserved", "job": job, "why": why})
 
-    def started(self, at_s: float, job: str, ranks: Iterable[int]) -> None:
+    def write_started(self, at_s: float, job: str, ranks: Iterable[int]) -> None:
         if self.sink is not None:
             self._write({"at": at_s, "what": "start", "job": job, "ranks": list(ranks)})
 
-    def ended(self, at_s: float, job: str) -> None:
+    def write_ended(self, at_s: float, job: str) -> None:
         self._write({"at": at_s, "what": "end", "job": job})
 
-    def created(self, at_s: float, node: str, slot: str, node_type: NodeType) -> None:
+    def write_created(self, at_s: float, node: str, slot: str, node_type: NodeType) -> None:
         if self.sink is not None:
             self._write(
                 {
@@ -68,10 +68,10 @@ class Journal:
                 }
             )
 
-    def gone(self, at_s: float, node: str, why: str) -> None:
+    def write_gone(self, at_s: float, node: str, why: str) -> None:
         self._write({"at": at_s, "what": "gone", "node": node, "why": why})
 
-    def decided(self, at_s: float, order: str, subject: str, why: str) -> None:
+    def write_decided(self, at_s: float, order: str, subject: str, why: str) -> None:
         self._write({"at": at_s, "what": "decided", "order": order, "subject": subject, "because": why})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Journal:
             self.sink.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def open_journal(path: Path) -> Workload:
+def open_event_log(path: Path) -> Workload:
     """The jobs of a run, from its journal. A line that no run wrote is an error: without it, it is another run."""
     try:
         with _opened(path) as file:
@@ -118,7 +118,7 @@ def _job(text: str, latest_s: float) -> TraceJob | None:
     at_s = _measure(line, "at")
     if at_s < latest_s:
         raise ValueError(f"at is {at_s}, before that of the job above")
-    name, userid, shape = line["job"], line["userid"], read_shape(line["shape"])
+    name, userid, shape = line["job"], line["userid"], shape_from_json(line["shape"])
     if not (isinstance(name, str) and _is_count(userid, 0) and _is_whole(shape)):
         raise ValueError("its job, userid or shape are not what they should be")
     return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)

@@ -29,7 +29,7 @@ ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores"
 INSTANCE_TIMEOUT_S = 120.0  # for a list of all that the instance remembers
 
 
-def open_history(path: Path, file: TextIO | None = None) -> Workload:
+def open_flux_jobs(path: Path, file: TextIO | None = None) -> Workload:
     """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
     try:
         said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def open_history(path: Path, file: TextIO | None = None) -> Workload:
         raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
 
 
-def open_instance(uri: str) -> Workload:
+def open_running_instance(uri: str) -> Workload:
     """All jobs that a running instance still remembers; ``""`` is the instance that encloses us."""
     where = uri or "the enclosing instance (FLUX_URI)"
     try:

@@ -9,8 +9,8 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from nodemanager.history.store.reader import JournalReader, JournalUnreadable
-from nodemanager.history.store.shapes import read_shape
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
+from nodemanager.history.store.shapes import shape_from_json
 from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNREADABLE
 from nodemanager.whatif.workload.swf import NO_LIMIT, OVERRUN
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
@@ -25,19 +25,19 @@ KINDS = {
 }
 
 
-def open_recorded(path: Path) -> Workload:
+def open_service_history(path: Path) -> Workload:
     """The jobs of a journal that have ended by now; the service may go on writing it.
 
     Raises :class:`WorkloadError`.
     """
-    reader = JournalReader(path)
+    reader = HistoryReader(path)
     try:
-        until_at = reader.jobs_until()  # each policy reads it by itself, and is to get the same jobs
-        count = reader.jobs_count()
+        until_at = reader.last_job_ended_at()  # each policy reads it by itself, and is to get the same jobs
+        count = reader.count_jobs()
         # It begins with the first job that is replayed, not with one that was cancelled long before.
         with closing(_read(reader, 0.0, until_at, Oddities())) as jobs:
             start_at = next((job.submit_s for job in jobs), 0.0)
-    except (JournalUnreadable, WorkloadError) as error:
+    except (HistoryUnreadable, WorkloadError) as error:
         raise WorkloadError(
             f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
             "service has run under this one"
@@ -46,14 +46,14 @@ def open_recorded(path: Path) -> Workload:
 
 
 def _read(
-    reader: JournalReader, start_at: float, until_at: float, oddities: Oddities
+    reader: HistoryReader, start_at: float, until_at: float, oddities: Oddities
 ) -> Generator[TraceJob, None, None]:
     try:
         for row in reader.jobs(until_at):
             job = _job(row, start_at, oddities)
             if job is not None:
                 yield job
-    except JournalUnreadable as error:
+    except HistoryUnreadable as error:
         raise WorkloadError(str(error)) from error
 
 
@@ -66,7 +66,7 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
         oddities.note(UNREADABLE, place)  # the file is spoilt where SQLite takes no notice
         return None
     try:
-        shape = read_shape(json.loads(row["shape"]))
+        shape = shape_from_json(json.loads(row["shape"]))
     except (ValueError, KeyError, TypeError, IndexError):
         oddities.note(UNREADABLE, place)
         return None

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from nodemanager.config.site import Site
-from nodemanager.history.store.schema import FILE
-from nodemanager.whatif.workload.event_log import open_journal
-from nodemanager.whatif.workload.flux_jobs import open_history, open_instance
-from nodemanager.whatif.workload.from_history import open_recorded
+from nodemanager.history.store.schema import HISTORY_FILE
+from nodemanager.whatif.workload.event_log import open_event_log
+from nodemanager.whatif.workload.flux_jobs import open_flux_jobs, open_running_instance
+from nodemanager.whatif.workload.from_history import open_service_history
 from nodemanager.whatif.workload.swf import open_swf
 from nodemanager.whatif.workload.synthetic import open_synthetic
 from nodemanager.whatif.workload.workload import Processors, Workload, WorkloadError
@@ -24,18 +24,18 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     """
     path = Path(name)
     if name == "-":
-        return open_history(Path("standard input"), sys.stdin)
+        return open_flux_jobs(Path("standard input"), sys.stdin)
     if name == "flux":
-        return open_instance(site.flux.uri)
+        return open_running_instance(site.flux.uri)
     if name.endswith((".swf", ".swf.gz")):
         return open_swf(path, each)
-    kept = journal_of(name, site)
+    kept = history_path(name, site)
     if kept is not None:
-        return open_recorded(kept)
+        return open_service_history(kept)
     if path.suffix == ".jsonl":
-        return open_journal(path)
+        return open_event_log(path)
     if path.suffix == ".json":
-        return open_history(path)
+        return open_flux_jobs(path)
     if ":" in name:
         return open_synthetic(name, _largest(site, each), each)
     raise WorkloadError(
@@ -45,10 +45,10 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     )
 
 
-def journal_of(name: str, site: Site) -> Path | None:
+def history_path(name: str, site: Site) -> Path | None:
     """The file of the service's journal that WORKLOAD names; None where it names something else."""
     if name == "journal":
-        return site.state_dir / FILE
+        return site.state_dir / HISTORY_FILE
     if Path(name).suffix == ".sqlite" or name.startswith("journal:"):
         return Path(name.removeprefix("journal:"))
     return None

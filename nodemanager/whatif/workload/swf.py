@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_of
+from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_for
 
 FIELDS = 18
 # Which field is which, counted from 0.
@@ -150,7 +150,7 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
         limit_s = run_s
     if values[BEFORE] > 0:
         oddities.note(FOLLOWS, place)
-    shape = shape_of(math.ceil(processors), each)
+    shape = shape_for(math.ceil(processors), each)
     return TraceJob(fields[NUMBER], values[SUBMIT], run_s, limit_s, shape, max(0, int(values[USER])))
 
 

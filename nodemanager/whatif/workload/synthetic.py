@@ -14,14 +14,14 @@ from random import Random
 from typing import Any
 
 from nodemanager.core.notation import NotationError, parse_fsd
-from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_of
+from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_for
 
 LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # users ask for more than they need, by one of these
 LIMIT_STEP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelOptions:
     """``KIND:key=value,...``: what a synthetic workload is to be like."""
 
     jobs: int = 10_000
@@ -52,12 +52,14 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     )
 
 
-def _read(model: Model, asked: Asked, procs: int, each: Processors, oddities: Oddities) -> Iterator[TraceJob]:
+def _read(
+    model: Model, asked: ModelOptions, procs: int, each: Processors, oddities: Oddities
+) -> Iterator[TraceJob]:
     del oddities  # a model makes none
     return model(asked, procs, each)
 
 
-def _asked(text: str, rest: str) -> Asked:
+def _asked(text: str, rest: str) -> ModelOptions:
     readers: Mapping[str, tuple[str, Callable[[str], float]]] = {
         "jobs": ("jobs", int),
         "seed": ("seed", int),
@@ -78,21 +80,21 @@ def _asked(text: str, rest: str) -> Asked:
             raise WorkloadError(f'{text}: "{value}" is no value for {key}') from error
         if not 0 <= values[name] < math.inf or (key != "seed" and values[name] == 0):
             raise WorkloadError(f"{text}: {key} must be above 0")
-    return Asked(**values)
+    return ModelOptions(**values)
 
 
 def _limit_s(run_s: float, draws: Random) -> float:
     return math.ceil(run_s * draws.choice(LIMIT_FACTORS) / LIMIT_STEP_S + 1e-9) * LIMIT_STEP_S
 
 
-def _poisson(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
+def _poisson(asked: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
     """Arrivals at random, run times exponential, sizes even between 1 and the largest."""
     draws = Random(f"poisson/{asked.seed}")
     at_s = 0.0
     for number in range(1, asked.jobs + 1):
         at_s += draws.expovariate(1.0 / asked.every_s)
         run_s = max(1.0, draws.expovariate(1.0 / asked.run_s))
-        shape = shape_of(draws.randint(1, procs), each)
+        shape = shape_for(draws.randint(1, procs), each)
         yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape, draws.randint(1, 20))
 
 
@@ -108,7 +110,7 @@ DAY = (8.1737, 3.9631)  # gamma of the half hour of the day
 BUCKETS, BUCKET_S, DAY_BEGINS = 48, 1800.0, 11
 
 
-def _lublin(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
+def _lublin(asked: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
     draws = Random(f"lublin/{asked.seed}")
     top = math.log2(max(2, procs))
     arrivals = _arrivals(draws)
@@ -116,7 +118,9 @@ def _lublin(asked: Asked, procs: int, each: Processors) -> Iterator[TraceJob]:
         at_s = next(arrivals) / asked.speed
         size = min(procs, _size(draws, top))
         run_s = _run_s(draws, size)
-        yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape_of(size, each), draws.randint(1, 50))
+        yield TraceJob(
+            str(number), at_s, run_s, _limit_s(run_s, draws), shape_for(size, each), draws.randint(1, 50)
+        )
 
 
 def _size(draws: Random, top: float) -> int:
@@ -170,7 +174,7 @@ def _day_weights() -> list[float]:
     return [density / mean for density in densities]
 
 
-Model = Callable[[Asked, int, Processors], Iterator[TraceJob]]
+Model = Callable[[ModelOptions, int, Processors], Iterator[TraceJob]]
 MODELS: Mapping[str, Model] = {
     "lublin": _lublin,
     "poisson": _poisson,

@@ -68,7 +68,7 @@ class Workload:
     header: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def shape_of(processors: int, each: Processors) -> Shape:
+def shape_for(processors: int, each: Processors) -> Shape:
     """What a job of so many processors asks Flux for."""
     if each is Processors.NODES:
         return Shape(nodes=processors, slots=1, cores_per_slot=1, exclusive=True)

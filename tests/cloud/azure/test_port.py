@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.azure.port import AzureCloud, Placement
+from nodemanager.cloud.azure.port import AzureCloud, AzurePlacement
 from nodemanager.cloud.common.names import unique_name
 from nodemanager.cloud.common.retrying_port import READ_TRIES
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, Leftover, LeftoverKind, ProviderId
@@ -95,7 +95,7 @@ def cloud_at(service: Service) -> AzureCloud:
         driver,
         "westeurope",
         "ssh-ed25519 AAAA",
-        {TypeName("small"): Placement("net/subnet", "1")},
+        {TypeName("small"): AzurePlacement("net/subnet", "1")},
         CLUSTER,
         CLUSTER_UUID,
         a_script,

@@ -18,11 +18,11 @@ from nodemanager.cloud.common.libcloud_port import (
     LibcloudPort,
     NodeRequest,
     classify,
-    identity_in,
-    refusal,
-    retry_after_s,
+    cloud_error,
+    identity_from_tags,
+    parse_retry_after,
 )
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId, Reach
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId, QuotaScope
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type
 
@@ -47,19 +47,19 @@ class TestClassify:
     @pytest.mark.parametrize(
         ("detail", "reach"),
         [
-            ("VcpuLimitExceeded: you have requested more vCPU capacity than your limit of 32", Reach.TYPE),
-            ("InstanceLimitExceeded: 20 of m5.large", Reach.TYPE),
-            ("MaxSpotInstanceCountExceeded: enough", Reach.MARKET),
+            ("VcpuLimitExceeded: you have requested more vCPU capacity than your limit of 32", QuotaScope.TYPE),
+            ("InstanceLimitExceeded: 20 of m5.large", QuotaScope.TYPE),
+            ("MaxSpotInstanceCountExceeded: enough", QuotaScope.MARKET),
             ("VolumeLimitExceeded: enough", None),
-            ("Quota exceeded for cores: Requested 8, but already used 17 of 20 cores", Reach.TYPE),
+            ("Quota exceeded for cores: Requested 8, but already used 17 of 20 cores", QuotaScope.TYPE),
             ("Quota exceeded for instances: Requested 1, but already used 10 of 10 instances", None),
-            ("Quota 'CPUS_ALL_REGIONS' exceeded. Limit: 12.0 globally.", Reach.TYPE),
-            ("Quota 'NVIDIA_T4_GPUS' exceeded", Reach.TYPE),
+            ("Quota 'CPUS_ALL_REGIONS' exceeded. Limit: 12.0 globally.", QuotaScope.TYPE),
+            ("Quota 'NVIDIA_T4_GPUS' exceeded", QuotaScope.TYPE),
         ],
     )
-    def test_a_quota_reaches_as_far_as_the_provider_says(self, detail: str, reach: Reach | None) -> None:
-        assert refusal(FailureKind.QUOTA, detail).reach is reach
-        assert refusal(FailureKind.CAPACITY, detail).reach is None
+    def test_a_quota_reaches_as_far_as_the_provider_says(self, detail: str, reach: QuotaScope | None) -> None:
+        assert cloud_error(FailureKind.QUOTA, detail).quota_scope is reach
+        assert cloud_error(FailureKind.CAPACITY, detail).quota_scope is None
 
     @pytest.mark.parametrize(
         ("error", "creating", "otherwise"),
@@ -144,11 +144,11 @@ class TestRetryAfter:
         ],
     )
     def test_is_a_wait_in_seconds_or_until_a_moment(self, header: str, wait_s: float) -> None:
-        assert retry_after_s(header, NOW_AT) == pytest.approx(wait_s)
+        assert parse_retry_after(header, NOW_AT) == pytest.approx(wait_s)
 
     @given(st.text())
     def test_whatever_comes_is_a_wait_within_bounds(self, header: str) -> None:
-        assert 0 <= retry_after_s(header, NOW_AT) <= 300
+        assert 0 <= parse_retry_after(header, NOW_AT) <= 300
 
 
 class ScriptedDriver(NodeDriver):
@@ -193,7 +193,7 @@ class TestLibcloudPort:
         (request,) = port.requests
         assert (request.client_token, request.name) == ("token-1", f"{CLUSTER}-node-1")
         assert request.user_data == a_script(a_launch(), a_type())
-        assert created.identity == identity_in(request.tags)
+        assert created.identity == identity_from_tags(request.tags)
 
     @pytest.mark.parametrize(
         ("state", "seen"),
@@ -227,9 +227,9 @@ class TestLibcloudPort:
         port = ScriptedPort(ScriptedDriver([]))
         port.create(a_launch(), a_type())
         tags = port.requests[0].tags
-        assert identity_in(tags) is not None
+        assert identity_from_tags(tags) is not None
         for name in tags:
-            assert identity_in({tag: value for tag, value in tags.items() if tag != name}) is None
+            assert identity_from_tags({tag: value for tag, value in tags.items() if tag != name}) is None
 
     def test_list_that_fails_is_a_failure_and_not_an_empty_list(self) -> None:
         with pytest.raises(CloudError) as failed:

@@ -19,15 +19,15 @@ from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 
 pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
 
-from nodemanager.actors.manager import Published
-from nodemanager.cli.cloud_test import USER_DATA, CloudTest, site_of_the_test
-from nodemanager.cloud.common.libcloud_port import identity_in
+from nodemanager.actors.manager import Publication
+from nodemanager.cli.cloud_test import USER_DATA, CloudTest, make_test_site
+from nodemanager.cloud.common.libcloud_port import identity_from_tags
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.slots import Rank, Slot
-from nodemanager.service.service import Outside, Service
+from nodemanager.service.service import Service, SitePorts
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -103,7 +103,7 @@ class Loop:
     site: Site
     front: MotoFront
     world: World = field(default_factory=lambda: World(seed=1, start_at=time.time()))
-    published: Published | None = None
+    published: Publication | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -112,9 +112,9 @@ class Loop:
         self.flux = SimulatedFlux(self.world, self.site.node_types, slots)
         clock = ScaledClock(self.world, TIME_SCALE)
         self.front.wall_at = clock.wall_at
-        self.front.on_running = lambda made: self.flux.node_booted(self._as_node(made))
-        self.front.on_end = lambda made: self.flux.node_ended(self._as_node(made))
-        outside = Outside(
+        self.front.on_running = lambda made: self.flux.on_node_booted(self._as_node(made))
+        self.front.on_end = lambda made: self.flux.on_node_ended(self._as_node(made))
+        outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "loop"),
             cloud=cloud_factory(self.site, a_script, clock),
@@ -145,7 +145,7 @@ class Loop:
             self.stopped.wait(0.02)
 
     def all_went(self) -> bool:
-        return not (self.flux.active_jobs() or self.flux.records or self.front.standing())
+        return not (self.flux.active_jobs() or self.flux.leases or self.front.standing())
 
     def none_is_busy(self) -> bool:
         nodes = self.published.snapshot.nodes.values() if self.published is not None else ()
@@ -155,11 +155,11 @@ class Loop:
         while not self.stopped.wait(0.01):
             step()
 
-    def _publish(self, published: Published) -> None:
+    def _publish(self, published: Publication) -> None:
         self.published = published
 
     def _as_node(self, made: Any) -> CloudNode:
-        return CloudNode(ProviderId(made.id), CloudState.RUNNING, identity_in(tags_of(made)))
+        return CloudNode(ProviderId(made.id), CloudState.RUNNING, identity_from_tags(tags_of(made)))
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_jobs_bring_instances_that_run_them_and_leave_nothing_behind(loop: Loop)
     loop.until(loop.all_went, "every instance to go")
 
     made = loop.front.instances().values()
-    identities = [identity_in(tags_of(instance)) for instance in made]
+    identities = [identity_from_tags(tags_of(instance)) for instance in made]
     assert all(identity is not None and identity.cluster_uuid == loop.site.cluster_uuid for identity in identities)
     slots = {str(identity.slot) for identity in identities if identity is not None}
     assert {"small1", "small2", "small3", "gpu1"} <= slots
@@ -203,7 +203,7 @@ def test_an_instance_that_is_taken_away_under_its_job_is_replaced_and_swept_up_a
     volume = loop.front.backend.create_volume(size=8, zone_name=f"{REGION}a")
     volume.add_tags({"fnm:cluster": "lab", "fnm:cluster-uuid": loop.site.cluster_uuid, "fnm:launch": "of-yore"})
     loop.flux.submit(Shape(nodes=1, slots=1, cores_per_slot=1, exclusive=True), run_s=10_000.0)
-    loop.until(lambda: any(True for _ in loop.flux.holders()), "the job to run")
+    loop.until(lambda: any(True for _ in loop.flux.held_grants()), "the job to run")
     (instance,) = loop.front.standing()
     loop.front.end(instance.id, "Server.SpotInstanceTermination", "Spot instance termination")
     loop.until(lambda: not loop.flux.active_jobs(), "the job to die with its node")
@@ -217,7 +217,7 @@ def test_an_instance_that_is_taken_away_under_its_job_is_replaced_and_swept_up_a
 
 def test_the_test_of_an_account_passes_on_ec2_and_leaves_nothing(tmp_path: Path) -> None:
     front = MotoFront()
-    site = site_of_the_test(a_site(tmp_path, front))
+    site = make_test_site(a_site(tmp_path, front))
     port = cloud_factory(site, lambda *_: USER_DATA, SystemClock())()
     said: list[str] = []
     try:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from nodemanager.cloud.common.libcloud_port import node_request
-from nodemanager.cloud.ec2.credentials import InstanceRole, Keys, key_source, keys_given
-from nodemanager.cloud.ec2.driver import Action, Ec2Driver, Endpoint, endpoint_of
+from nodemanager.cloud.ec2.credentials import InstanceRoleKeys, Keys, configured_keys, key_source
+from nodemanager.cloud.ec2.driver import Action, Ec2Driver, Ec2Endpoint, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
-from nodemanager.cloud.ec2.replies import Disk, document, instance, refusal_in
-from nodemanager.cloud.ec2.run_instances import Placement, client_token, run_instances
+from nodemanager.cloud.ec2.replies import Disk, error_text_in, node_from_instance, parse_xml
+from nodemanager.cloud.ec2.run_instances import Ec2Placement, client_token, run_instances
 from nodemanager.core.nodes import CloudState, FailureKind
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_script, a_type
@@ -54,13 +54,13 @@ def test_a_region_that_libcloud_does_not_know_is_a_region(region: str) -> None:
 @pytest.mark.parametrize(
     ("url", "endpoint"),
     [
-        ("https://ec2.example.org", Endpoint("r", "ec2.example.org", 443, secure=True)),
-        ("https://ec2.example.org:8443", Endpoint("r", "ec2.example.org", 8443, secure=True)),
-        ("http://127.0.0.1:5000", Endpoint("r", "127.0.0.1", 5000, secure=False)),
-        ("http://ec2.example.org", Endpoint("r", "ec2.example.org", 80, secure=False)),
+        ("https://ec2.example.org", Ec2Endpoint("r", "ec2.example.org", 443, secure=True)),
+        ("https://ec2.example.org:8443", Ec2Endpoint("r", "ec2.example.org", 8443, secure=True)),
+        ("http://127.0.0.1:5000", Ec2Endpoint("r", "127.0.0.1", 5000, secure=False)),
+        ("http://ec2.example.org", Ec2Endpoint("r", "ec2.example.org", 80, secure=False)),
     ],
 )
-def test_an_endpoint_is_what_its_url_says(url: str, endpoint: Endpoint) -> None:
+def test_an_endpoint_is_what_its_url_says(url: str, endpoint: Ec2Endpoint) -> None:
     assert endpoint_of("r", url) == endpoint
 
 
@@ -88,8 +88,8 @@ def an_item(inner: str, state: str = "running") -> str:
 def test_a_moment_is_utc_and_one_that_cannot_be_read_is_not_known(
     launch_time: str, created_at: float | None
 ) -> None:
-    item = document(an_item(f"<launchTime>{launch_time}</launchTime>").encode())
-    assert instance(item).created_at == created_at
+    item = parse_xml(an_item(f"<launchTime>{launch_time}</launchTime>").encode())
+    assert node_from_instance(item).created_at == created_at
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_a_moment_is_utc_and_one_that_cannot_be_read_is_not_known(
     ],
 )
 def test_a_state_that_is_not_surely_an_end_costs(state: str, seen: CloudState) -> None:
-    assert instance(document(an_item("", state).encode())).state is seen
+    assert node_from_instance(parse_xml(an_item("", state).encode())).state is seen
 
 
 def test_a_bare_instance_is_seen_as_far_as_it_is_told_of() -> None:
-    seen = instance(document(an_item("<tagSet/>", "terminated").encode()))
+    seen = node_from_instance(parse_xml(an_item("<tagSet/>", "terminated").encode()))
     assert (seen.identity, seen.addresses) == (None, ())
     assert seen.died_because == "unknown cause: EC2 gives no reason"
 
@@ -117,18 +117,18 @@ def test_a_bare_instance_is_seen_as_far_as_it_is_told_of() -> None:
 def test_text_that_says_nothing_of_its_encoding_is_utf_8() -> None:
     tags = "<tagSet><item><key>fnm:slot</key><value>節点</value></item></tagSet>"
     content = an_item(tags).encode()
-    assert "節点" in "".join(document(content).itertext())
+    assert "節点" in "".join(parse_xml(content).itertext())
 
 
 def test_tags_cannot_pretend_to_be_what_is_left_out_of_the_tree() -> None:
     text = escape("<placement></placement><networkInterfaceSet>")
     content = f'<DescribeInstancesResponse xmlns="{NS}"><a>{text}</a></DescribeInstancesResponse>'.encode()
-    assert "".join(document(content).itertext()) == "<placement></placement><networkInterfaceSet>"
+    assert "".join(parse_xml(content).itertext()) == "<placement></placement><networkInterfaceSet>"
 
 
 @given(st.binary(max_size=200))
 def test_whatever_comes_with_an_error_is_read_or_left(content: bytes) -> None:
-    assert isinstance(refusal_in(content), str)
+    assert isinstance(error_text_in(content), str)
 
 
 @pytest.mark.parametrize("namespace", ["", f' xmlns="{NS}"', f' xmlns="{NS[:-1]}"'])
@@ -136,30 +136,30 @@ def test_an_error_is_read_whatever_its_namespace(namespace: str) -> None:
     content = (
         f"<Response{namespace}><Errors><Error><Code>Some</Code><Message>text</Message></Error></Errors></Response>"
     )
-    assert refusal_in(content.encode()) == "Some: text"
+    assert error_text_in(content.encode()) == "Some: text"
 
 
 # --- requests ---------------------------------------------------------------------------------------------
 
 
-def asked(placement: Placement, zone: str = "") -> dict[str, str]:
+def asked(placement: Ec2Placement, zone: str = "") -> dict[str, str]:
     request = node_request(a_launch(), a_type(), CLUSTER, CLUSTER_UUID, a_script)
     return run_instances(replace(request, zone=zone), placement, [Disk("/dev/x", "8")])
 
 
 def test_the_same_launch_asks_for_the_same() -> None:
-    assert asked(Placement()) == asked(Placement())
+    assert asked(Ec2Placement()) == asked(Ec2Placement())
 
 
 def test_a_launch_without_a_zone_goes_to_the_first_one_of_its_type() -> None:
     request = node_request(a_launch(), replace(a_type(), zones=("z-2", "z-1")), CLUSTER, CLUSTER_UUID, a_script)
-    assert run_instances(request, Placement(), [])["Placement.AvailabilityZone"] == "z-2"
-    assert run_instances(request, Placement({"z-1": "s-1", "z-2": "s-2"}), [])["SubnetId"] == "s-2"
+    assert run_instances(request, Ec2Placement(), [])["Placement.AvailabilityZone"] == "z-2"
+    assert run_instances(request, Ec2Placement({"z-1": "s-1", "z-2": "s-2"}), [])["SubnetId"] == "s-2"
 
 
 def test_without_subnets_a_zone_is_named_and_without_a_zone_nothing() -> None:
-    assert asked(Placement(), zone="us-east-1c")["Placement.AvailabilityZone"] == "us-east-1c"
-    assert not [name for name in asked(Placement()) if "Zone" in name or "Subnet" in name]
+    assert asked(Ec2Placement(), zone="us-east-1c")["Placement.AvailabilityZone"] == "us-east-1c"
+    assert not [name for name in asked(Ec2Placement()) if "Zone" in name or "Subnet" in name]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_without_subnets_a_zone_is_named_and_without_a_zone_nothing() -> None:
     [("nodes", "IamInstanceProfile.Name"), ("arn:aws:iam::1:instance-profile/nodes", "IamInstanceProfile.Arn")],
 )
 def test_a_role_is_given_by_its_name_or_its_arn(profile: str, name: str) -> None:
-    assert asked(Placement(instance_profile=profile))[name] == profile
+    assert asked(Ec2Placement(instance_profile=profile))[name] == profile
 
 
 @given(st.text())
@@ -201,15 +201,15 @@ class FrozenClock:
 
 
 def test_keys_are_those_of_the_site_else_of_the_environment() -> None:
-    assert keys_given(GIVEN, ENVIRONMENT) == Keys("AKIASITE", "of-the-site", "")
-    assert keys_given({}, ENVIRONMENT) == Keys("AKIAENV", "of-env", "session")
-    assert keys_given({}, {"AWS_ACCESS_KEY_ID": "AKIAENV"}) is None
+    assert configured_keys(GIVEN, ENVIRONMENT) == Keys("AKIASITE", "of-the-site", "")
+    assert configured_keys({}, ENVIRONMENT) == Keys("AKIAENV", "of-env", "session")
+    assert configured_keys({}, {"AWS_ACCESS_KEY_ID": "AKIAENV"}) is None
     assert key_source(GIVEN, ENVIRONMENT, FrozenClock())() == Keys("AKIASITE", "of-the-site", "")
 
 
 def test_keys_are_shown_nowhere() -> None:
-    assert "of-env" not in repr(keys_given({}, ENVIRONMENT))
-    assert "session" not in repr(keys_given({}, ENVIRONMENT))
+    assert "of-env" not in repr(configured_keys({}, ENVIRONMENT))
+    assert "session" not in repr(configured_keys({}, ENVIRONMENT))
 
 
 @pytest.mark.parametrize("odd", ["SECRET\r", "SECRET\n", "SECRET\u2010", "S\u00d6CRET", "SEC\x00RET"])
@@ -297,7 +297,7 @@ def test_without_keys_those_of_the_instances_role_are_asked_for_and_kept(
 
 def test_they_are_renewed_before_they_expire(service: MetadataService) -> None:
     clock = FrozenClock()
-    keys = InstanceRole(service.url, clock)
+    keys = InstanceRoleKeys(service.url, clock)
     assert keys().access_key_id == "AKIAROLE"
     service.has("AKIANEXT")
     clock.now_at = service.expires_at - 301
@@ -308,7 +308,7 @@ def test_they_are_renewed_before_they_expire(service: MetadataService) -> None:
 
 def test_keys_that_cannot_be_renewed_just_now_are_used_until_they_expire(service: MetadataService) -> None:
     clock = FrozenClock()
-    keys = InstanceRole(service.url, clock)
+    keys = InstanceRoleKeys(service.url, clock)
     keys()
     service.answers.clear()
     clock.now_at = service.expires_at - 200
@@ -345,7 +345,7 @@ def test_an_instance_without_a_role_is_a_matter_of_credentials(damage: Callable[
     damage(service)
     try:
         with pytest.raises(CloudError) as failed:
-            InstanceRole(service.url, FrozenClock())()
+            InstanceRoleKeys(service.url, FrozenClock())()
     finally:
         if damage is not MetadataService.close:
             service.close()

@@ -21,7 +21,7 @@ from libcloud.compute.drivers.ec2 import EC2NodeDriver
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import READ_TRIES_MAX, Action, Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
-from nodemanager.cloud.ec2.run_instances import Placement
+from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, TypeName
@@ -55,7 +55,12 @@ def cloud(front: MotoFront) -> Ec2Cloud:
 
 
 def a_cloud_with(front: MotoFront, **changes: Any) -> Ec2Cloud:
-    settings: dict[str, Any] = {"keys": KEYS, "sleep": lambda _: None, "placement": Placement(), "script": a_script}
+    settings: dict[str, Any] = {
+        "keys": KEYS,
+        "sleep": lambda _: None,
+        "placement": Ec2Placement(),
+        "script": a_script,
+    }
     settings |= changes
     keys = settings["keys"]
     driver = Ec2Driver(endpoint_of(REGION, front.url), lambda: keys, sleep=settings["sleep"])
@@ -259,7 +264,7 @@ def test_a_launch_goes_to_the_subnet_of_its_zone_and_without_a_zone_to_the_first
         zone: next(iter(front.backend.subnets[zone])) for zone in (f"{REGION}b", f"{REGION}a")
     }  # fmt: skip
     group = front.backend.create_security_group("nodes", "of the cluster", vpc_id=_vpc(front)).id
-    cloud = a_cloud_with(front, placement=Placement(subnets=subnets, security_groups=(group,), key_name="ops"))
+    cloud = a_cloud_with(front, placement=Ec2Placement(subnets=subnets, security_groups=(group,), key_name="ops"))
     cloud.create(replace(a_launch("1"), zone=f"{REGION}a"), a_type())
     assert made(front)["SubnetId"] == subnets[f"{REGION}a"]
     cloud.create(a_launch("2"), a_type())
@@ -269,7 +274,7 @@ def test_a_launch_goes_to_the_subnet_of_its_zone_and_without_a_zone_to_the_first
 
 
 def test_a_zone_without_a_subnet_is_a_fault_of_the_site(front: MotoFront) -> None:
-    cloud = a_cloud_with(front, placement=Placement(subnets={f"{REGION}a": "subnet-1"}))
+    cloud = a_cloud_with(front, placement=Ec2Placement(subnets={f"{REGION}a": "subnet-1"}))
     failure = failure_of(lambda: cloud.create(replace(a_launch(), zone=f"{REGION}f"), a_type()))
     assert (failure.kind, f"{REGION}f" in failure.detail) == (FailureKind.CONFIG, True)
 

@@ -12,9 +12,15 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from nodemanager.cloud.gce.credentials import SCOPE, Granted, Tokens, by_key, of_this_instance
+from nodemanager.cloud.gce.credentials import (
+    SCOPE,
+    CachedTokens,
+    TokenGrant,
+    instance_token_fetcher,
+    key_token_fetcher,
+)
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.from_site import login_of
+from nodemanager.cloud.gce.from_site import token_fetcher
 from nodemanager.cloud.gce.port import GceCloud
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
@@ -48,13 +54,13 @@ def google() -> Iterator[Service]:
 
 
 @pytest.fixture(params=["key", "instance"])
-def ask(request: pytest.FixtureRequest, google: Service, pem: str) -> Callable[[], Granted]:
-    return at(google, pem) if request.param == "key" else of_this_instance(google.url)
+def ask(request: pytest.FixtureRequest, google: Service, pem: str) -> Callable[[], TokenGrant]:
+    return at(google, pem) if request.param == "key" else instance_token_fetcher(google.url)
 
 
-def at(service: Service, key: str) -> Callable[[], Granted]:
+def at(service: Service, key: str) -> Callable[[], TokenGrant]:
     parts = urlsplit(service.url)
-    return by_key(ROBOT, key, host=parts.hostname, port=parts.port, secure=False, timeout=5.0)
+    return key_token_fetcher(ROBOT, key, host=parts.hostname, port=parts.port, secure=False, timeout=5.0)
 
 
 def a_token(given: str = "a-token", **changes: object) -> Reply:
@@ -71,8 +77,8 @@ class FrozenClock:
         return self.now_s
 
 
-def cloud_at(service: Service, ask: Callable[[], Granted]) -> GceCloud:
-    driver = GceDriver("project_name", Tokens(ask, FrozenClock()), endpoint=service.url)
+def cloud_at(service: Service, ask: Callable[[], TokenGrant]) -> GceCloud:
+    driver = GceDriver("project_name", CachedTokens(ask, FrozenClock()), endpoint=service.url)
     return GceCloud(driver, {}, CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), sleep=lambda _: None)
 
 
@@ -87,12 +93,12 @@ def says(service: Service, *replies: Reply) -> None:
     service.says(*METADATA, *replies)
 
 
-def test_nothing_is_asked_before_it_must_be(google: Service, ask: Callable[[], Granted]) -> None:
+def test_nothing_is_asked_before_it_must_be(google: Service, ask: Callable[[], TokenGrant]) -> None:
     cloud_at(google, ask)
     assert google.calls == []
 
 
-def test_a_token_serves_for_many_calls(google: Service, ask: Callable[[], Granted]) -> None:
+def test_a_token_serves_for_many_calls(google: Service, ask: Callable[[], TokenGrant]) -> None:
     cloud = cloud_at(google, ask)
     assert [cloud.list_nodes() for _ in range(3)] == [(), (), ()]
     assert {call.headers["authorization"] for call in google.asked(*LIST)} == {"Bearer first"}
@@ -113,12 +119,12 @@ def test_the_metadata_service_is_asked_as_it_wants_to_be_and_past_proxies(
     google: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    ask = login_of({}, {"GCE_METADATA_HOST": urlsplit(google.url).netloc}, 5.0)
+    ask = token_fetcher({}, {"GCE_METADATA_HOST": urlsplit(google.url).netloc}, 5.0)
     assert ask() == ("first", 3600.0)
     assert google.asked(*METADATA)[0].headers["metadata-flavor"] == "Google"
 
 
-def test_seconds_may_come_as_text(google: Service, ask: Callable[[], Granted]) -> None:
+def test_seconds_may_come_as_text(google: Service, ask: Callable[[], TokenGrant]) -> None:
     says(google, a_token(expires_in="3599"))
     assert ask() == ("a-token", 3599.0)
 
@@ -147,7 +153,7 @@ def test_seconds_may_come_as_text(google: Service, ask: Callable[[], Granted]) -
     ids=lambda reply: f"{reply.status} {reply.body[:60]}",
 )
 def test_a_reply_without_a_token_is_asked_for_again_and_not_kept(
-    google: Service, ask: Callable[[], Granted], reply: Reply
+    google: Service, ask: Callable[[], TokenGrant], reply: Reply
 ) -> None:
     # Of a reply without expires_in nothing but a restart of the service got rid; others ended it.
     says(google, *[reply] * 3, a_token("next"))
@@ -160,7 +166,7 @@ def test_a_reply_without_a_token_is_asked_for_again_and_not_kept(
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 def test_a_refused_login_is_a_matter_of_credentials_at_a_create_too(
-    google: Service, ask: Callable[[], Granted], status: int
+    google: Service, ask: Callable[[], TokenGrant], status: int
 ) -> None:
     says(google, said({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, status))
     cloud = cloud_at(google, ask)
@@ -185,7 +191,7 @@ def test_a_machine_without_a_metadata_service_has_no_credentials() -> None:
     with a_service(Service) as service:
         gone = service.url
     with a_service(Service) as service:
-        failed = failure_of(cloud_at(service, of_this_instance(gone)).list_nodes)
+        failed = failure_of(cloud_at(service, instance_token_fetcher(gone)).list_nodes)
     assert failed.kind is FailureKind.CREDENTIALS
     assert failed.detail.startswith("no key is given")
 
@@ -203,7 +209,7 @@ def test_a_key_that_cannot_sign_is_a_matter_of_credentials(
 
 def test_tokens_are_renewed_before_they_end_and_the_old_one_serves_while_that_fails(google: Service) -> None:
     clock = FrozenClock()
-    tokens = Tokens(of_this_instance(google.url), clock)
+    tokens = CachedTokens(instance_token_fetcher(google.url), clock)
     assert tokens.access_token == "first"
     google.says(*METADATA, Reply(503))
     clock.now_s = 3600 - 226
@@ -219,7 +225,7 @@ def test_tokens_are_renewed_before_they_end_and_the_old_one_serves_while_that_fa
 
 def test_a_token_that_has_ended_serves_no_more(google: Service) -> None:
     clock = FrozenClock()
-    tokens = Tokens(of_this_instance(google.url), clock)
+    tokens = CachedTokens(instance_token_fetcher(google.url), clock)
     assert tokens.access_token == "first"
     google.says(*METADATA, Reply(503))
     clock.now_s = 3600

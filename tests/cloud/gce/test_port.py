@@ -12,7 +12,7 @@ import pytest
 from nodemanager.cloud.common.names import launch_digest
 from nodemanager.cloud.common.retrying_port import READ_TRIES
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import LABEL_CLUSTER, LABEL_LAUNCH, POLL_S, POLLED_MAX_S, GceCloud, Placement
+from nodemanager.cloud.gce.port import LABEL_CLUSTER, LABEL_LAUNCH, POLL_MAX_S, POLL_S, GceCloud, GcePlacement
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
@@ -81,7 +81,7 @@ def gce() -> Iterator[Service]:
 
 def cloud_at(service: Service, sleep: Callable[[float], None] = lambda _: None) -> GceCloud:
     driver = GceDriver("project_name", AToken(), endpoint=service.url)
-    placements = {TypeName("small"): Placement("global/networks/default", ZONES)}
+    placements = {TypeName("small"): GcePlacement("global/networks/default", ZONES)}
     return GceCloud(driver, placements, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=sleep)
 
 
@@ -179,7 +179,7 @@ class TestCreate:
         gce.says(*WAIT, said(OPERATION))
         gce.says(*INSTANCE, an_error(404, "notFound"))
         assert create(cloud_at(gce)).state is CloudState.PENDING
-        assert len(gce.asked(*WAIT)) == POLLED_MAX_S / POLL_S
+        assert len(gce.asked(*WAIT)) == POLL_MAX_S / POLL_S
 
     @pytest.mark.parametrize(
         "refused",

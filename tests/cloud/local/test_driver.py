@@ -24,15 +24,15 @@ from nodemanager.cloud.local import store
 from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.faults import Faults
 from nodemanager.cloud.local.port import LocalCloud
-from nodemanager.cloud.local.process import marked, start
-from nodemanager.cloud.local.store import Order
+from nodemanager.cloud.local.process import marked_pids, start
+from nodemanager.cloud.local.store import CreateRequest
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import SystemClock, a_launch, a_type, reap, until
 
 SLEEPER = "#!/bin/sh\nexec sleep 3600\n"
 THE_SAME = "the-same"
-AN_ORDER = Order("node", "small", "image", THE_SAME, {})
+AN_ORDER = CreateRequest("node", "small", "image", THE_SAME, {})
 
 
 class World:
@@ -167,7 +167,7 @@ class TestOutlivingTheManager:
         (record,) = driver.store.read_all()
         driver.store.save(replace(record, ending=local_driver.USER_SHUTDOWN))
         assert listed(world.driver(), node).state == NodeState.TERMINATED
-        assert marked(frozenset([record.id])) == frozenset()
+        assert marked_pids(frozenset([record.id])) == frozenset()
 
     def test_half_made_folder_is_no_node(self, world: World) -> None:
         driver = world.driver()
@@ -195,7 +195,7 @@ class TestDeath:
         os.kill(node.extra["pid"], signal.SIGKILL)
         until(lambda: listed(driver, node).state == NodeState.TERMINATED, "the death to show")
         assert cause(listed(driver, node)) == local_driver.HOST_FAILURE
-        assert marked(frozenset([str(node.id)])) == frozenset()
+        assert marked_pids(frozenset([str(node.id)])) == frozenset()
 
     def test_leaves_no_zombie(self, world: World) -> None:
         driver = world.driver()
@@ -509,10 +509,10 @@ def test_thirty_nodes_from_four_threads_are_thirty_and_all_of_them_end(world: Wo
     driver = world.driver()
     assert [node.id for node in driver.list_nodes()] == sorted(ids)
     until(lambda: {node.state for node in driver.list_nodes()} == {NodeState.RUNNING}, "all to run")
-    assert len(marked(ids)) >= 30
+    assert len(marked_pids(ids)) >= 30
     in_threads([partial(destroy, world.driver(), created[first::4]) for first in range(4)])
     assert {node.state for node in driver.list_nodes()} == {NodeState.TERMINATED}
-    assert marked(ids) == frozenset()
+    assert marked_pids(ids) == frozenset()
 
 
 def destroy(driver: LocalNodeDriver, nodes: list[Node]) -> None:

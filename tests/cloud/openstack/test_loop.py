@@ -11,8 +11,8 @@ import pytest
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
-from nodemanager.cloud.openstack.driver import Account
-from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.core.facts import (
     BrokerStopped,
     Fact,
@@ -37,8 +37,8 @@ from nodemanager.core.orders import (
     RefuseSlots,
     RequeueJob,
     StopBroker,
-    Timely,
     UndrainNode,
+    WithDeadline,
 )
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.plan import Action
@@ -119,7 +119,7 @@ class Loop:
     def tell(self, fact: Fact) -> None:
         self.told.append(fact)
 
-    def must_act(self) -> None:
+    def ensure_actor(self) -> None:
         """Nobody else is there."""
 
     def monotonic_s(self) -> float:
@@ -148,7 +148,7 @@ class Loop:
             case RecordLaunches(launches=launches):
                 self.tell(LaunchesRecorded(launches))
             case CreateNode() | DestroyNode():
-                self.worker.on_receive(Timely(action, self.monotonic_s()))
+                self.worker.on_receive(WithDeadline(action, self.monotonic_s()))
             case EndLease(launch=launch):
                 self.tell(LeaseEnded(launch.id))
             case DrainNode(launch=launch_id):
@@ -167,8 +167,8 @@ class Loop:
         self.world.see(*told)
 
     def _port(self) -> OpenStackCloud:
-        account = Account(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")
-        placements = {TypeName(name): Placement((NETWORK,)) for name in PRICES}
+        account = OpenStackAccount(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")
+        placements = {TypeName(name): OpenStackPlacement((NETWORK,)) for name in PRICES}
         return OpenStackCloud(
             account, placements, CLUSTER, CLUSTER_UUID, lambda *_: "#!/bin/sh\n", self, sleep=lambda _: None
         )
@@ -227,7 +227,9 @@ def test_a_slot_whose_create_is_sent_again_by_a_manager_that_lost_its_memory_get
     loop.run(2)
     (node,) = loop.world.snapshot.nodes.values()
     again = Loop(loop.nova)
-    again.worker.on_receive(Timely(CreateNode(node.launch, again.world.policy.node_types[0]), again.monotonic_s()))
+    again.worker.on_receive(
+        WithDeadline(CreateNode(node.launch, again.world.policy.node_types[0]), again.monotonic_s())
+    )
     (told,) = again.told
     assert isinstance(told, NodeCreated)
     assert loop.nova.made == 1

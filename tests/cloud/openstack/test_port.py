@@ -13,8 +13,8 @@ import pytest
 
 from nodemanager.cloud.common.names import unique_name
 from nodemanager.cloud.common.retrying_port import READ_TRIES
-from nodemanager.cloud.openstack.driver import Account
-from nodemanager.cloud.openstack.port import OpenStackCloud, Placement, cluster_tag, launch_tag
+from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement, cluster_tag, launch_tag
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
@@ -66,8 +66,8 @@ def nova() -> Iterator[Service]:
 
 
 def cloud_at(service: Service, clock: ATime | None = None, **changes: Any) -> OpenStackCloud:
-    placement = changes.pop("placement", Placement(("private",)))
-    account = Account(service.url, "demo", "not-a-secret", project="demo", region="RegionOne")
+    placement = changes.pop("placement", OpenStackPlacement(("private",)))
+    account = OpenStackAccount(service.url, "demo", "not-a-secret", project="demo", region="RegionOne")
     return OpenStackCloud(
         replace(account, **changes),
         {TypeName("small"): placement},
@@ -129,7 +129,7 @@ class TestWhatACreateAsksFor:
         )
 
     def test_what_the_site_adds_is_in_it(self, nova: Service) -> None:
-        placement = Placement((NETWORK, "private"), ("default", "flux"), "key", config_drive=True)
+        placement = OpenStackPlacement((NETWORK, "private"), ("default", "flux"), "key", config_drive=True)
         cloud_at(nova, placement=placement).create(a_launch(), a_nova_type(zones=("az1", "az2"), image=IMAGE))
         (asked,) = nova.asked(*POST)
         server = asked.body["server"]
@@ -160,7 +160,7 @@ class TestWhatACreateAsksFor:
 
     def test_script_that_is_too_long_is_never_sent(self, nova: Service) -> None:
         cloud = OpenStackCloud(
-            Account(nova.url, "demo", "not-a-secret", project="demo"),
+            OpenStackAccount(nova.url, "demo", "not-a-secret", project="demo"),
             {},
             CLUSTER,
             CLUSTER_UUID,

@@ -11,9 +11,9 @@ import pytest
 
 from nodemanager.cloud.ec2.from_site import placements_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
-from nodemanager.cloud.ec2.run_instances import Placement
-from nodemanager.cloud.providers import cautions, cloud_factory
-from nodemanager.config.site import ConfigError, Join, Mode, Provider, Site, load_site
+from nodemanager.cloud.ec2.run_instances import Ec2Placement
+from nodemanager.cloud.providers import cloud_factory, provider_warnings
+from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site, load_site
 from nodemanager.core.slots import TypeName
 from tests.contract.cloud_subjects import SystemClock, a_script
 from tests.paths import CONFIG
@@ -64,7 +64,7 @@ def test_the_least_site_leaves_all_else_to_the_account(tmp_path: Path) -> None:
     assert (site.node_types[0].size, site.node_types[0].image, site.node_types[0].zones) == (
         "c7i.large", "ami-0abc", (),
     )  # fmt: skip
-    assert placements_of(site) == {SMALL: Placement()}
+    assert placements_of(site) == {SMALL: Ec2Placement()}
 
 
 def test_subnets_say_the_zones_and_their_order(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_type_may_have_all_of_its_own(tmp_path: Path) -> None:
         ),
     )
     assert placements_of(site) == {
-        SMALL: Placement({"us-east-1a": "subnet-1"}, ("sg-1",), "ops", "nodes"),
-        TypeName("g6.xlarge"): Placement({"us-east-1c": "subnet-3"}, ("sg-2", "sg-3"), "gpu-ops", "gpu-nodes"),
+        SMALL: Ec2Placement({"us-east-1a": "subnet-1"}, ("sg-1",), "ops", "nodes"),
+        TypeName("g6.xlarge"): Ec2Placement({"us-east-1c": "subnet-3"}, ("sg-2", "sg-3"), "gpu-ops", "gpu-nodes"),
     }
     assert [node_type.zones for node_type in site.node_types] == [("us-east-1a",), ("us-east-1c",)]
 
@@ -244,7 +244,7 @@ def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_
     assert site.state_dir == Path("/var/lib") / folder
     assert site.flux.bootstrap_dir == Path(output)
     assert site.flux.uri == f"local://{output}/run/local-0"
-    assert site.flux.join is Join.SERVICE
+    assert site.flux.join is JoinMethod.SERVICE
     for path in (site.flux.bootstrap_dir, site.join.material_dir, site.web.token_file):
         assert path.is_relative_to(site.state_dir)
 
@@ -254,30 +254,30 @@ def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_
 
 def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
     site = site_of(tmp_path)
-    (said,) = cautions(site, {})
+    (said,) = provider_warnings(site, {})
     assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
     assert "profiles, SSO, web identity and container credentials are not supported" in said
-    (said,) = cautions(site, {"AWS_PROFILE": "ada"})
+    (said,) = provider_warnings(site, {"AWS_PROFILE": "ada"})
     assert "AWS_PROFILE (profiles) of the environment is not supported" in said
-    assert cautions(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
+    assert provider_warnings(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
 
 
 def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
-    (said,) = cautions(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
+    (said,) = provider_warnings(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
     assert "empty, and so is AWS_SECRET_ACCESS_KEY beside AWS_ACCESS_KEY_ID:" in said
-    (said,) = cautions(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
+    (said,) = provider_warnings(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
     assert "empty, and so is AWS_ACCESS_KEY_ID beside AWS_SECRET_ACCESS_KEY:" in said
     assert "of-env" not in said
 
 
 def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
     given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
-    (said,) = cautions(site_of(tmp_path), given)
+    (said,) = provider_warnings(site_of(tmp_path), given)
     assert said.startswith("secret_access_key: there are characters in it that no key of AWS has")
     assert "of-env" not in said
 
 
 def test_nothing_is_said_of_keys_that_stand_in_the_site_or_of_other_clouds(tmp_path: Path) -> None:
     given = [("Cloud Credentials", "access_key_id", "AKIA"), ("Cloud Credentials", "secret_access_key", "secret")]
-    assert cautions(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()
-    assert cautions(site_of(tmp_path, ("Cloud", "provider", "local")), {"AWS_PROFILE": "ada"}) == ()
+    assert provider_warnings(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()
+    assert provider_warnings(site_of(tmp_path, ("Cloud", "provider", "local")), {"AWS_PROFILE": "ada"}) == ()

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
     FluxConfigError,
-    division_in,
-    hosts_of,
-    lengthened_text,
-    redivided,
-    redivided_text,
-    units_missing,
+    bootstrap_hosts,
+    config_with_slot_types,
+    hosts_lacking_units,
+    read_slot_types,
+    toml_with_hosts,
+    toml_with_slot_types,
 )
 from nodemanager.core.slots import SlotName, TypeName
 from tests.builders import a_type
@@ -67,9 +67,9 @@ def hosts_by_cores(text: str) -> dict[str, str]:
 
 
 def test_the_slots_move_and_everything_else_stays_word_by_word() -> None:
-    changed = redivided_text(TEXT, SITES | {SlotName("cloud4"): TypeName("gpu")}, TYPES)
+    changed = toml_with_slot_types(TEXT, SITES | {SlotName("cloud4"): TypeName("gpu")}, TYPES)
     assert hosts_by_cores(changed) == {"head,old[1-2]": "0-3", "cloud[1-3]": "0-3", "cloud4,gpu[1-2]": "0-7"}
-    assert division_in(tomllib.loads(changed))[SlotName("cloud4")] == "gpu"
+    assert read_slot_types(tomllib.loads(changed))[SlotName("cloud4")] == "gpu"
     for line in ("# Mine.", "# secret", "# on site", "# Why.", "# by hand"):
         assert line in changed
     before, after = tomllib.loads(TEXT), tomllib.loads(changed)
@@ -82,17 +82,17 @@ def test_the_slots_move_and_everything_else_stays_word_by_word() -> None:
 @given(st.lists(st.sampled_from(TYPES), min_size=6, max_size=6))
 def test_file_and_running_configuration_say_the_same_and_may_be_written_again(chosen: list[type]) -> None:
     division = {slot: node_type.name for slot, node_type in zip(SITES, chosen, strict=True)}  # type: ignore[attr-defined]
-    text = redivided_text(TEXT, division, TYPES)
-    assert tomllib.loads(text) == redivided(tomllib.loads(TEXT), division, TYPES)
-    assert division_in(tomllib.loads(text)) == division
-    assert redivided_text(text, division, TYPES) == text
+    text = toml_with_slot_types(TEXT, division, TYPES)
+    assert tomllib.loads(text) == config_with_slot_types(tomllib.loads(TEXT), division, TYPES)
+    assert read_slot_types(tomllib.loads(text)) == division
+    assert toml_with_slot_types(text, division, TYPES) == text
     # And back, to what each slot had.
-    assert division_in(tomllib.loads(redivided_text(text, SITES, TYPES))) == SITES
+    assert read_slot_types(tomllib.loads(toml_with_slot_types(text, SITES, TYPES))) == SITES
 
 
 def test_new_hosts_get_the_last_ranks() -> None:
-    longer = lengthened_text(TEXT, ["cloud5", "gpu3"])
-    assert hosts_of(tomllib.loads(longer)) == [*hosts_of(tomllib.loads(TEXT)), "cloud5", "gpu3"]
+    longer = toml_with_hosts(TEXT, ["cloud5", "gpu3"])
+    assert bootstrap_hosts(tomllib.loads(longer)) == [*bootstrap_hosts(tomllib.loads(TEXT)), "cloud5", "gpu3"]
     assert "# on site" in longer
 
 
@@ -105,7 +105,7 @@ def test_a_core_that_a_job_holds_and_the_configuration_lacks_is_found() -> None:
         SlotName("gpu2"): (frozenset[int](), frozenset({2})),
         SlotName("gone"): (frozenset({0}), frozenset[int]()),
     }
-    assert units_missing(config, held) == ["cloud2", "gpu2", "gone"]
+    assert hosts_lacking_units(config, held) == ["cloud2", "gpu2", "gone"]
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_core_that_a_job_holds_and_the_configuration_lacks_is_found() -> None:
 )
 def test_a_division_that_cannot_be_read_says_where(text: str, said: str) -> None:
     with pytest.raises(FluxConfigError, match=said.replace("[", r"\[")):
-        division_in(tomllib.loads(text))
+        read_slot_types(tomllib.loads(text))
 
 
 def test_a_type_that_the_site_does_not_name_is_refused() -> None:
     with pytest.raises(FluxConfigError, match=r"keep \[Node huge\]"):
-        redivided_text(TEXT, {SlotName("cloud1"): TypeName("huge")}, TYPES)
+        toml_with_slot_types(TEXT, {SlotName("cloud1"): TypeName("huge")}, TYPES)
 
 
 def test_the_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
     path.write_text(TEXT)
     path.chmod(0o640)
     (tmp_path / "conf.d" / "other.toml").write_text("[kvs]\n")
-    file = ConfigFile.of(tmp_path)
+    file = ConfigFile.find(tmp_path)
     file.write(TEXT + "# more\n")
     assert file.text().endswith("# more\n")
     assert path.stat().st_mode & 0o777 == 0o640
@@ -146,4 +146,4 @@ def test_one_file_holds_the_resources(tmp_path: Path, texts: list[str]) -> None:
     for number, text in enumerate(texts):
         (tmp_path / "conf.d" / f"{number}.toml").write_text(text)
     with pytest.raises(FluxConfigError, match=r"one \*.toml file with a \[resource\] table is needed"):
-        ConfigFile.of(tmp_path)
+        ConfigFile.find(tmp_path)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.core.jobs import HasProperty, Holding, Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.core.jobs import HasProperty, Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.slots import Rank
-from nodemanager.flux.parse.job_journal import Queue, concerns_ranks
+from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
 from tests.flux.recording import job_events, lines
 
 # RFC 21's states, as job-list gives them.
@@ -28,7 +28,7 @@ class Journal:
     """A queue that is fed a job's events, at one second each."""
 
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = JobQueue()
         self.at = 0.0
 
     def says(self, job: int, *events: str, jobspec: object = JOBSPEC, **context: object) -> Journal:
@@ -60,7 +60,7 @@ class Journal:
 
 def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
     """By the recording: a job on two nodes, then one that gets a part of one of them."""
-    queue, began = Queue(), dict[JobId, Job]()
+    queue, began = JobQueue(), dict[JobId, Job]()
     for line in lines():
         if line["kind"] == "job-event":
             jobspec, r = line.get("jobspec"), line.get("R")
@@ -68,8 +68,8 @@ def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
             if line["name"] == "alloc":
                 began |= {job.id: job for job in queue.changes(0.0).jobs if job.id == line["jobid"]}
     first, second, *_ = began.values()
-    assert first.holds == (Holding(Rank(1), 4, 0), Holding(Rank(5), 8, 2))
-    assert second.holds == (Holding(Rank(5), 2, 1),)
+    assert first.allocations == (RankAllocation(Rank(1), 4, 0), RankAllocation(Rank(5), 8, 2))
+    assert second.allocations == (RankAllocation(Rank(5), 2, 1),)
     for job in began.values():
         assert (job.ends_at is None) is (job.duration_s == 0)
 
@@ -81,7 +81,7 @@ def test_a_job_that_gets_more_time_ends_later() -> None:
 
 
 def test_replayed_the_recorded_journal_agrees_with_every_recorded_job_list() -> None:
-    queue, told, compared = Queue(), dict[JobId, Job](), 0
+    queue, told, compared = JobQueue(), dict[JobId, Job](), 0
     for line in lines():
         if line["kind"] == "job-event":
             queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], line.get("jobspec"))
@@ -111,7 +111,7 @@ def _as_listed(job: Job) -> dict[str, object]:
 
 
 def test_the_recorded_queue_while_no_node_was_there() -> None:
-    queue = Queue()
+    queue = JobQueue()
     for line in job_events():
         if line["t"] < 1.0:
             queue.apply(line["jobid"], line["name"], line["timestamp"], line["context"], line.get("jobspec"))
@@ -294,7 +294,7 @@ def test_an_event_that_cannot_be_read_makes_an_unreadable_job(
 
 @pytest.mark.parametrize(("timestamp", "context"), [("now", SUBMIT), (None, SUBMIT), (1.0, None), (1.0, {})])
 def test_a_submission_that_cannot_be_read(timestamp: object, context: object) -> None:
-    queue = Queue()
+    queue = JobQueue()
     queue.apply(7, "submit", timestamp, context, JOBSPEC)
     assert [job.id for job in queue.complete(0.0).unreadable] == [7]
 
@@ -323,7 +323,7 @@ STREAM = st.lists(
 def test_events_in_any_order_never_raise_and_the_changes_add_up(
     stream: list[tuple[int, str, object, object, object]], told_every: int
 ) -> None:
-    queue = Queue()
+    queue = JobQueue()
     told: dict[JobId, Job | UnreadableJob] = {}
 
     def tell() -> None:
@@ -342,5 +342,5 @@ def test_events_in_any_order_never_raise_and_the_changes_add_up(
 
 
 def test_what_concerns_ranks() -> None:
-    concerning = {line["name"] for line in job_events() if concerns_ranks(line["name"])}
+    concerning = {line["name"] for line in job_events() if changes_allocation(line["name"])}
     assert concerning == {"alloc", "release", "free"}

@@ -23,7 +23,7 @@ from nodemanager.core.jobs import (
     UnreadableJob,
 )
 from nodemanager.flux.parse.constraint import PLACES_MAX
-from nodemanager.flux.parse.jobspec import COUNT_MAX, WHY_MAX, read_job, read_shape, trimmed, with_updates
+from nodemanager.flux.parse.jobspec import COUNT_MAX, WHY_MAX, read_job, read_shape, trim_jobspec, with_updates
 from tests.paths import DATA
 
 FORMS = {path.stem: json.loads(path.read_text()) for path in (DATA / "jobspecs").glob("*.json")}
@@ -214,7 +214,7 @@ def test_what_is_misspelt_is_told_and_not_passed_over(said: object, why: str) ->
 
 def test_what_is_said_to_us_is_kept_of_a_jobspec_that_is_trimmed() -> None:
     spec = a_jobspec(**{"node-manager": {"one-zone": 1}})
-    assert read(trimmed(spec)) == read(spec)
+    assert read(trim_jobspec(spec)) == read(spec)
 
 
 # --- resources --------------------------------------------------------------------------------------------
@@ -422,12 +422,12 @@ def test_reading_never_raises(jobspec: object) -> None:
 
 @given(SPEC_JSON | st.builds(a_jobspec, SPEC_JSON, constraints=SPEC_JSON, queue=JSON))
 def test_trimming_changes_nothing_that_is_read(jobspec: object) -> None:
-    assert read(trimmed(jobspec)) == read(jobspec)
+    assert read(trim_jobspec(jobspec)) == read(jobspec)
 
 
 def test_trimming_drops_what_is_large() -> None:
     assert "files" in FORMS["batch"]["jobspec"]["attributes"]["system"]
-    kept = trimmed(FORMS["batch"]["jobspec"])
+    kept = trim_jobspec(FORMS["batch"]["jobspec"])
     assert kept == {
         "version": 1,
         "resources": FORMS["batch"]["jobspec"]["resources"],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
-from nodemanager.flux.parse.resources import Look, read_job_ends, read_ranks, read_topology, slots_of
+from nodemanager.flux.parse.resources import Look, read_job_ends, read_ranks, read_slots, read_topology
 from tests.flux.recording import FLUXION, replies
 
 MOMENTS = replies()
@@ -118,7 +118,7 @@ def test_a_rank_that_was_re_typed() -> None:
 
 
 def test_the_slots_of_the_recorded_instance() -> None:
-    slots = slots_of(MOMENTS["jobs done"]["resource.status"])
+    slots = read_slots(MOMENTS["jobs done"]["resource.status"])
     assert slots == {"cloud1": 1, "cloud2": 2, "cloud3": 3, "cloud4": 4, "gpu1": 5, "gpu2": 6}
 
 
@@ -193,7 +193,7 @@ def test_the_end_of_the_last_job_is_passed_on() -> None:
 def test_two_ranks_of_one_name_are_no_slots() -> None:
     status = {"R": an_r(("0-2", "0-3", ""), nodelist="head,n1,n1")}
     with pytest.raises(ValueError, match="ranks 1 and 2 are both n1"):
-        slots_of(status)
+        read_slots(status)
 
 
 @pytest.mark.parametrize(

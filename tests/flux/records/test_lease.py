@@ -45,7 +45,7 @@ def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
     )
 )
 def test_what_is_written_is_read(launch: Launch) -> None:
-    assert lease.decoded(lease.encoded(launch), launch.slot) == launch
+    assert lease.decode(lease.encode(launch), launch.slot) == launch
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_what_is_written_is_read(launch: Launch) -> None:
     ],
 )
 def test_a_record_with_a_wrong_field_is_refused_by_its_place(changed: dict[str, object], place: str) -> None:
-    fields = json.loads(lease.encoded(LAUNCH)) | changed
+    fields = json.loads(lease.encode(LAUNCH)) | changed
     with pytest.raises(ValueError, match=place):
-        lease.decoded(json.dumps(fields), LAUNCH.slot)
+        lease.decode(json.dumps(fields), LAUNCH.slot)
 
 
 def test_a_record_of_before_zones_and_tariffs_were_kept_is_read() -> None:
-    fields = json.loads(lease.encoded(LAUNCH))
+    fields = json.loads(lease.encode(LAUNCH))
     del fields["zone"], fields["tariff"]
-    assert lease.decoded(json.dumps(fields), LAUNCH.slot) == replace(LAUNCH, zone="", tariff=None)
+    assert lease.decode(json.dumps(fields), LAUNCH.slot) == replace(LAUNCH, zone="", tariff=None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error or ours
-        lease.decoded(text, LAUNCH.slot)
+        lease.decode(text, LAUNCH.slot)

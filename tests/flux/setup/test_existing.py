@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nodemanager.config.site import Site, load_site
-from nodemanager.config.text.flux_toml import division_in, hosts_of
+from nodemanager.config.text.flux_toml import bootstrap_hosts, read_slot_types
 from nodemanager.flux.setup.bootstrap import BootstrapError
-from nodemanager.flux.setup.existing import propose, tables_of_r
+from nodemanager.flux.setup.existing import propose, resource_tables_of_r
 
 BOOTSTRAP = """\
 [bootstrap]
@@ -94,13 +94,13 @@ def test_the_diff_makes_it_elastic_and_keeps_what_is_there(site: Site, folder: P
     assert {path: path.read_text() for path in before} == before
 
     config = applied(str(proposal), folder)
-    assert hosts_of(config) == ["mgmt", "node1", "node2", "node3", "cloud1", "cloud2", "cloud3", "cloud4"]
+    assert bootstrap_hosts(config) == ["mgmt", "node1", "node2", "node3", "cloud1", "cloud2", "cloud3", "cloud4"]
     assert config["resource"] == {
         "exclude": "mgmt",
         "noverify": True,
         "config": [*TABLES, {"hosts": "cloud[1-4]", "cores": "0-1"}],
     }
-    assert set(division_in(config).values()) == {"cloud"}
+    assert set(read_slot_types(config).values()) == {"cloud"}
     assert "# all of them" in (folder / "conf.d" / "bootstrap.toml").read_text()
     assert propose(site, folder).diff == ""
 
@@ -122,13 +122,13 @@ def test_the_diff_can_be_applied_however_the_files_are_written(
     for path in (folder / "conf.d").glob("*.toml"):
         path.write_bytes(written(path.read_text()).encode())
     config = applied(str(propose(site, folder)), folder)
-    assert hosts_of(config)[-1] == "cloud4"
-    assert set(division_in(config).values()) == {"cloud"}
+    assert bootstrap_hosts(config)[-1] == "cloud4"
+    assert set(read_slot_types(config).values()) == {"cloud"}
     assert propose(site, folder).diff == ""
 
 
 def test_an_r_says_as_tables_what_it_said() -> None:
-    assert tables_of_r(R) == TABLES
+    assert resource_tables_of_r(R) == TABLES
 
 
 def test_it_says_that_rank_0_restarts_once_and_that_nothing_was_changed(site: Site, folder: Path) -> None:

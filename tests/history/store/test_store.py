@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from nodemanager.core.facts import CloudCallFailed
-from nodemanager.core.jobs import Holding, JobState
+from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.slots import Rank
-from nodemanager.history.events import Entry
-from nodemanager.history.follower import Chronicle, Happened
+from nodemanager.history.events import HistoryEvent
+from nodemanager.history.follower import HistoryThread, HistoryUpdate
 from nodemanager.history.store import reader as reader_module
 from nodemanager.history.store import rows, schema, writer
-from nodemanager.history.store.reader import JournalReader, JournalUnreadable
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.rows import Rows
-from nodemanager.history.store.writer import Journal
+from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT, a_job, a_node
 from tests.contract.cloud_subjects import until
 from tests.history.publications import a_moment, told
@@ -48,10 +48,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "journal.sqlite"
 
 
-def a_story() -> list[Happened]:
+def a_story() -> list[HistoryUpdate]:
     """A job waits, a node comes, the job runs on it and ends, the node goes."""
     waiting = a_job(7, submitted_at=WALL_AT - 60, userid=0, queue="batch")
-    runs = replace(waiting, state=JobState.RUN, holds=(Holding(Rank(1), 4, 0),))
+    runs = replace(waiting, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 4, 0),))
     return told(
         a_moment(jobs=[waiting]),
         a_moment(10, nodes=[a_node("cloud1", NodeState.BOOTING)], jobs=[waiting], facts=[FAILED]),
@@ -61,9 +61,9 @@ def a_story() -> list[Happened]:
     )
 
 
-def write(path: Path, *stories: list[Happened], between: Callable[[], None] = lambda: None) -> Journal:
+def write(path: Path, *stories: list[HistoryUpdate], between: Callable[[], None] = lambda: None) -> HistoryWriter:
     """Each story by the same journal, with something in between."""
-    journal = Journal(path)
+    journal = HistoryWriter(path)
     for number, story in enumerate(stories):
         if number:
             between()
@@ -77,18 +77,18 @@ def write(path: Path, *stories: list[Happened], between: Callable[[], None] = la
 
 
 @pytest.fixture
-def reader(path: Path) -> JournalReader:
+def reader(path: Path) -> HistoryReader:
     write(path, a_story())
-    return JournalReader(path)
+    return HistoryReader(path)
 
 
-def test_a_reason_of_the_past_is_found(reader: JournalReader) -> None:
-    said = reader.standing_at("7", WALL_AT + 5)
+def test_a_reason_of_the_past_is_found(reader: HistoryReader) -> None:
+    said = reader.reason_at("7", WALL_AT + 5)
     assert said is not None
     assert (said["code"], said["at"]) == ("node_ordered", WALL_AT)
-    assert reader.standing_at("7", WALL_AT - 1) is None
-    assert reader.launch_of("cloud1", WALL_AT + 50) == "cloud1-1"
-    assert reader.launch_of("cloud1", WALL_AT - 10_000) is None
+    assert reader.reason_at("7", WALL_AT - 1) is None
+    assert reader.launch_on_slot("cloud1", WALL_AT + 50) == "cloud1-1"
+    assert reader.launch_on_slot("cloud1", WALL_AT - 10_000) is None
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_reason_of_the_past_is_found(reader: JournalReader) -> None:
     ],
 )
 def test_a_reason_stands_until_its_job_begins_or_it_ends(
-    reader: JournalReader, subject: str, after_s: float, what: str, code: str
+    reader: HistoryReader, subject: str, after_s: float, what: str, code: str
 ) -> None:
-    said = reader.standing_at(subject, WALL_AT + after_s)
+    said = reader.reason_at(subject, WALL_AT + after_s)
     assert said is not None
     assert (said["what"], said["code"]) == (what, code)
 
@@ -123,7 +123,7 @@ def test_a_reason_stands_no_more_while_decisions_stand_still(
     waiting = a_job(7)
     moments = [a_moment(jobs=[waiting]), a_moment(10, jobs=[waiting], claimed=False), a_moment(20, jobs=[waiting])]
     write(path, told(*moments))
-    said = JournalReader(path).standing_at("7", WALL_AT + after_s)
+    said = HistoryReader(path).reason_at("7", WALL_AT + after_s)
     assert said is not None
     assert (said["kind"], said["what"], said["code"]) == (kind, what, code)
 
@@ -133,26 +133,26 @@ def test_of_what_nothing_is_said_after_a_standstill_no_reason_stands(path: Path)
     moments = [a_moment(jobs=[a_job(7)]), a_moment(10, claimed=False), a_moment(20)]
     happened = told(*moments)
     forgotten = replace(
-        happened[1], entries=tuple(it for it in happened[1].entries if it.kind == "standstill")
+        happened[1], events=tuple(it for it in happened[1].events if it.kind == "standstill")
     )  # that it has ended was not heard of
     write(path, [happened[0], forgotten, happened[2]])
-    said = JournalReader(path).standing_at("7", WALL_AT + 25)
+    said = HistoryReader(path).reason_at("7", WALL_AT + 25)
     assert said is not None
     assert (said["kind"], said["what"], said["code"]) == ("standstill", "ends", "")
 
 
-def test_entries_are_read_by_subject_kind_and_time(reader: JournalReader) -> None:
-    assert [it["what"] for it in reader.entries(subject="cloud1-1", kinds=["node"])] == [
+def test_entries_are_read_by_subject_kind_and_time(reader: HistoryReader) -> None:
+    assert [it["what"] for it in reader.events(subject="cloud1-1", kinds=["node"])] == [
         "booting",
         "busy",
         "idle",
         "ended",
     ]
-    assert [it["figures"]["detail"] for it in reader.entries(kinds=["failed"])] == ["enough"]
-    assert reader.entries(since_at=WALL_AT + 10_000) == []
+    assert [it["figures"]["detail"] for it in reader.events(kinds=["failed"])] == ["enough"]
+    assert reader.events(since_at=WALL_AT + 10_000) == []
 
 
-def test_a_report_adds_up(reader: JournalReader) -> None:
+def test_a_report_adds_up(reader: HistoryReader) -> None:
     report = reader.report(WALL_AT - 3600, WALL_AT + 3600)
     by_use = {row["use"]: row["cost"] for row in report["by_use"]}
     assert report["cost"] == pytest.approx(sum(by_use.values()))
@@ -165,12 +165,12 @@ def test_a_report_adds_up(reader: JournalReader) -> None:
     assert [(row["operation"], row["kind"], row["count"]) for row in report["failures"]] == [("create", "quota", 1)]
 
 
-def test_spend_is_told_from_a_moment_on(reader: JournalReader) -> None:
-    assert reader.spent(WALL_AT - 3600) > 0
-    assert reader.spent(WALL_AT + 86_400) == 0
+def test_spend_is_told_from_a_moment_on(reader: HistoryReader) -> None:
+    assert reader.cost_since(WALL_AT - 3600) > 0
+    assert reader.cost_since(WALL_AT + 86_400) == 0
 
 
-def test_a_report_says_from_when_on_each_of_its_sums_is(reader: JournalReader) -> None:
+def test_a_report_says_from_when_on_each_of_its_sums_is(reader: HistoryReader) -> None:
     """Spend is kept by the hour; what happened, for fewer days than spend."""
     report = reader.report(WALL_AT + 30, WALL_AT + 60)
     assert report["cost_since_at"] == (WALL_AT + 30) // 3600 * 3600
@@ -196,7 +196,7 @@ def test_a_quantile_is_the_nearest_rank(count: int, part: float, rank: int) -> N
     assert reader_module.quantile(range(1, count + 1), part) == rank
 
 
-def test_an_empty_span_has_a_report_too(reader: JournalReader) -> None:
+def test_an_empty_span_has_a_report_too(reader: HistoryReader) -> None:
     assert reader.report(WALL_AT + 86_400, WALL_AT + 90_000)["cost"] == 0
 
 
@@ -213,15 +213,15 @@ def test_the_file_is_its_owner_s_and_knows_its_version(path: Path) -> None:
 
 def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
     write(path, a_story())
-    count = len(JournalReader(path).entries())
+    count = len(HistoryReader(path).events())
     write(path, a_story())
-    assert len(JournalReader(path).entries()) == 2 * count
+    assert len(HistoryReader(path).events()) == 2 * count
 
 
 def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path: Path) -> None:
     with capture_logs() as logs:
         write(path, a_story(), a_story(), between=path.unlink)
-    assert JournalReader(path).entries()
+    assert HistoryReader(path).events()
     assert [log["event"] for log in logs] == ["journal_gone"]
 
 
@@ -230,26 +230,26 @@ def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path
 )
 def test_of_one_that_is_spoilt_where_sqlite_takes_no_notice_the_others_are_told(path: Path, spoilt: str) -> None:
     write(path, a_story())
-    whole = JournalReader(path).entries()
+    whole = HistoryReader(path).events()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"UPDATE entries SET {spoilt} WHERE id = 3")  # noqa: S608 - our own words
     with capture_logs() as logs:
-        assert JournalReader(path).entries() == whole[:2] + whole[3:]
+        assert HistoryReader(path).events() == whole[:2] + whole[3:]
     assert [(log["event"], log["entries"]) for log in logs] == [("journal_entries_spoilt", 1)]
 
 
 def test_what_was_last_said_of_a_subject_is_not_told_from_an_older_entry_where_it_is_spoilt(path: Path) -> None:
     write(path, a_story())
-    told = JournalReader(path).standing_at("7", WALL_AT + 1e6)
+    told = HistoryReader(path).reason_at("7", WALL_AT + 1e6)
     assert told is not None
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE entries SET figures = '' WHERE subject = ? AND at = ?", ("7", told["at"]))
-    with pytest.raises(JournalUnreadable, match=r"of 7 before .* figures"):
-        JournalReader(path).standing_at("7", WALL_AT + 1e6)
+    with pytest.raises(HistoryUnreadable, match=r"of 7 before .* figures"):
+        HistoryReader(path).reason_at("7", WALL_AT + 1e6)
 
 
-def _told_of(story: list[Happened]) -> list[Entry]:
-    return [entry for happened in story for entry in happened.entries]
+def _told_of(story: list[HistoryUpdate]) -> list[HistoryEvent]:
+    return [entry for happened in story for entry in happened.events]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_one_that_is_corrupt_is_moved_aside_with_a_message(path: Path, rubbish: 
     (aside,) = path.parent.glob("journal.sqlite.unusable-*")
     assert aside.read_bytes() == rubbish
     assert (journal.lost, journal.failure) == (0, "")
-    assert len(JournalReader(path).entries()) == len(_told_of(a_story())), "what met with it stands in the new one"
+    assert len(HistoryReader(path).events()) == len(_told_of(a_story())), "what met with it stands in the new one"
 
 
 def test_one_that_is_begun_anew_says_when_it_begins_and_what_was_set_aside(path: Path) -> None:
@@ -276,10 +276,10 @@ def test_one_that_is_begun_anew_says_when_it_begins_and_what_was_set_aside(path:
 
     story = a_story()
     write(path, story[:3], story[3:], between=scribble)
-    reader = JournalReader(path)
+    reader = HistoryReader(path)
     (aside,) = path.parent.glob("*.unusable-*")
     begun_at = WALL_AT + 460
-    assert (reader.begins_at(), reader.set_aside()) == (begun_at, [aside.name])
+    assert (reader.begins_at(), reader.set_aside_files()) == (begun_at, [aside.name])
     whole = reader.report(WALL_AT, WALL_AT + 600)
     assert (whole["begins_at"], whole["set_aside"]) == (begun_at, [aside.name])
     later = reader.report(begun_at, WALL_AT + 600)
@@ -291,7 +291,7 @@ def test_one_that_was_written_before_it_knew_when_it_began_is_told_it_by_what_st
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("DROP TABLE begun; PRAGMA user_version = 3;")
     write(path, a_story())
-    begins_at = JournalReader(path).begins_at()
+    begins_at = HistoryReader(path).begins_at()
     assert begins_at == WALL_AT // 3600 * 3600, "spend is kept by the hour"
 
 
@@ -300,7 +300,7 @@ def test_what_is_let_go_does_not_change_when_it_began(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM entries")
     write(path, a_story()[-1:])
-    assert JournalReader(path).begins_at() == WALL_AT
+    assert HistoryReader(path).begins_at() == WALL_AT
 
 
 def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
@@ -312,7 +312,7 @@ def test_one_that_breaks_while_it_is_written_is_moved_aside(path: Path) -> None:
         journal = write(path, a_story(), a_story(), a_story(), between=scribble)
     assert journal.failure == ""
     assert {"journal_moved_aside", "journal_gone"} & {log["event"] for log in logs}
-    assert JournalReader(path).entries()
+    assert HistoryReader(path).events()
 
 
 def test_one_that_is_spoilt_where_nothing_is_written_next_is_moved_aside_at_the_start(path: Path) -> None:
@@ -324,7 +324,7 @@ def test_one_that_is_spoilt_where_nothing_is_written_next_is_moved_aside_at_the_
         journal = write(path, a_story())
     assert "journal_moved_aside" in [log["event"] for log in logs]
     assert (journal.lost, journal.failure) == (0, "")
-    assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+    assert len(HistoryReader(path).events()) == len(_told_of(a_story()))
 
 
 def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
@@ -335,10 +335,10 @@ def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
     with capture_logs() as logs:
         write(path, a_story())
     assert any("version" in log.get("why", "") for log in logs if log["event"] == "journal_moved_aside")
-    assert JournalReader(path).entries()
+    assert HistoryReader(path).events()
 
 
-class Fillable(Journal):
+class Fillable(HistoryWriter):
     """Its disk may be full."""
 
     full = True
@@ -350,7 +350,7 @@ class Fillable(Journal):
 
 
 def written_once_there_is_room(
-    path: Path, story: list[Happened]
+    path: Path, story: list[HistoryUpdate]
 ) -> tuple[Fillable, list[MutableMapping[str, Any]]]:
     """The journal, and what it logged: the disk is full while the story is told."""
     journal = Fillable(path)
@@ -368,34 +368,34 @@ def test_what_a_full_disk_does_not_take_is_held_and_written_later_in_its_order(p
     journal, logs = written_once_there_is_room(path, story)
     assert [log["event"] for log in logs] == ["journal_not_written", "journal_written_again"]
     assert (journal.lost, journal.failure) == (0, "")
-    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
-    assert kept.entries() == wanted.entries()
+    kept, wanted = HistoryReader(path), HistoryReader(path.with_name("whole.sqlite"))
+    assert kept.events() == wanted.events()
     assert kept.report(0, 1) == wanted.report(0, 1)
     journal.write([])
-    assert kept.entries() == wanted.entries(), "nothing is held any more"
+    assert kept.events() == wanted.events(), "nothing is held any more"
     journal.close()
 
 
 def test_what_is_too_much_to_hold_is_left_out_the_oldest_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = a_story()
-    monkeypatch.setattr(writer, "HELD_MAX", Rows.of(story[-1:]).count)
+    monkeypatch.setattr(writer, "HELD_MAX", Rows.from_updates(story[-1:]).count)
     journal, logs = written_once_there_is_room(path, story)
     assert logs[-1]["lost"] == journal.lost == len(story) - 1
-    assert [it["what"] for it in JournalReader(path).entries()] == [it.what for it in story[-1].entries]
+    assert [it["what"] for it in HistoryReader(path).events()] == [it.what for it in story[-1].events]
     journal.close()
 
 
 def test_what_no_file_takes_is_left_out_and_does_not_come_again(path: Path) -> None:
     """A row that breaks one file would break each that is begun anew."""
     story = a_story()
-    told = next(happened for happened in story if happened.entries)
-    bad = replace(told, entries=(replace(told.entries[0], what=object()),))  # type: ignore[arg-type]
-    journal = Journal(path)
+    told = next(happened for happened in story if happened.events)
+    bad = replace(told, events=(replace(told.events[0], what=object()),))  # type: ignore[arg-type]
+    journal = HistoryWriter(path)
     journal.write([bad])
     assert (journal.lost, len([*path.parent.glob("*.unusable-*")])) == (1, 1)
     journal.write(story)
     assert journal.failure == ""
-    assert len(JournalReader(path).entries()) == len(_told_of(story))
+    assert len(HistoryReader(path).events()) == len(_told_of(story))
     journal.close()
 
 
@@ -412,7 +412,7 @@ def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_th
     journal.full = False
     until(lambda: not journal.failure, "it was written")
     journal.stop(10.0)
-    assert len(JournalReader(path).entries()) == len(_told_of(a_story()))
+    assert len(HistoryReader(path).events()) == len(_told_of(a_story()))
 
 
 @pytest.fixture
@@ -438,9 +438,9 @@ def test_a_disk_with_room_for_what_is_written_and_none_for_letting_go_of_the_old
     with closing(sqlite3.connect(path)) as connection:
         schema.migrate(connection)
         old = [(WALL_AT - 40 * 86_400, "because", str(i), "waits", "", " " * 300, "") for i in range(10_000)]
-        connection.executemany(rows.ENTRIES, old)
+        connection.executemany(rows.INSERT_EVENT, old)
         connection.commit()
-    journal = Journal(path)
+    journal = HistoryWriter(path)
     monkeypatch.setattr(writer, "PRUNE_AGAIN_S", 0.0)
     file_size_limit(500_000)
     with capture_logs() as logs:
@@ -448,12 +448,12 @@ def test_a_disk_with_room_for_what_is_written_and_none_for_letting_go_of_the_old
             journal.write([happened])
     assert [log["event"] for log in logs] == ["journal_not_pruned"], "once, and nothing was held"
     assert (journal.lost, journal.failure) == (0, "")
-    kept, wanted = JournalReader(path), JournalReader(path.with_name("whole.sqlite"))
-    assert kept.entries(since_at=WALL_AT) == wanted.entries()
+    kept, wanted = HistoryReader(path), HistoryReader(path.with_name("whole.sqlite"))
+    assert kept.events(since_at=WALL_AT) == wanted.events()
     assert kept.report(WALL_AT, WALL_AT + 1e4) == wanted.report(WALL_AT, WALL_AT + 1e4)
     file_size_limit(100_000_000)
     journal.write(story[-1:])
-    assert len(kept.entries(limit=20_000)) == len(wanted.entries()) + len(story[-1].entries), "and the old is gone"
+    assert len(kept.events(limit=20_000)) == len(wanted.events()) + len(story[-1].events), "and the old is gone"
     journal.close()
 
 
@@ -465,7 +465,7 @@ def test_what_is_still_held_at_the_end_is_said_to_be_lost(path: Path) -> None:
             journal.take_in(happened)
         journal.stop(10.0)
     assert [log["event"] for log in logs] == ["journal_not_written", "journal_lost"]
-    assert logs[-1]["publications"] == sum(happened.to_write for happened in a_story())
+    assert logs[-1]["publications"] == sum(happened.has_rows for happened in a_story())
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -479,10 +479,10 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_what_is_old_is_let_go(path: Path) -> None:
     write(path, a_story())
     (last,) = a_story()[-1:]
-    far = replace(last.published, snapshot=replace(last.published.snapshot, wall_at=WALL_AT + 1e8))
-    later = [replace(last, published=far)]
+    far = replace(last.newest, snapshot=replace(last.newest.snapshot, wall_at=WALL_AT + 1e8))
+    later = [replace(last, newest=far)]
     write(path, later)
-    assert all(it["at"] > WALL_AT + 400 for it in JournalReader(path).entries())
+    assert all(it["at"] > WALL_AT + 400 for it in HistoryReader(path).events())
 
 
 @pytest.mark.parametrize("content", [None, b"rubbish" * 1000])
@@ -490,14 +490,14 @@ def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None
     if content is not None:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    with pytest.raises(JournalUnreadable, match=r"journal\.sqlite"):
-        JournalReader(path).report(0, 1)
+    with pytest.raises(HistoryUnreadable, match=r"journal\.sqlite"):
+        HistoryReader(path).report(0, 1)
 
 
 # --- two services -----------------------------------------------------------------------------------------
 
 
-def _written(story: list[Happened], journal: Journal) -> list[str]:
+def _written(story: list[HistoryUpdate], journal: HistoryWriter) -> list[str]:
     """Write a story; what was logged."""
     with capture_logs() as logs:
         for happened in story:
@@ -506,41 +506,41 @@ def _written(story: list[Happened], journal: Journal) -> list[str]:
 
 
 def test_an_observer_with_the_state_dir_of_one_that_acts_never_writes_its_journal(path: Path) -> None:
-    acting, observer = Journal(path), Journal(path, succeeds=False)
+    acting, observer = HistoryWriter(path), HistoryWriter(path, succeeds=False)
     story = a_story()
     acting.write(story)
-    before = JournalReader(path).entries()
+    before = HistoryReader(path).events()
     assert _written(story, observer) == ["journal_not_written"], "once"
     assert "state_dir of its own" in observer.failure
     acting.close()  # it is restarted
     assert _written(story, observer) == []
-    assert JournalReader(path).entries() == before
+    assert HistoryReader(path).events() == before
     observer.close()
 
 
 def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
-    first, second = Journal(path), Journal(path)
+    first, second = HistoryWriter(path), HistoryWriter(path)
     story, waiting = a_story(), told(*(a_moment(after_s, claimed=False) for after_s in (0, 10)))
     first.write(story)
-    before = JournalReader(path).entries()
+    before = HistoryReader(path).events()
     _written(waiting, second)
     first.close()
     second.write([])
-    assert JournalReader(path).entries() == before, "of that time the first has told"
+    assert HistoryReader(path).events() == before, "of that time the first has told"
     _written(story, second)
-    assert len(JournalReader(path).entries()) == 2 * len(before)
+    assert len(HistoryReader(path).events()) == 2 * len(before)
     second.close()
 
 
 def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(path: Path) -> None:
-    hangs, acts = Journal(path), Journal(path)
+    hangs, acts = HistoryWriter(path), HistoryWriter(path)
     hangs.write([])
     hangs.write(a_story()[:1])
-    before = JournalReader(path).entries()
+    before = HistoryReader(path).events()
     assert _written(a_story(), acts) == ["journal_not_written"]
     hangs.close()
     acts.write([])
-    assert len(JournalReader(path).entries()) == len(before) + len(_told_of(a_story()))
+    assert len(HistoryReader(path).events()) == len(before) + len(_told_of(a_story()))
     acts.close()
 
 
@@ -548,21 +548,21 @@ def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(
 
 
 def test_what_is_published_reaches_the_file_by_the_time_the_service_has_stopped(path: Path) -> None:
-    journal = Journal(path)
-    chronicle = Chronicle([journal.take_in])
+    journal = HistoryWriter(path)
+    chronicle = HistoryThread([journal.take_in])
     journal.start()
     chronicle.start()
     for happened in a_story():
-        chronicle.publish(happened.published)
+        chronicle.publish(happened.newest)
     chronicle.stop(STOP_S)
     journal.stop(STOP_S)
-    assert JournalReader(path).entries(kinds=["decided"])[0]["what"] == "BootNode"
-    assert (chronicle.left_out, journal.lost) == (0, 0)
+    assert HistoryReader(path).events(kinds=["decided"])[0]["what"] == "BootNode"
+    assert (chronicle.dropped, journal.lost) == (0, 0)
 
 
 def test_a_chronicle_that_cannot_keep_up_leaves_publications_out_and_never_waits() -> None:
-    chronicle = Chronicle([])
+    chronicle = HistoryThread([])
     moment = a_moment()
     for _ in range(600):
         chronicle.publish(moment)
-    assert chronicle.left_out == 100
+    assert chronicle.dropped == 100

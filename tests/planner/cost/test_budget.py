@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, SpendKept, SpendNotKept
-from nodemanager.core.jobs import Holding, Job, JobState, QueuePolicy
+from nodemanager.core.jobs import Job, JobState, QueuePolicy, RankAllocation
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode, KeepSpend
 from nodemanager.core.records import Mark, Spend
 from nodemanager.core.slots import Billing, Rank, Tariff
-from nodemanager.planner.cost.budget import PERIODS_KEPT, left, periods
+from nodemanager.planner.cost.budget import PERIODS_KEPT, left_by_period, periods
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.policy import Policy
 from tests.builders import (
@@ -57,7 +57,7 @@ def running(number: int = 9, *, began_s_ago: float, ends_in_s: float, **changes:
     return a_job(
         number,
         state=JobState.RUN,
-        holds=(Holding(Rank(1), 2, 0),),
+        allocations=(RankAllocation(Rank(1), 2, 0),),
         began_at=WALL_AT - began_s_ago,
         ends_at=WALL_AT + ends_in_s,
         **changes,
@@ -114,7 +114,7 @@ def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for()
     assert made.price_per_hour == 3
     assert boots(made) == []
     assert fleet.why_job(1).code == "price_per_hour_max"
-    assert left(fleet.snapshot, fleet.policy)["day"] == 97
+    assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 97
     day, _ = periods(WALL_AT)
     goes(fleet, "gpu1")
     assert fleet.snapshot.spend["day", day.begins_at, ""] == 3
@@ -124,13 +124,15 @@ def test_the_present_price_counts_where_the_site_names_the_type() -> None:
     fleet = world({DAY: "100"}).busy_node("gpu1")
     fleet.policy = replace(fleet.policy, node_types=(CLOUD, replace(GPU, price_per_hour=Decimal("5.00"))))
     assert fleet.plan().price_per_hour == 5
-    assert left(fleet.snapshot, fleet.policy)["day"] == 95
+    assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 95
 
 
 def test_what_a_job_took_of_such_a_node_is_its_users_too() -> None:
     fleet = world({("user", "day"): "100"}).busy_node("gpu1")
     fleet.policy = without_gpu(fleet.policy)
-    job = replace(running(began_s_ago=3600, ends_in_s=600, userid=1000), holds=(Holding(Rank(5), 4, 1),))
+    job = replace(
+        running(began_s_ago=3600, ends_in_s=600, userid=1000), allocations=(RankAllocation(Rank(5), 4, 1),)
+    )
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
     day, _ = periods(WALL_AT)
     assert fleet.snapshot.spend["day", day.begins_at, "user 1000"] == Decimal("1.5")
@@ -339,7 +341,7 @@ def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: 
     (kept,) = keeps(goes(fleet, "cloud1").decide())
     assert before.items() <= kept.amounts.items()
     fleet.wait(1, wall_jumps_s=-jumps_s)
-    assert left(fleet.snapshot, fleet.policy) == {"day": 1, "month": 1}
+    assert left_by_period(fleet.snapshot, fleet.policy) == {"day": 1, "month": 1}
 
 
 def test_what_is_long_over_is_forgotten() -> None:
@@ -347,7 +349,7 @@ def test_what_is_long_over_is_forgotten() -> None:
     fleet = world({DAY: "100"})
     for _ in range(365):
         fleet.stopping_node("cloud1", billed_from_s=fleet.snapshot.now_s - 600)
-        goes(fleet.but(counted=frozenset()).wait(86_399), "cloud1")
+        goes(fleet.but(spend_counted=frozenset()).wait(86_399), "cloud1")
     assert len(fleet.snapshot.spend) == 2 * PERIODS_KEPT
     assert {("day", periods(fleet.snapshot.wall_at)[0].begins_at, "")} <= fleet.snapshot.spend.keys()
 

@@ -22,7 +22,7 @@ from nodemanager.core.nodes import (
     JoinPhase,
     LaunchId,
     NodeState,
-    Reach,
+    QuotaScope,
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
@@ -92,7 +92,7 @@ class Provider:
         if name in self.refuse:
             self.world.see(replace(self.refuse[name], launch=launch.id))
         elif name in self.limit and self.standing(name) >= self.limit[name]:
-            self.world.see(_quota(Reach.TYPE, launch.id))
+            self.world.see(_quota(QuotaScope.TYPE, launch.id))
         else:
             self.made[launch.id] = a_cloud_node(launch, state=CloudState.PENDING, created_at=None)
             self.world.see(NodeCreated(launch.id, self.made[launch.id]))
@@ -110,8 +110,8 @@ class Provider:
                     self.world.see(NodeReported(id_, JoinPhase.FAILED, "another flux-core", 0.0))
 
 
-def _quota(reach: Reach | None, launch: LaunchId | None = None) -> CloudCallFailed:
-    return CloudCallFailed("create", launch, FailureKind.QUOTA, "limit reached", reach=reach)
+def _quota(reach: QuotaScope | None, launch: LaunchId | None = None) -> CloudCallFailed:
+    return CloudCallFailed("create", launch, FailureKind.QUOTA, "limit reached", quota_scope=reach)
 
 
 # --- quota ------------------------------------------------------------------------------------------------
@@ -120,14 +120,14 @@ def _quota(reach: Reach | None, launch: LaunchId | None = None) -> CloudCallFail
 @pytest.mark.parametrize(
     ("reach", "scope", "blocked"),
     [
-        (Reach.TYPE, Scope(SPOT.name), {"spot"}),
-        (Reach.MARKET, Scope(EVERYTHING.type_name, Market.SPOT), {"spot", "spot2"}),
-        (Reach.ACCOUNT, EVERYTHING, {"spot", "spot2", "cloud"}),
+        (QuotaScope.TYPE, Scope(SPOT.name), {"spot"}),
+        (QuotaScope.MARKET, Scope(EVERYTHING.type_name, Market.SPOT), {"spot", "spot2"}),
+        (QuotaScope.ACCOUNT, EVERYTHING, {"spot", "spot2", "cloud"}),
         (None, EVERYTHING, {"spot", "spot2", "cloud"}),
     ],
 )
 def test_a_quota_keeps_out_as_much_as_the_provider_says(
-    reach: Reach | None, scope: Scope, blocked: set[str]
+    reach: QuotaScope | None, scope: Scope, blocked: set[str]
 ) -> None:
     other = replace(a_type("spot2", price="0.12"), market=Market.SPOT)
     world = a_world(SPOT, other, CLOUD).node(
@@ -192,7 +192,7 @@ def test_20_a_quota_met_with_no_node_at_all_is_probed_again() -> None:
 def test_a_node_that_goes_makes_room_within_the_quota_at_once() -> None:
     world = a_world(CLOUD).busy_node("cloud1").busy_node("cloud2")
     world.node("cloud3", NodeState.REQUESTED, create_sent_s=1.0, call=a_call(CallKind.CREATE))
-    world.see(_quota(Reach.TYPE, world.id("cloud3"))).job(whole_nodes(1))
+    world.see(_quota(QuotaScope.TYPE, world.id("cloud3"))).job(whole_nodes(1))
     assert boots(world.decide()) == []
     world.see(LeaseEnded(world.id("cloud3")))
     gone = replace(world["cloud2"], state=NodeState.GONE)

@@ -13,8 +13,8 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, ChangeSlots, CordonNode, DrainNode
 from nodemanager.core.slots import Hardware, Misfit, NodeType, Promise, Rank, SlotName, TypeName
-from nodemanager.planner.observe.hardware import as_promised, misfit
-from nodemanager.planner.slot_types import redeclaration
+from nodemanager.planner.observe.hardware import find_misfit, with_promises
+from nodemanager.planner.slot_types import redeclare_type
 from tests.builders import (
     GPU,
     NOW_S,
@@ -55,18 +55,18 @@ def measured(world: World, slot: str = "cloud1", had: Hardware = SMALL) -> World
     ],
 )
 def test_a_machine_is_short_of_what_it_has_less_of(had: Hardware, lacks: tuple[str, ...] | None) -> None:
-    found = misfit(had, a_type(), None)
+    found = find_misfit(had, a_type(), None)
     assert (found.figures["lacks"] if found is not None else None) == lacks
 
 
 def test_a_missing_gpu_is_told_with_its_figures() -> None:
-    found = misfit(Hardware(8, 8, 1, 2**34), GPU, None)
+    found = find_misfit(Hardware(8, 8, 1, 2**34), GPU, None)
     assert found is not None
     assert (found.figures["has_gpus"], found.figures["declared_gpus"]) == (1, 2)
 
 
 def test_what_the_instance_declares_goes_before_the_site() -> None:
-    assert misfit(SMALL, a_type(), a_rank("cloud1", cores=2)) is None
+    assert find_misfit(SMALL, a_type(), a_rank("cloud1", cores=2)) is None
 
 
 types = st.builds(lambda cores, gpus: a_type(cores=cores, gpus=gpus), st.integers(1, 200), st.integers(0, 16))
@@ -86,12 +86,12 @@ def test_a_type_that_is_declared_as_measured_fits_and_promises_no_more_than_befo
     world = a_world(a_type("cloud", cores=node_type.cores, gpus=node_type.gpus), misfit=Misfit.RETYPE)
     measured(world.booting_node(), had=had)
     for promise in world.snapshot.to_promise.values():
-        promised = node_type.promising(promise)
-        assert misfit(had, promised, None) is None
+        promised = node_type.with_promise(promise)
+        assert find_misfit(had, promised, None) is None
         assert promised.cores <= node_type.cores
         assert promised.gpus <= node_type.gpus
         assert promised.memory_bytes <= node_type.memory_bytes
-    assert bool(world.snapshot.to_promise) == (misfit(had, node_type, None) is not None)
+    assert bool(world.snapshot.to_promise) == (find_misfit(had, node_type, None) is not None)
 
 
 # --- drain ------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def a_short_one(state: NodeState = NodeState.BOOTING) -> World:
 
 def test_a_type_is_declared_as_it_is_once_none_of_its_slots_is_in_use() -> None:
     world = a_short_one()
-    assert redeclaration(world.snapshot, world.policy) is None
+    assert redeclare_type(world.snapshot, world.policy) is None
     assert world.why("cloud1") == "less_than_declared"
     world.snapshot = replace(world.snapshot, nodes={})
     (change,) = world.plan().actions
@@ -188,7 +188,7 @@ def test_a_slot_of_it_that_is_in_use_is_waited_for() -> None:
     world = a_short_one()
     world.busy_node("cloud2")
     world.snapshot = replace(world.snapshot, nodes={world.id("cloud2"): world["cloud2"]})
-    assert redeclaration(world.snapshot, world.policy) is None
+    assert redeclare_type(world.snapshot, world.policy) is None
 
 
 def test_once_it_is_declared_so_the_type_is_bought_again() -> None:
@@ -199,8 +199,8 @@ def test_once_it_is_declared_so_the_type_is_bought_again() -> None:
     ranks = tuple(replace(rank, cores=2) if rank.gpus == 0 else rank for rank in world.snapshot.ranks.values())
     world.see(SlotsChanged(change.wish.id, NOW_S, ranks))
     assert world.snapshot.blocks == {}
-    assert as_promised(world.policy, world.snapshot.promised).types[TypeName("cloud")].cores == 2
-    assert redeclaration(world.snapshot, world.policy) is None
+    assert with_promises(world.policy, world.snapshot.promised).types[TypeName("cloud")].cores == 2
+    assert redeclare_type(world.snapshot, world.policy) is None
 
 
 def test_one_that_could_not_be_done_is_not_tried_for_ever() -> None:
@@ -209,7 +209,7 @@ def test_one_that_could_not_be_done_is_not_tried_for_ever() -> None:
     (change,) = world.decide().actions
     assert isinstance(change, ChangeSlots)
     world.see(SlotsRefused(change.wish.id))
-    assert redeclaration(world.snapshot, world.policy) is None
+    assert redeclare_type(world.snapshot, world.policy) is None
     assert world.snapshot.blocks
 
 
@@ -230,7 +230,7 @@ def test_what_flux_finds_of_a_rank_is_of_the_node_that_stands_there() -> None:
 
 
 def test_of_gpus_and_memory_it_says_nothing() -> None:
-    assert misfit(Hardware(8, 8), GPU, None) is None
+    assert find_misfit(Hardware(8, 8), GPU, None) is None
 
 
 def test_what_a_node_said_itself_goes_before_it() -> None:

@@ -13,7 +13,7 @@ from nodemanager.core.facts import (
     NodeCordoned,
     NodeReported,
     QueueProbed,
-    RetirementAsked,
+    RetirementRequested,
 )
 from nodemanager.core.nodes import CloudState, FluxRank, JoinPhase, NodeState
 from nodemanager.core.orders import KillHousekeeping
@@ -245,9 +245,9 @@ def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_nod
     assert orders(world.decide()) == ["drain cloud1-1"], "somebody has ended it: it goes"
 
 
-@pytest.mark.parametrize(("word", "told"), [(RetirementAsked, True), (HoldPlaced, False)])
+@pytest.mark.parametrize(("word", "told"), [(RetirementRequested, True), (HoldPlaced, False)])
 def test_housekeeping_that_hangs_does_not_keep_a_node_that_an_operator_retires(
-    word: type[RetirementAsked | HoldPlaced], told: bool
+    word: type[RetirementRequested | HoldPlaced], told: bool
 ) -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))

@@ -24,7 +24,7 @@ from nodemanager.core.facts import (
     NodeUndrained,
     QueueProbed,
     QueueSeen,
-    RanksStirred,
+    RanksChanged,
     RecordSeen,
 )
 from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
@@ -188,7 +188,7 @@ def test_looks_in_a_row_that_find_it_idle_are_counted_as_far_as_the_policy_asks_
 
 
 def test_a_look_is_due_until_one_has_begun_after_the_stir() -> None:
-    world = a_world().see(RanksStirred()).see_ranks(age_s=0.5)
+    world = a_world().see(RanksChanged()).see_ranks(age_s=0.5)
     assert world.snapshot.stirred_s == NOW_S
     world.wait(1).see_ranks()
     assert world.snapshot.stirred_s is None

@@ -16,7 +16,7 @@ from nodemanager.core.facts import (
     NodeCordoned,
     NodeReleased,
     NodeUndrained,
-    RetirementAsked,
+    RetirementRequested,
     SteeringKept,
     SteeringNotKept,
 )
@@ -47,7 +47,7 @@ def hold(world: World, slot: str = "cloud1") -> World:
 
 
 def retire(world: World, slot: str = "cloud1") -> World:
-    return world.see(RetirementAsked(world.id(slot), ADA))
+    return world.see(RetirementRequested(world.id(slot), ADA))
 
 
 def cordoned(world: World, text: str, slot: str = "cloud1") -> World:
@@ -277,7 +277,7 @@ def test_a_hold_ends_with_its_node() -> None:
 
 
 def test_nobody_holds_a_node_that_is_no_more() -> None:
-    world = a_world().see(HoldPlaced(LaunchId("cloud9-1"), ADA), RetirementAsked(LaunchId("cloud9-1"), ADA))
+    world = a_world().see(HoldPlaced(LaunchId("cloud9-1"), ADA), RetirementRequested(LaunchId("cloud9-1"), ADA))
     assert world.snapshot.steering == Steering()
 
 

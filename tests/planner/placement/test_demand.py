@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.placement.demand import Demand, demand
+from nodemanager.planner.placement.demand import Demand, read_demand
 from tests.builders import a_job, a_snapshot, a_world, nodes, tasks
 from tests.planner.strategies import jobs
 
@@ -39,32 +39,34 @@ def why_not(wanted: Demand, number: int) -> Reason:
     ],
 )
 def test_a_job_that_waits_for_something_else_wants_no_node(changes: dict[str, Any], code: str) -> None:
-    wanted = demand(a_snapshot(jobs=[a_job(1, **changes)], queues_stopped=frozenset({"debug"})))
+    wanted = read_demand(a_snapshot(jobs=[a_job(1, **changes)], queues_stopped=frozenset({"debug"})))
     assert not wants_nodes(wanted)
     assert why_not(wanted, 1).code == code
 
 
 def test_a_job_that_runs_or_cleans_up_wants_nothing_and_needs_no_reason() -> None:
     running = [a_job(1, state=JobState.RUN), a_job(2, state=JobState.CLEANUP)]
-    wanted = demand(a_snapshot(jobs=running))
+    wanted = read_demand(a_snapshot(jobs=running))
     assert not wanted.batches
     assert not wanted.withheld
 
 
 def test_jobs_come_in_flux_s_order() -> None:
     queue = [a_job(3, priority=16), a_job(1, priority=16), a_job(2, priority=31)]
-    assert wants_nodes(demand(a_snapshot(jobs=queue))) == [2, 1, 3]
+    assert wants_nodes(read_demand(a_snapshot(jobs=queue))) == [2, 1, 3]
 
 
 def test_an_unreadable_job_is_said_with_what_is_wrong() -> None:
-    wanted = demand(a_world().job(nodes(1), tasks(2)).unreadable_job(9, "resources: a slot is needed").snapshot)
+    wanted = read_demand(
+        a_world().job(nodes(1), tasks(2)).unreadable_job(9, "resources: a slot is needed").snapshot
+    )
     assert wants_nodes(wanted) == [1, 2]
     assert wanted.withheld[JobId(9)].figures["why"] == "resources: a slot is needed"
 
 
 @given(jobs(), st.booleans())
 def test_each_waiting_job_is_wanted_or_withheld_once(queue: list[Job], stopped: bool) -> None:
-    wanted = demand(a_snapshot(jobs=queue, queues_stopped=frozenset({"debug"}) if stopped else frozenset()))
+    wanted = read_demand(a_snapshot(jobs=queue, queues_stopped=frozenset({"debug"}) if stopped else frozenset()))
     waiting = [job.id for job in queue if job.state not in (JobState.RUN, JobState.CLEANUP)]
     put_off = [id_ for key in wanted.put_off for id_ in wanted.batches[key]]
     told = [*wants_nodes(wanted), *put_off, *wanted.withheld]
@@ -75,4 +77,4 @@ def test_each_waiting_job_is_wanted_or_withheld_once(queue: list[Job], stopped: 
 def test_the_order_in_which_jobs_became_known_does_not_matter(queue: list[Job], draw: Random) -> None:
     shuffled = queue.copy()
     draw.shuffle(shuffled)
-    assert demand(a_snapshot(jobs=shuffled)) == demand(a_snapshot(jobs=queue))
+    assert read_demand(a_snapshot(jobs=shuffled)) == read_demand(a_snapshot(jobs=queue))

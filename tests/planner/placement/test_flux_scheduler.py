@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import HasProperty, Job, JobId, Shape
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.placement.flux_scheduler import Bin, Seating, Standing, Usher
-from nodemanager.planner.state.queue_index import Line, key_of, line_of
-from nodemanager.simulation.flux.jobspec import jobspec_of, read_request
-from nodemanager.simulation.flux.resource_set import Grant, Room, lowest_bits
-from nodemanager.simulation.flux.sched_simple import Never, NotNow, Pool
+from nodemanager.planner.placement.flux_scheduler import Availability, Bin, Seater, Seating
+from nodemanager.planner.state.queue_index import QueueIndex, key_of, queue_index_of
+from nodemanager.simulation.flux.jobspec import read_request, write_jobspec
+from nodemanager.simulation.flux.resource_set import Grant, RankResources, lowest_bits
+from nodemanager.simulation.flux.sched_simple import Infeasible, Pool, ResourcesBusy
 from tests.builders import a_job, nodes, tasks, whole_nodes
 
 GPU = frozenset({"gpu"})
 
 
 def a_bin(
-    number: int, *, cores: int = 4, gpus: int = 0, standing: Standing = Standing.UP, whole: bool = True
+    number: int, *, cores: int = 4, gpus: int = 0, standing: Availability = Availability.UP, whole: bool = True
 ) -> Bin:
     properties = GPU if gpus else frozenset[str]()
     return Bin(SlotName(f"n{number}"), Rank(number), properties, cores, gpus, standing, whole)
 
 
 def seated(jobs: Sequence[Job], *bins: Bin) -> Seating:
-    return Usher(line_of({job.id: job for job in jobs}, Line()).batches, bins, {}, {}).seat_all()
+    return Seater(queue_index_of({job.id: job for job in jobs}, QueueIndex()).batches, bins, {}, {}).seat_all()
 
 
 def where(seating: Seating, job: int) -> list[str]:
@@ -49,7 +49,7 @@ def test_small_jobs_spread_and_leave_no_node_free_for_a_large_one() -> None:
 
 
 def test_what_is_up_is_filled_before_what_is_kept_and_that_before_what_is_free_soon() -> None:
-    bins = [a_bin(1, standing=Standing.SOON), a_bin(2, standing=Standing.KEPT), a_bin(3, cores=2)]
+    bins = [a_bin(1, standing=Availability.SOON), a_bin(2, standing=Availability.KEPT), a_bin(3, cores=2)]
     seating = seated([a_job(number, tasks(1, cores=2)) for number in (1, 2, 3, 4, 5)], *bins)
     assert [where(seating, job) for job in (1, 2, 3, 4, 5)] == [["n3"], ["n2"], ["n2"], ["n1"], ["n1"]]
 
@@ -64,7 +64,9 @@ def test_a_job_of_a_kind_that_failed_gets_no_seat_from_there_on() -> None:
     jobs = {job.id: job for job in (a_job(number, whole_nodes(1)) for number in (1, 2, 3))}
     key = key_of(jobs[JobId(1)])
     failed = {(key.shape, key.span_s): (-16, 2)}
-    seating = Usher(line_of(jobs, Line()).batches, [a_bin(1), a_bin(2), a_bin(3)], failed, {}).seat_all()
+    seating = Seater(
+        queue_index_of(jobs, QueueIndex()).batches, [a_bin(1), a_bin(2), a_bin(3)], failed, {}
+    ).seat_all()
     assert list(seating.seats) == [1]
 
 
@@ -80,12 +82,14 @@ SHAPES = st.builds(
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> list[Room]:
+def rooms(draw: st.DrawFn) -> list[RankResources]:
     """Ranks with something on some of them."""
     made = []
     for number in range(1, draw(st.integers(1, 6)) + 1):
         gpus = draw(st.sampled_from([0, 0, 2, 4]))
-        room = Room(number, f"n{number}", draw(st.integers(1, 9)), gpus, GPU if gpus else frozenset(), up=True)
+        room = RankResources(
+            number, f"n{number}", draw(st.integers(1, 9)), gpus, GPU if gpus else frozenset(), up=True
+        )
         used = draw(st.integers(0, room.cores))
         room.take(Grant(number, lowest_bits(room.cores_free, used), lowest_bits(room.gpus_free, min(gpus, used))))
         made.append(room)
@@ -94,7 +98,7 @@ def rooms(draw: st.DrawFn) -> list[Room]:
 
 @given(rooms(), st.lists(st.tuples(SHAPES, st.sampled_from([16, 16, 20])), max_size=8), st.randoms())
 def test_seats_are_those_that_the_scheduler_gives(
-    given_rooms: list[Room], wanted: list[tuple[Shape, int]], draw: Random
+    given_rooms: list[RankResources], wanted: list[tuple[Shape, int]], draw: Random
 ) -> None:
     """Up to the first that it keeps waiting: behind that one it starts nothing."""
     jobs = [a_job(number, shape, priority=priority) for number, (shape, priority) in enumerate(wanted, 1)]
@@ -105,8 +109,8 @@ def test_seats_are_those_that_the_scheduler_gives(
             room.properties,
             room.cores_left,
             room.gpus_left,
-            Standing.UP,
-            whole=room.cores_left == room.cores,
+            Availability.UP,
+            is_empty=room.cores_left == room.cores,
         )
         for room in given_rooms
     ]
@@ -116,7 +120,7 @@ def test_seats_are_those_that_the_scheduler_gives(
     for job in sorted(jobs, key=lambda job: (-job.priority, job.id)):
         try:
             grants = _granted(pool, job)
-        except NotNow:
+        except ResourcesBusy:
             assert job.id not in seating.seats or job.id in seating.short
             return
         assert job.id not in seating.short
@@ -124,8 +128,8 @@ def test_seats_are_those_that_the_scheduler_gives(
 
 
 def _granted(pool: Pool, job: Job) -> tuple[Grant, ...]:
-    request = read_request(jobspec_of(job.shape))
+    request = read_request(write_jobspec(job.shape))
     try:
         return pool.allocate(request)
-    except Never as never:
-        raise NotNow from never
+    except Infeasible as never:
+        raise ResourcesBusy from never

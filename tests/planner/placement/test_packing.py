@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodemanager.planner.placement.packing import fill, pack
-from nodemanager.planner.placement.packing_types import Item, Limits, Load, Lot, Packed, cost, fit
+from nodemanager.planner.placement.packing_types import (
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    pieces_on_empty,
+    total_cost,
+)
 
 UNBOUNDED = 10**9
-NO_LIMITS = Limits(UNBOUNDED, 10**15)
+NO_LIMITS = PackingLimits(UNBOUNDED, 10**15)
 
 
 def an_item(pieces: int, cores: int, *, gpus: int = 0, memory_bytes: int = 0, **more: int) -> Item:
@@ -25,12 +33,12 @@ def a_lot(cores: int, price: int, *, gpus: int = 0, memory_bytes: int = 64, coun
     return Lot(cores, gpus, memory_bytes, count, price, price)
 
 
-def packed(items: Sequence[Item], lots: Sequence[Lot], limits: Limits = NO_LIMITS) -> Packed:
+def packed(items: Sequence[Item], lots: Sequence[Lot], limits: PackingLimits = NO_LIMITS) -> Packed:
     return pack(items, lots, fits_of(items, lots), limits)
 
 
 def fits_of(items: Sequence[Item], lots: Sequence[Lot]) -> list[list[int]]:
-    return [[fit(item, lot) for lot in lots] for item in items]
+    return [[pieces_on_empty(item, lot) for lot in lots] for item in items]
 
 
 def nodes(made: Packed) -> dict[int, int]:
@@ -80,12 +88,12 @@ def test_whole_nodes_are_shared_with_nobody() -> None:
 def test_where_nodes_run_short_larger_ones_are_taken() -> None:
     lots = [a_lot(4, 40), a_lot(16, 400)]
     assert nodes(packed([an_item(16, 1)], lots)) == {0: 4}
-    assert nodes(packed([an_item(16, 1)], lots, Limits(1, 10**15))) == {1: 1}
-    assert nodes(packed([an_item(1600, 1)], lots, Limits(100, 10**15))) == {1: 100}
+    assert nodes(packed([an_item(16, 1)], lots, PackingLimits(1, 10**15))) == {1: 1}
+    assert nodes(packed([an_item(1600, 1)], lots, PackingLimits(100, 10**15))) == {1: 100}
 
 
 def test_the_price_cap_is_kept_and_what_found_no_place_is_told() -> None:
-    made = packed([an_item(1000, 1)], [a_lot(4, 40, count=1000)], Limits(UNBOUNDED, 399))
+    made = packed([an_item(1000, 1)], [a_lot(4, 40, count=1000)], PackingLimits(UNBOUNDED, 399))
     assert nodes(made) == {0: 9}
     assert made.left == (1000 - 36,)
 
@@ -128,10 +136,10 @@ def lots_of(count: st.SearchStrategy[int]) -> st.SearchStrategy[list[Lot]]:
     return st.lists(lot, min_size=1, max_size=4)
 
 
-LIMITS = st.builds(Limits, st.sampled_from([0, 2, 5, UNBOUNDED]), st.sampled_from([0, 30, 100, 10**15]))
+LIMITS = st.builds(PackingLimits, st.sampled_from([0, 2, 5, UNBOUNDED]), st.sampled_from([0, 30, 100, 10**15]))
 
 
-def check(items: Sequence[Item], lots: Sequence[Lot], limits: Limits, made: Packed) -> None:
+def check(items: Sequence[Item], lots: Sequence[Lot], limits: PackingLimits, made: Packed) -> None:
     left = [item.pieces for item in items]
     taken = [0] * len(lots)
     for load in made.loads:
@@ -139,7 +147,7 @@ def check(items: Sequence[Item], lots: Sequence[Lot], limits: Limits, made: Pack
         taken[load.lot] += load.nodes
         on_it = [(items[number], count) for number, count in load.pieces]
         assert all(0 < count <= item.per_node_max for item, count in on_it)
-        if any(item.whole for item, _ in on_it):
+        if any(item.exclusive for item, _ in on_it):
             assert sum(count for _, count in on_it) == 1
         assert sum(item.cores * count for item, count in on_it) <= lot.cores
         assert sum(item.gpus * count for item, count in on_it) <= lot.gpus
@@ -156,14 +164,14 @@ def check(items: Sequence[Item], lots: Sequence[Lot], limits: Limits, made: Pack
 @settings(deadline=None)
 @given(items_of(MANY), lots_of(st.sampled_from([0, 3, 1000])), LIMITS)
 def test_what_lies_on_a_node_fits_it_and_no_limit_is_passed(
-    items: list[Item], lots: list[Lot], limits: Limits
+    items: list[Item], lots: list[Lot], limits: PackingLimits
 ) -> None:
     check(items, lots, limits, packed(items, lots, limits))
 
 
 @settings(deadline=None)
 @given(items_of(FEW), lots_of(st.sampled_from([0, 1, 100])), LIMITS)
-def test_the_same_for_few_pieces(items: list[Item], lots: list[Lot], limits: Limits) -> None:
+def test_the_same_for_few_pieces(items: list[Item], lots: list[Lot], limits: PackingLimits) -> None:
     check(items, lots, limits, packed(items, lots, limits))
 
 
@@ -172,13 +180,13 @@ def test_the_same_for_few_pieces(items: list[Item], lots: list[Lot], limits: Lim
 def test_all_that_fits_somewhere_is_laid_where_there_are_no_limits(items: list[Item], lots: list[Lot]) -> None:
     made = packed(items, lots)
     for item, left in zip(items, made.left, strict=True):
-        assert left == (0 if any(fit(item, lot) for lot in lots) else item.pieces)
+        assert left == (0 if any(pieces_on_empty(item, lot) for lot in lots) else item.pieces)
 
 
 # --- against every way there is ---------------------------------------------------------------------------
 
 
-def cheapest_of_all(items: Sequence[Item], lots: Sequence[Lot], limits: Limits) -> int | None:
+def cheapest_of_all(items: Sequence[Item], lots: Sequence[Lot], limits: PackingLimits) -> int | None:
     """The least cost, found by trying every number of nodes of each lot, and every way to fill them."""
     pieces = [number for number, item in enumerate(items) for _ in range(item.pieces)]
     ranges = [range(min(lot.count, len(pieces)) + 1) for lot in lots]
@@ -208,8 +216,8 @@ def can_hold(items: Sequence[Item], pieces: Sequence[int], bins: list[tuple[Lot,
 
 
 def holds_together(items: Sequence[Item], lot: Lot, together: tuple[int, ...]) -> bool:
-    if any(items[number].whole for number in together):
-        return len(together) == 1 and fit(items[together[0]], lot) > 0
+    if any(items[number].exclusive for number in together):
+        return len(together) == 1 and pieces_on_empty(items[together[0]], lot) > 0
     return (
         sum(items[number].cores for number in together) <= lot.cores
         and sum(items[number].gpus for number in together) <= lot.gpus
@@ -244,16 +252,16 @@ def holds_together(items: Sequence[Item], lot: Lot, together: tuple[int, ...]) -
         min_size=1,
         max_size=3,
     ),
-    st.builds(Limits, st.sampled_from([1, 3, UNBOUNDED]), st.sampled_from([40, 10**15])),
+    st.builds(PackingLimits, st.sampled_from([1, 3, UNBOUNDED]), st.sampled_from([40, 10**15])),
 )
-def test_few_pieces_cost_no_more_than_they_must(items: list[Item], lots: list[Lot], limits: Limits) -> None:
+def test_few_pieces_cost_no_more_than_they_must(items: list[Item], lots: list[Lot], limits: PackingLimits) -> None:
     least = cheapest_of_all(items, lots, limits)
     made = packed(items, lots, limits)
     if least is None:
         assert any(made.left)
     else:
         assert not any(made.left)
-        assert cost(made.loads, lots) == least
+        assert total_cost(made.loads, lots) == least
 
 
 # --- against linear programs ------------------------------------------------------------------------------
@@ -269,7 +277,7 @@ def least_by_highs(items: Sequence[Item], lots: Sequence[Lot]) -> float:
         (number, lot): highs.addVariable(lb=0)
         for number, item in enumerate(items)
         for lot in range(len(lots))
-        if fit(item, lots[lot])
+        if pieces_on_empty(item, lots[lot])
     }
     for number, item in enumerate(items):
         highs.addConstr(sum(laid[it] for it in laid if it[0] == number) == item.pieces)
@@ -307,7 +315,7 @@ def test_many_pieces_cost_little_more_than_the_bound_of_the_linear_program(
     items, lots = work
     made = packed(items, lots)
     assert not any(made.left)
-    assert cost(made.loads, lots) <= 1.1 * least_by_highs(items, lots) + max(lot.cost for lot in lots)
+    assert total_cost(made.loads, lots) <= 1.1 * least_by_highs(items, lots) + max(lot.cost for lot in lots)
 
 
 def some_mix(draws: Random) -> tuple[list[Item], list[Lot]]:
@@ -325,7 +333,7 @@ def test_mixed_work_costs_within_a_twentieth_of_the_bound_taken_together() -> No
     draws = Random(1)
     mixes = [some_mix(draws) for _ in range(100)]
     bound = sum(least_by_highs(items, lots) for items, lots in mixes)
-    assert sum(cost(packed(items, lots).loads, lots) for items, lots in mixes) <= 1.025 * bound
+    assert sum(total_cost(packed(items, lots).loads, lots) for items, lots in mixes) <= 1.025 * bound
 
 
 # --- and the same again -----------------------------------------------------------------------------------

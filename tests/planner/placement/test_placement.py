@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.core.jobs import Holding, Job, JobId, JobState, OnHosts, QueuePolicy, Shape
+from nodemanager.core.jobs import Job, JobId, JobState, OnHosts, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.outcome import SERVED_BY
-from nodemanager.planner.placement.allocation import UNBOUNDED, Shelf
-from nodemanager.planner.placement.placement import Layout
+from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
+from nodemanager.planner.placement.allocation import UNBOUNDED, Allocation
+from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import price_per_hour
-from nodemanager.planner.placement.within_budget import lay_out
+from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.queue_index import Line, key_of, line_of, moved
+from nodemanager.planner.state.queue_index import QueueIndex, key_of, queue_index_of, updated_queue_index
 from tests.builders import (
     CLOUD,
     GPU,
@@ -38,8 +38,8 @@ from tests.builders import (
 from tests.planner.strategies import POLICIES, jobs, snapshots
 
 
-def laid_out(world: World) -> Layout:
-    return lay_out(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
+def laid_out(world: World) -> Placement:
+    return place_within_budget(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
 
 
 def slots(world: World, job: int = 1) -> list[str]:
@@ -50,7 +50,7 @@ def slots(world: World, job: int = 1) -> list[str]:
     if index >= layout.served.get(key, 0):
         return []
     seats = [bin_.slot for bin_, _ in layout.seating.seats.get(JobId(job), ())]
-    return sorted([*seats, *(place[0] for place, _ in layout.dealt.nodes_of(key, index))])
+    return sorted([*seats, *(place[0] for place, _ in layout.assignment.nodes_of(key, index))])
 
 
 def why_not(shape: Shape, *ahead: Shape, world: World | None = None) -> Reason:
@@ -264,7 +264,7 @@ def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
         for index, id_ in enumerate(layout.demand.batches[key][:served]):
             seats = layout.seating.seats.get(id_, ())
             there = [bin_.slot for bin_, _ in seats]
-            more = [place[0] for place, _ in layout.dealt.nodes_of(key, index)]
+            more = [place[0] for place, _ in layout.assignment.nodes_of(key, index)]
             if key.shape.nodes is not None:
                 assert len(set(there) | set(more)) == len(there) + len(more) == key.shape.nodes
             else:
@@ -282,7 +282,7 @@ def test_what_is_laid_on_a_new_node_fits_it(world: World) -> None:
         if shape.nodes is None or shape.exclusive:
             continue
         for index in range(served):
-            for place, offer in layout.dealt.nodes_of(key, index):
+            for place, offer in layout.assignment.nodes_of(key, index):
                 cores[place[0]] += shape.slots * shape.cores_per_slot
                 assert cores[place[0]] <= offer.node_type.cores
 
@@ -304,12 +304,12 @@ def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World)
         assert sum(offer_price(after), Decimal(0)) <= price_before
 
 
-def offer_price(layout: Layout) -> list[Decimal]:
-    shelf = layout.shelf
+def offer_price(layout: Placement) -> list[Decimal]:
+    shelf = layout.allocation
     return [
         shelf.offers[stack.offer].node_type.price_per_hour * stack.nodes
-        for stack in shelf.stacks
-        if not shelf.offers[stack.offer].paid
+        for stack in shelf.groups
+        if not shelf.offers[stack.offer].is_ordered
     ]
 
 
@@ -318,11 +318,11 @@ def test_a_line_that_was_kept_is_the_one_that_would_be_read(before: list[Job], a
     was, is_ = {job.id: job for job in before}, {job.id: job for job in after}
     gone = [job for id_, job in was.items() if is_.get(id_) != job]
     come = [job for id_, job in is_.items() if was.get(id_) != job]
-    kept = moved(line_of(was, Line()), is_, gone, come)
-    read = line_of(is_, Line())
+    kept = updated_queue_index(queue_index_of(was, QueueIndex()), is_, gone, come)
+    read = queue_index_of(is_, QueueIndex())
     assert kept.batches == read.batches
     assert kept.withheld == read.withheld
-    assert list(kept.ends) == list(read.ends)
+    assert list(kept.job_ends) == list(read.job_ends)
 
 
 def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
@@ -366,7 +366,10 @@ def test_a_gpu_node_that_a_small_job_took_is_bought_again_and_the_site_is_told()
     fleet = a_world(large, GPU, nodes_max=6).booting_node("gpu1").booting_node("large1").job(*asked)
     taken = replace(busy(a_rank("gpu1", fleet.policy)), gpus_free=2)
     begun = replace(
-        fleet.snapshot.jobs[JobId(1)], state=JobState.RUN, holds=(Holding(taken.rank, 8, 0),), began_at=WALL_AT
+        fleet.snapshot.jobs[JobId(1)],
+        state=JobState.RUN,
+        allocations=(RankAllocation(taken.rank, 8, 0),),
+        began_at=WALL_AT,
     )
     fleet.see_queue(begun).see_ranks(taken, a_rank("large1", fleet.policy, online=True)).wait(1)
     second = fleet.decide()
@@ -393,9 +396,9 @@ def test_where_small_jobs_fill_all_gpu_nodes_the_one_that_waits_is_told_so_and_h
 @given(worlds())
 def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
     made = world.plan()
-    served = {"settling", *SERVED_BY.values()}
+    served = {"settling", *REASON_BY_AVAILABILITY.values()}
     counted = Counter("node_ordered" if why.code in served else why.code for why in made.jobs.values())
-    assert dict(made.waiting()) == dict(counted)
+    assert dict(made.count_by_reason()) == dict(counted)
 
 
 # --- shortcuts --------------------------------------------------------------------------------------------
@@ -406,8 +409,8 @@ def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
 def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World) -> None:
     short = plan(world.snapshot, world.policy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
-        patch.setattr(Shelf, "cores_left", lambda _shelf, *, share: UNBOUNDED + share)
+        patch.setattr(Allocation, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
+        patch.setattr(Allocation, "cores_left", lambda _shelf, *, share: UNBOUNDED + share)
         long = plan(world.snapshot, world.policy)
     assert short.actions == long.actions
     assert dict(short.jobs) == dict(long.jobs)
@@ -432,7 +435,7 @@ def test_behind_those_that_lack_more_than_can_come_all_is_as_by_the_long_way(
         world.job(shape, userid=user)
     short = plan(world.snapshot, world.policy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Shelf, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
+        patch.setattr(Allocation, "takes_at_most", lambda _shelf, _work: UNBOUNDED)
         long = plan(world.snapshot, world.policy)
     assert short.actions == long.actions
     assert [why.code for why in dict(short.jobs).values()] == [why.code for why in dict(long.jobs).values()]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.facts import LaunchesRecorded, NodeCreated
-from nodemanager.core.jobs import Holding, Job, JobId, JobState, QueuePolicy, Shape
+from nodemanager.core.jobs import Job, JobId, JobState, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.orders import BootNode, CreateNode
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost.budget import periods
@@ -152,7 +152,7 @@ def test_what_runs_counts_beside_what_waits() -> None:
         userid=1000,
         began_at=WALL_AT,
         ends_at=WALL_AT + 7 * HOUR_S,
-        holds=(Holding(rank_of(fleet.policy, "cloud1"), 4, 0),),
+        allocations=(RankAllocation(rank_of(fleet.policy, "cloud1"), 4, 0),),
     )
     fleet.but(jobs={runs.id: runs})
     assert bought(submits(fleet, 3, 3, userid=1000)) == 1

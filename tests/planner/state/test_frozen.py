@@ -15,8 +15,8 @@ from tests.builders import a_node
 
 def test_it_is_equal_to_what_the_constructor_makes_and_leaves_the_first_as_it_was() -> None:
     node = a_node("cloud1", NodeState.IDLE)
-    made = replace(node, tries=3, story=("x",))
-    assert made == dataclasses.replace(node, tries=3, story=("x",))
+    made = replace(node, tries=3, moves=("x",))
+    assert made == dataclasses.replace(node, tries=3, moves=("x",))
     assert (node.tries, made.tries) == (0, 3)
     assert replace(Snapshot(), now_s=5.0) == Snapshot(now_s=5.0)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -9,11 +9,11 @@ from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, Pr
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.housekeeping import Housekeeping
-from nodemanager.simulation.flux.instance import Follower
+from nodemanager.simulation.flux.housekeeping import HousekeepingTime
+from nodemanager.simulation.flux.instance import JournalFollower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.jobid import format_f58, parse_f58
-from nodemanager.simulation.flux.jobspec import jobspec_of
+from nodemanager.simulation.flux.jobspec import write_jobspec
 from nodemanager.simulation.time.world import World
 from tests.simulation.fleets import small_instance, up
 
@@ -27,13 +27,13 @@ FOR_EVER = 1e9
 class Instance:
     """A small instance whose journals are read from the start."""
 
-    def __init__(self, *online: str, housekeeping_s: Housekeeping = 0.0, partial_release: bool = True) -> None:
+    def __init__(self, *online: str, housekeeping_s: HousekeepingTime = 0.0, partial_release: bool = True) -> None:
         self.world = World(seed=1)
         self.flux = small_instance(self.world)
         self.events: list[JobEvent] = []
         self.resources: list[ResourceEvent] = []
         self.lost: list[str] = []
-        self.flux.follow(Follower(self.events.append, self.resources.append, self.lost.append))
+        self.flux.follow(JournalFollower(self.events.append, self.resources.append, self.lost.append))
         self.flux.set_housekeeping(housekeeping_s, partial_release=partial_release)
         up(self.flux, *online)
         self.world.advance_by(1.0)
@@ -51,7 +51,7 @@ class Instance:
 
     def on(self, job_id: JobId) -> list[int]:
         """The ranks that the job, or its housekeeping, holds."""
-        return sorted(grant.rank for holder, grant in self.flux.holders() if holder == job_id)
+        return sorted(grant.rank for holder, grant in self.flux.held_grants() if holder == job_id)
 
     def runs(self, *job_ids: JobId) -> list[bool]:
         return [self.flux.job_state(job_id) is JobState.RUN for job_id in job_ids]
@@ -104,7 +104,7 @@ def test_slots_without_nodes_are_spread_over_what_is_free() -> None:
 
 def test_a_range_gets_what_there_is() -> None:
     instance = Instance("cloud1", "cloud2", "cloud3")
-    jobspec = dict(jobspec_of(Shape(1, 1, nodes=2)))
+    jobspec = dict(write_jobspec(Shape(1, 1, nodes=2)))
     jobspec["resources"] = [{**jobspec["resources"][0], "count": {"min": 2, "max": 4}}]
     job_id = instance.flux.submit(jobspec, run_s=FOR_EVER)
     instance.world.advance_by(1.0)
@@ -153,7 +153,7 @@ def test_what_the_ingest_would_refuse_never_becomes_a_job() -> None:
     with pytest.raises(ValueError, match="slot"):
         instance.flux.submit({"resources": [], "attributes": {"system": {"duration": 0}}})
     with pytest.raises(ValueError, match="jobspec itself"):
-        instance.flux.submit(jobspec_of(CORE), 60.0)
+        instance.flux.submit(write_jobspec(CORE), 60.0)
     assert instance.flux.active_jobs() == ()
 
 
@@ -343,15 +343,15 @@ def a_node(number: int, slot: str = "cloud1") -> CloudNode:
 
 def test_a_second_machine_that_claims_a_slot_puts_the_first_out_for_good() -> None:
     instance = Instance()
-    instance.flux.node_booted(a_node(1))
+    instance.flux.on_node_booted(a_node(1))
     instance.world.advance_by(1.0)
     job_id = instance.submit()
-    instance.flux.node_booted(a_node(2))
+    instance.flux.on_node_booted(a_node(2))
     assert instance.flux.job_state(job_id) is None
-    instance.flux.node_ended(a_node(1))
+    instance.flux.on_node_ended(a_node(1))
     instance.world.advance_by(1.0)
     assert instance.flux.resource_status()["online"] == "0-1"
-    instance.flux.node_ended(a_node(2))
+    instance.flux.on_node_ended(a_node(2))
     instance.world.advance_by(1.0)
     assert instance.flux.resource_status()["online"] == "0"
 
@@ -359,8 +359,8 @@ def test_a_second_machine_that_claims_a_slot_puts_the_first_out_for_good() -> No
 def test_machines_that_are_not_of_this_instance_are_left_alone() -> None:
     instance = Instance()
     for node in (a_node(1, slot="elsewhere"), CloudNode(ProviderId("x"), CloudState.RUNNING, None)):
-        instance.flux.node_booted(node)
-        instance.flux.node_ended(node)
+        instance.flux.on_node_booted(node)
+        instance.flux.on_node_ended(node)
     with pytest.raises(FluxError, match="rank 9"):
         instance.flux.drain(Rank(9), "why")
 
@@ -387,7 +387,7 @@ def test_a_restart_keeps_what_is_pending_and_drained_and_ends_what_runs() -> Non
     with pytest.raises(FluxError, match="down"):
         instance.flux.submit(CORE)
     instance.world.advance_by(5.0)
-    instance.flux.follow(Follower(instance.events.append, instance.resources.append, instance.lost.append))
+    instance.flux.follow(JournalFollower(instance.events.append, instance.resources.append, instance.lost.append))
     assert instance.flux.active_jobs() == (pending, held)
     assert (instance.flux.resource_status()["online"], instance.flux.drain_reason(Rank(2))) == ("0", "why")
     instance.world.advance_by(16.0)
@@ -407,11 +407,11 @@ def test_a_pending_job_gets_its_priority_anew_after_a_restart() -> None:
 def test_a_machine_that_ends_while_rank_0_is_away_does_not_join_again() -> None:
     instance = Instance()
     for node in (a_node(1), a_node(2, slot="cloud2")):
-        instance.flux.node_booted(node)
+        instance.flux.on_node_booted(node)
     instance.world.advance_by(1.0)
     instance.flux.restart(down_s=5.0)
-    instance.flux.node_ended(a_node(1))
-    instance.flux.node_booted(a_node(3, slot="cloud3"))
+    instance.flux.on_node_ended(a_node(1))
+    instance.flux.on_node_booted(a_node(3, slot="cloud3"))
     instance.world.advance_by(60.0)
     assert instance.flux.resource_status()["online"] == "0,2-3"
 
@@ -482,6 +482,6 @@ def test_housekeeping_may_survive_sigkill() -> None:
     instance.flux.submit(CORE, run_s=1.0)
     instance.world.advance_by(5.0)
     instance.flux.kill_housekeeping(Rank(1), 9)
-    assert len(instance.flux.holders()) == 1
+    assert len(instance.flux.held_grants()) == 1
     instance.flux.end_housekeeping()
-    assert instance.flux.holders() == ()
+    assert instance.flux.held_grants() == ()

@@ -17,7 +17,7 @@ from nodemanager.core.notation import parse_idset
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.instance import Follower
+from nodemanager.simulation.flux.instance import JournalFollower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
@@ -75,7 +75,7 @@ class FluxLife(RuleBasedStateMachine):
         SimulatedFluxWatch(self.flux).start(self._hear, self._lose_queue)
 
     def _follow(self) -> None:
-        self.flux.follow(Follower(self._on_job, self._on_resource, lambda _: None))
+        self.flux.follow(JournalFollower(self._on_job, self._on_resource, lambda _: None))
 
     def _on_job(self, event: JobEvent) -> None:
         before = self.last_event.get(event.job_id)
@@ -189,7 +189,7 @@ class FluxLife(RuleBasedStateMachine):
     @invariant()
     def no_core_is_held_twice(self) -> None:
         held: dict[int, int] = defaultdict(int)
-        for _, grant in self.flux.holders():
+        for _, grant in self.flux.held_grants():
             assert held[grant.rank] & grant.cores == 0
             held[grant.rank] |= grant.cores
         allocated = self.flux.sched_resource_status()["allocated"]
@@ -198,7 +198,7 @@ class FluxLife(RuleBasedStateMachine):
     @invariant()
     def what_is_free_and_what_is_held_make_the_whole(self) -> None:
         held: dict[int, int] = defaultdict(int)
-        for _, grant in self.flux.holders():
+        for _, grant in self.flux.held_grants():
             held[grant.rank] += grant.cores.bit_count()
         for seen in SimulatedFluxPort(self.flux, "anybody").ranks():
             assert seen.cores == CORES[seen.rank]
@@ -211,7 +211,7 @@ class FluxLife(RuleBasedStateMachine):
         children = self.flux.overlay_health()["children"]
         there = {Rank(child["rank"]) for child in children if child["status"] == "full"}
         started = {job_id for job_id in self.flux.active_jobs() if self.last_event.get(job_id) == "start"}
-        assert {grant.rank for job_id, grant in self.flux.holders() if job_id in started} <= there
+        assert {grant.rank for job_id, grant in self.flux.held_grants() if job_id in started} <= there
 
     @invariant()
     def the_listener_knows_the_queue(self) -> None:

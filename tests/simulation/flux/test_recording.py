@@ -17,7 +17,7 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.simulation.flux.brokers import ResourceEvent
-from nodemanager.simulation.flux.instance import Follower
+from nodemanager.simulation.flux.instance import JournalFollower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.jobid import format_f58
 from nodemanager.simulation.time.world import World
@@ -58,7 +58,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.flux = small_instance(self.world)
-        self.flux.follow(Follower(self.jobs.append, self.resources.append, pytest.fail))
+        self.flux.follow(JournalFollower(self.jobs.append, self.resources.append, pytest.fail))
 
     def submit(self, index: int, housekeeping_s: Mapping[Rank, float] | None = None) -> None:
         event = submitted()[index]

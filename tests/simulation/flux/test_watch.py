@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nodemanager.core.facts import QueueProbed, QueueSeen, RanksStirred
+from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.jobs import Job, JobId, JobState, Shape
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor
@@ -18,7 +18,7 @@ from tests.simulation.fleets import small_instance, up
 
 CORE = Shape(1, 1)
 
-Heard = QueueSeen | QueueProbed | RanksStirred
+Heard = QueueSeen | QueueProbed | RanksChanged
 
 
 class Listener:
@@ -91,7 +91,7 @@ def test_what_concerns_ranks_is_told_as_it_happens(listener: Listener) -> None:
         listener.forget()
         act()
         listener.world.advance_by(0.2)
-        return any(isinstance(seen, RanksStirred) for _, seen in listener.heard)
+        return any(isinstance(seen, RanksChanged) for _, seen in listener.heard)
 
     flux = listener.flux
     assert not stirred(lambda: flux.submit(CORE, run_s=0.1))
@@ -200,11 +200,11 @@ def test_a_call_that_fails_does_nothing_and_one_whose_reply_is_lost_does_it() ->
     flux.faults.p_fail = 1.0
     with pytest.raises(FluxError):
         port.record([LAUNCH])
-    assert flux.records == {}
+    assert flux.leases == {}
     flux.faults.p_fail, flux.faults.p_lost_reply = 0.0, 1.0
     with pytest.raises(FluxError):
         port.record([LAUNCH])
-    assert flux.records == {LAUNCH.slot: LAUNCH}
+    assert flux.leases == {LAUNCH.slot: LAUNCH}
 
 
 def test_a_restart_frees_the_name_and_keeps_the_record() -> None:

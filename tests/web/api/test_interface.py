@@ -17,9 +17,9 @@ from nodemanager.core.slots import TypeName
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Source
+from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
-from nodemanager.web.api.kubernetes_metrics import ROOT as METRICS_API
-from nodemanager.web.app import HEADERS
+from nodemanager.web.app import SECURITY_HEADERS
 from tests.builders import NOW_S, a_job, a_policy, a_snapshot, whole_nodes
 from tests.paths import ROOT
 from tests.web.fleets import HOST, TOKEN, Stand, a_fleet, a_stand, published
@@ -200,7 +200,7 @@ def test_a_request_for_another_host_is_refused(client: TestClient, host: str) ->
 @pytest.mark.parametrize("path", ["/", "/status", "/nowhere", "/static/dashboard.js", "/docs"])
 def test_every_answer_keeps_others_out_of_the_page(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
-    assert {name: headers[name] for name in HEADERS} == HEADERS
+    assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
 # --- steering ---------------------------------------------------------------------------------------------
@@ -261,11 +261,11 @@ def test_what_fails_by_a_bug_says_so_and_keeps_others_out_of_the_page(stand: Sta
     def fails() -> bytes:
         raise ZeroDivisionError
 
-    stand.served.metrics.page = fails  # type: ignore[method-assign]
+    stand.served.metrics.render = fails  # type: ignore[method-assign]
     with TestClient(stand.application, base_url=f"http://{HOST}", raise_server_exceptions=False) as client:
         response = client.get("/metrics")
     assert (response.status_code, "bug" in response.json()["error"]) == (500, True)
-    assert {name: response.headers[name] for name in HEADERS} == HEADERS
+    assert {name: response.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
 def test_an_observer_is_not_steered(stand: Stand, client: TestClient) -> None:
@@ -327,13 +327,13 @@ def test_a_type_that_is_only_observed_is_wanted_all_the_same_for_others_to_follo
 
 
 def test_another_policy_is_tried_on_what_is_known_and_nothing_is_ordered(stand: Stand, client: TestClient) -> None:
-    posted = stand.board.posted
+    posted = stand.board.latest
     assert posted is not None
     tight = replace(posted.published.policy, nodes_max=1, block_s={})
     body = TypeAdapter(Policy).dump_json(tight)
     plan = client.post("/plan", headers=WITH_TOKEN, content=body).json()
     assert plan["acts"] is False
-    assert stand.board.posted is posted
+    assert stand.board.latest is posted
     assert client.post("/plan", headers=WITH_TOKEN, content=b"{}").status_code == 400
 
 
@@ -370,7 +370,7 @@ def test_the_custom_metrics_have_the_eleven_names_and_right_values(stand: Stand,
     names = [it["name"] for it in asked(client, METRICS_API)["resources"]]
     assert sorted(names) == sorted(METRICS)
     assert len(names) == 11
-    posted = stand.board.posted
+    posted = stand.board.latest
     assert posted is not None
     snapshot = posted.published.snapshot
     up = [rank for rank in snapshot.ranks.values() if rank.online and rank.drain_reason is None]

@@ -11,7 +11,7 @@ from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.state.snapshot import Block, Scope, Streak
+from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_snapshot
 from tests.web.fleets import Stand, a_fleet, a_stand, published
 
@@ -25,7 +25,7 @@ NAMED = {  # what others rely on
 
 def scraped(stand: Stand) -> dict[tuple[str, ...], float]:
     """Every sample, by its name and its labels' values in the order of their names."""
-    page = stand.served.metrics.page().decode()
+    page = stand.served.metrics.render().decode()
     return {
         (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(page)
@@ -36,7 +36,7 @@ def scraped(stand: Stand) -> dict[tuple[str, ...], float]:
 def test_every_metric_that_is_promised_is_there() -> None:
     stand = a_stand()
     stand.post(a_fleet(12))
-    families = {it.name for it in text_string_to_metric_families(stand.served.metrics.page().decode())}
+    families = {it.name for it in text_string_to_metric_families(stand.served.metrics.render().decode())}
     assert {f"node_manager_{name}" for name in NAMED} <= families
 
 
@@ -119,9 +119,9 @@ def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, show
     policy = replace(a_policy(), boot_failures_max=3)
     stand = a_stand()
     cloud = policy.types[TypeName("cloud")]
-    streak = Streak(failures, NOW_S - 1, 60, "never_joined")  # one is tried
+    streak = FailureStreak(failures, NOW_S - 1, 60, "never_joined")  # one is tried
     stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, cloud.image): streak})))
     assert scraped(stand)["node_manager_boot_breaker", "cloud"] == shown
-    old = Streak(failures, NOW_S + 60, 60, "never_joined")
+    old = FailureStreak(failures, NOW_S + 60, 60, "never_joined")
     stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, "another-image"): old})))
     assert scraped(stand)["node_manager_boot_breaker", "cloud"] == 0

@@ -16,8 +16,8 @@ from nodemanager.cli import tables
 from nodemanager.cli.tables import clock
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import NodeState
-from nodemanager.core.reason_text import clock_time
-from nodemanager.history.store.writer import Journal
+from nodemanager.core.reason_text import format_wall_time
+from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT, a_job, a_node, whole_nodes
 from tests.history.publications import a_moment, told
 from tests.web.fleets import HOST, a_stand
@@ -26,7 +26,7 @@ STOP_S = 10.0
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
+def journal(tmp_path: Path) -> HistoryWriter:
     """A job waited, was bought a node, ran there; both are gone."""
     waiting = a_job(1, whole_nodes(1), submitted_at=WALL_AT)
     runs = replace(waiting, state=JobState.RUN)
@@ -37,7 +37,7 @@ def journal(tmp_path: Path) -> Journal:
         a_moment(180, nodes=[a_node("cloud1", NodeState.IDLE)]),
         a_moment(240),
     ]
-    journal = Journal(tmp_path / "journal.sqlite")
+    journal = HistoryWriter(tmp_path / "journal.sqlite")
     journal.start()
     for happened in told(*story):
         journal.take_in(happened)
@@ -45,20 +45,20 @@ def journal(tmp_path: Path) -> Journal:
     return journal
 
 
-def a_client(journal: Journal, *, jobs_for_everybody: bool) -> TestClient:
+def a_client(journal: HistoryWriter, *, jobs_for_everybody: bool) -> TestClient:
     stand = a_stand(journal.path, jobs_for_everybody=jobs_for_everybody)
     stand.post(a_moment(240))
     return TestClient(stand.application, base_url=f"http://{HOST}")
 
 
 @pytest.fixture
-def client(journal: Journal) -> Iterator[TestClient]:
+def client(journal: HistoryWriter) -> Iterator[TestClient]:
     with a_client(journal, jobs_for_everybody=True) as client:
         yield client
 
 
 @pytest.mark.parametrize("name", ["1", "f2", "type cloud", "type%20cloud", ""])
-def test_by_the_path_of_nodes_nothing_is_told_of_jobs_without_the_token(journal: Journal, name: str) -> None:
+def test_by_the_path_of_nodes_nothing_is_told_of_jobs_without_the_token(journal: HistoryWriter, name: str) -> None:
     with a_client(journal, jobs_for_everybody=False) as client:
         assert client.get(f"/explain/job/1?at={WALL_AT + 30}").status_code == 401
         assert client.get(f"/explain/node/{name}?at={WALL_AT + 30}").status_code == 404
@@ -97,7 +97,7 @@ def test_a_job_that_had_begun_or_ended_was_kept_by_nothing(
 ) -> None:
     explained = asked(client, "/explain/job/f2", after_s)
     assert (explained["what"], explained["reason"]) == (what, None)
-    assert shown in as_text(tables.explained(explained))
+    assert shown in as_text(tables.explanation(explained))
 
 
 def test_the_nodes_of_a_past_reason_are_told_as_they_were_then(client: TestClient) -> None:
@@ -138,7 +138,7 @@ def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_
     aside = tmp_path / "journal.sqlite.unusable-1800000000"
     aside.write_bytes(b"rubbish")
     error = client.get(f"/explain/node/cloud1?at={WALL_AT - 1}").json()["error"]
-    assert clock_time(WALL_AT) in error
+    assert format_wall_time(WALL_AT) in error
     assert aside.name in error
     assert aside.name in as_text(tables.report(client.get("/report").json()))
 

@@ -8,7 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from nodemanager.core.nodes import LaunchId
-from nodemanager.history.node_lives import Life
+from nodemanager.history.node_lives import NodeLife
 from nodemanager.history.store.schema import migrate
 
 BEGUN_AT = 1_700_000_000.0
@@ -24,14 +24,14 @@ def a_life(
     why: str = "window_closes",
     node_type: str = "thin",
     found: bool = False,
-) -> Life:
+) -> NodeLife:
     """A node that joined so long after its order and was up so long; ``boot_s`` None: it never joined.
 
     One that never joined ends ``up_s`` after its order. ``up_s`` None: it stands.
     """
     requested_at = BEGUN_AT + at_s
     joined_at = None if boot_s is None else requested_at + boot_s
-    return Life(
+    return NodeLife(
         LaunchId(f"launch-{number:06d}"),
         slot=f"slot{number}",
         node_type=node_type,
@@ -45,7 +45,7 @@ def a_life(
     )
 
 
-def a_journal(path: Path, lives: Iterable[Life], stops: Iterable[tuple[str, float]] = ()) -> Path:
+def a_journal(path: Path, lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]] = ()) -> Path:
     """``stops``: by type, how long an end took from the order to its being seen."""
     connection = sqlite3.connect(path)
     migrate(connection)

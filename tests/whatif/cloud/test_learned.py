@@ -16,11 +16,11 @@ from nodemanager.cli.main import main
 from nodemanager.config.site import load_site
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import TypeName
-from nodemanager.history.node_lives import Life
-from nodemanager.whatif.cloud.cloud import Chance, Conditions, Machine
-from nodemanager.whatif.cloud.distributions import MARKS_MAX, Habit, Spread
-from nodemanager.whatif.cloud.learned import Learned, Seen, learn, learn_from
-from nodemanager.whatif.cloud.parameters import SEEN_MIN, conditions_of
+from nodemanager.history.node_lives import NodeLife
+from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
+from nodemanager.whatif.cloud.distributions import QUANTILES_MAX, Distribution, TypeBehaviour
+from nodemanager.whatif.cloud.learned import Learned, Observed, learn, learn_from
+from nodemanager.whatif.cloud.parameters import SAMPLES_MIN, cloud_conditions
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.study.variants import with_key
 from nodemanager.whatif.workload.workload import WorkloadError
@@ -32,11 +32,11 @@ THIN = TypeName("thin")
 DURATIONS = st.floats(0.0, 1e5, allow_nan=False)
 
 
-def _seen(*lives: Life) -> Seen:
+def _seen(*lives: NodeLife) -> Observed:
     return learn(lives, ())[THIN]
 
 
-def _learned(*lives: Life, stops: Sequence[tuple[str, float]] = ()) -> Learned:
+def _learned(*lives: NodeLife, stops: Sequence[tuple[str, float]] = ()) -> Learned:
     return Learned("journal.sqlite", learn(lives, stops))
 
 
@@ -45,18 +45,18 @@ def _learned(*lives: Life, stops: Sequence[tuple[str, float]] = ()) -> Learned:
 
 @given(st.lists(DURATIONS, min_size=1, max_size=50), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=10))
 def test_a_draw_is_one_of_those_seen_or_between_two(seen: list[float], shares: list[float]) -> None:
-    spread = Spread.of(seen)
-    drawn = [spread.at(share) for share in sorted(shares)]
+    spread = Distribution.from_samples(seen)
+    drawn = [spread.quantile(share) for share in sorted(shares)]
     assert drawn == sorted(drawn)
     assert all(min(seen) <= it <= max(seen) for it in drawn)
-    assert (spread.at(0.0), spread.at(1.0)) == (min(seen), max(seen))
+    assert (spread.quantile(0.0), spread.quantile(1.0)) == (min(seen), max(seen))
 
 
 def test_of_very_many_the_spread_is_kept_and_not_all_of_them() -> None:
-    spread = Spread.of(range(100_000))
-    assert len(spread.marks) == MARKS_MAX
-    assert (spread.at(0.0), spread.at(1.0)) == (0, 99_999)
-    assert spread.at(0.5) == pytest.approx(50_000, rel=0.01)
+    spread = Distribution.from_samples(range(100_000))
+    assert len(spread.quantiles) == QUANTILES_MAX
+    assert (spread.quantile(0.0), spread.quantile(1.0)) == (0, 99_999)
+    assert spread.quantile(0.5) == pytest.approx(50_000, rel=0.01)
 
 
 # --- what lives tell --------------------------------------------------------------------------------------
@@ -83,14 +83,14 @@ def test_every_life_is_counted_as_what_it_was(story: list[tuple[str, int]]) -> N
         at_s += after_s
         lives.append(FATES[fate](number, at_s))
     fates = [fate for fate, _ in story]
-    seen = learn(lives, ()).get(THIN, Seen())
+    seen = learn(lives, ()).get(THIN, Observed())
     assert len(seen.boots_s) == sum(fate in ("joins", "lost", "ends", "stands") for fate in fates)
     assert seen.failing_s == [900.0] * fates.count("fails")
     assert seen.lost == fates.count("lost") + fates.count("ends")
     assert seen.nodes_up == sum(fate in ("joins", "lost", "ends", "found") for fate in fates)
     assert seen.up_s == pytest.approx(3600.0 * seen.nodes_up)
     assert seen.other_refusals["throttled"] == fates.count("throttled")
-    assert len(seen.shortages_s) <= seen.asks <= len(lives)
+    assert len(seen.shortages_s) <= seen.attempts <= len(lives)
     assert all(0 <= lasting_s <= at_s for lasting_s in seen.shortages_s)
     assert bool(seen.shortages_s) == ("none" in fates)
 
@@ -104,12 +104,12 @@ def test_creates_that_follow_one_another_ask_once_and_a_shortage_lasts_till_one_
         a_life(51, at_s=1362.0),
         a_life(52, at_s=2000.0),
     )
-    assert seen.asks == 4
+    assert seen.attempts == 4
     assert seen.shortages_s == [pytest.approx(360.0)]
 
 
 def test_a_quota_is_how_many_stood_until_more_stand() -> None:
-    def refused(number: int, at_s: float) -> Life:
+    def refused(number: int, at_s: float) -> NodeLife:
         return a_life(number, at_s=at_s, boot_s=None, up_s=1.0, outcome="create_quota")
 
     standing = [a_life(number, at_s=float(number), up_s=None) for number in range(4)]
@@ -123,14 +123,14 @@ def test_a_quota_is_how_many_stood_until_more_stand() -> None:
 
 
 def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_defaults(tmp_path: Path) -> None:
-    lives = [a_life(number, at_s=number * 100.0, boot_s=200.0 + number) for number in range(SEEN_MIN)]
+    lives = [a_life(number, at_s=number * 100.0, boot_s=200.0 + number) for number in range(SAMPLES_MIN)]
     learned = _learned(*lives)
     site = a_site(tmp_path, simulation="boot_failures = 0.25")
-    conditions, figures = conditions_of(site, learned)
-    habit = conditions.habits[THIN]
-    assert (habit.boot_s.at(0.0), habit.boot_s.at(1.0)) == (200.0, 209.0)
+    conditions, figures = cloud_conditions(site, learned)
+    habit = conditions.behaviours[THIN]
+    assert (habit.boot_s.quantile(0.0), habit.boot_s.quantile(1.0)) == (200.0, 209.0)
     assert habit.p_boot_failure == 0.25
-    assert habit.stop_s.at(0.5) == pytest.approx(20.0)
+    assert habit.stop_s.quantile(0.5) == pytest.approx(20.0)
     sources = {figure.what: figure.source for figure in figures}
     assert sources["a boot"] == "10 boots in journal.sqlite"
     assert sources["boots that fail"] == "[Simulation] boot_failures"
@@ -138,38 +138,45 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
 
 
 def test_a_key_that_is_swept_leaves_the_others_learned(tmp_path: Path) -> None:
-    learned = _learned(*(a_life(number, at_s=number * 100.0) for number in range(SEEN_MIN)))
+    learned = _learned(*(a_life(number, at_s=number * 100.0) for number in range(SAMPLES_MIN)))
     swept = with_key(a_site(tmp_path), "boot_failures", "0.5")
-    habit = conditions_of(swept, learned)[0].habits[THIN]
-    assert (habit.p_boot_failure, habit.boot_s.at(0.5)) == (0.5, 80.0)
+    habit = cloud_conditions(swept, learned)[0].behaviours[THIN]
+    assert (habit.p_boot_failure, habit.boot_s.quantile(0.5)) == (0.5, 80.0)
 
 
 def test_a_type_of_which_too_little_was_seen_goes_by_those_of_its_market(tmp_path: Path) -> None:
     text = a_site(tmp_path).path.read_text()
     node = text[text.index("[Node thin]") :]
     thick = node.replace("thin", "thick").replace("on-demand", "{market}")
-    lives = [a_life(number, at_s=number * 100.0, boot_s=300.0) for number in range(SEEN_MIN)]
+    lives = [a_life(number, at_s=number * 100.0, boot_s=300.0) for number in range(SAMPLES_MIN)]
     few = [a_life(100 + number, at_s=number * 100.0, node_type="thick") for number in range(2)]
     medians = {}
     for market in ("on-demand", "spot"):
         site = a_site(tmp_path)
         site.path.write_text(text + thick.format(market=market))
         site = load_site(site.path, {})
-        conditions, _ = conditions_of(site, _learned(*lives, *few))
-        medians[market] = conditions.habits[TypeName("thick")].boot_s.at(0.5)
+        conditions, _ = cloud_conditions(site, _learned(*lives, *few))
+        medians[market] = conditions.behaviours[TypeName("thick")].boot_s.quantile(0.5)
     assert medians == {"on-demand": pytest.approx(300.0), "spot": pytest.approx(90.0)}
 
 
 # --- what the cloud then does -----------------------------------------------------------------------------
 
 
-def _habit(**changes: object) -> Habit:
-    return Habit(**{"boot_s": Spread((60.0,)), "stop_s": Spread((5.0,)), "failing_s": Spread((900.0,)), **changes})  # type: ignore[arg-type]
+def _habit(**changes: object) -> TypeBehaviour:
+    return TypeBehaviour(
+        **{  # type: ignore[arg-type]
+            "boot_s": Distribution((60.0,)),
+            "stop_s": Distribution((5.0,)),
+            "failing_s": Distribution((900.0,)),
+            **changes,
+        }
+    )
 
 
 def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions({THIN: _habit(p_boot_failure=0.3)}), seed=1)
+    chance = CloudDraws(CloudConditions({THIN: _habit(p_boot_failure=0.3)}), seed=1)
     boots = [chance.boot(node_type) for _ in range(4000)]
     assert sum(fails for _, fails in boots) / len(boots) == pytest.approx(0.3, abs=0.03)
     assert {(took_s, fails) for took_s, fails in boots} == {(60.0, False), (900.0, True)}
@@ -177,30 +184,30 @@ def test_as_many_boots_fail_as_were_seen_to_and_take_as_long(tmp_path: Path) -> 
 
 def test_nodes_are_lost_as_often_as_was_seen(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions({THIN: _habit(lost_per_hour=0.5)}), seed=1)
-    stays_s = [chance.lost_after_s(node_type) for _ in range(4000)]
+    chance = CloudDraws(CloudConditions({THIN: _habit(lost_per_hour=0.5)}), seed=1)
+    stays_s = [chance.reclaimed_after_s(node_type) for _ in range(4000)]
     assert sum(stays_s) / len(stays_s) == pytest.approx(7200.0, rel=0.05)
 
 
 def test_a_type_is_short_for_as_long_as_was_seen_and_to_be_had_then(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
-    chance = Chance(Conditions({THIN: _habit(p_shortage=1.0, shortage_s=Spread((300.0,)))}), seed=1)
-    assert chance.refuses(node_type, (), 0.0) is FailureKind.CAPACITY
-    assert chance.refuses(node_type, (), 299.0) is FailureKind.CAPACITY
-    asked = Chance(Conditions({THIN: _habit(p_shortage=0.5, shortage_s=Spread((300.0,)))}), seed=1)
-    outcomes = [asked.refuses(node_type, (), ask * 1000.0) is not None for ask in range(2000)]
+    chance = CloudDraws(CloudConditions({THIN: _habit(p_shortage=1.0, shortage_s=Distribution((300.0,)))}), seed=1)
+    assert chance.refusal_kind(node_type, (), 0.0) is FailureKind.CAPACITY
+    assert chance.refusal_kind(node_type, (), 299.0) is FailureKind.CAPACITY
+    asked = CloudDraws(CloudConditions({THIN: _habit(p_shortage=0.5, shortage_s=Distribution((300.0,)))}), seed=1)
+    outcomes = [asked.refusal_kind(node_type, (), ask * 1000.0) is not None for ask in range(2000)]
     assert sum(outcomes) / len(outcomes) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_learned_quota_is_met_as_a_quota(tmp_path: Path) -> None:
     (node_type,) = a_site(tmp_path).node_types
     standing = [
-        Machine(ProviderId(str(rank)), LaunchId(""), node_type.slots[rank], rank, node_type, 0.0, state=state)
+        ReplayMachine(ProviderId(str(rank)), LaunchId(""), node_type.slots[rank], rank, node_type, 0.0, state=state)
         for rank, state in enumerate((CloudState.PENDING, CloudState.RUNNING))
     ]
-    chance = Chance(Conditions({THIN: _habit(nodes_max=2)}), seed=1)
-    assert chance.refuses(node_type, standing, 0.0) is FailureKind.QUOTA
-    assert chance.refuses(node_type, standing[:1], 0.0) is None
+    chance = CloudDraws(CloudConditions({THIN: _habit(nodes_max=2)}), seed=1)
+    assert chance.refusal_kind(node_type, standing, 0.0) is FailureKind.QUOTA
+    assert chance.refusal_kind(node_type, standing[:1], 0.0) is None
 
 
 # --- the verb ---------------------------------------------------------------------------------------------
@@ -272,7 +279,7 @@ def test_jobs_wait_for_a_learned_quota_and_a_learned_shortage_and_are_served(tmp
     jobs = [a_job(number * 10.0, slots=4, run_s=1200.0) for number in range(3)]
     quota = [a_life(number, up_s=None) for number in range(2)]
     met = a_life(2, at_s=5.0, boot_s=None, up_s=1.0, outcome="create_quota")
-    within = Runner(a_workload(jobs), unseen, learned=_learned(*quota, met)).production("q", a_site(tmp_path))
+    within = Runner(a_workload(jobs), unseen, learned=_learned(*quota, met)).run_production("q", a_site(tmp_path))
     assert (within.jobs_served, within.peak_nodes) == (3, 2)
     assert within.creates_refused > 0
     none = [
@@ -280,7 +287,7 @@ def test_jobs_wait_for_a_learned_quota_and_a_learned_shortage_and_are_served(tmp
         for number in range(20)
     ]
     served = [a_life(100 + number, at_s=2000.0 + number * 100.0) for number in range(10)]
-    short = Runner(a_workload(jobs), unseen, learned=_learned(*none, *served)).production("s", a_site(tmp_path))
+    short = Runner(a_workload(jobs), unseen, learned=_learned(*none, *served)).run_production("s", a_site(tmp_path))
     assert short.jobs_served == 3
 
 
@@ -295,7 +302,7 @@ def test_a_baseline_that_was_refused_looks_again(tmp_path: Path) -> None:
         for seed in range(4):
             site = a_site(tmp_path)
             site = replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
-            outcome, _ = runner.baseline(name, site)
+            outcome, _ = runner.run_baseline(name, site)
             assert outcome.jobs_served == 1, name
             refused += outcome.creates_refused
     assert refused > 0

@@ -23,7 +23,7 @@ JOBS = (
 @pytest.mark.parametrize("billing", ["per-second", "hourly"])
 def test_both_come_to_the_same(tmp_path: Path, billing: str) -> None:
     site, workload = a_site(tmp_path, billing=billing), a_workload(JOBS)
-    short = Runner(workload, unseen).production("short", site)
+    short = Runner(workload, unseen).run_production("short", site)
     whole = ActorReplay(site, workload, workload.read(Oddities()), lambda _: None).run("whole")
     assert (short.jobs_served, whole.jobs_served) == (4, 4)
     assert (short.boots, short.peak_nodes) == (whole.boots, whole.peak_nodes)

@@ -6,15 +6,15 @@ from itertools import combinations_with_replacement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.whatif.replay.lower_bounds import Cover
+from nodemanager.whatif.replay.lower_bounds import WindowCover
 from tests.builders import a_type
 
 NODE_TYPE = a_type(cores=1, price="1.00", window_s=180.0)  # three minutes
 MINUTES = 8
 
 
-def _cover(demand: list[int]) -> Cover:
-    cover = Cover((NODE_TYPE,))
+def _cover(demand: list[int]) -> WindowCover:
+    cover = WindowCover((NODE_TYPE,))
     for minute, cores in enumerate(demand):
         cover.note(minute * 60.0, cores)
     cover.note(len(demand) * 60.0, 0)
@@ -42,7 +42,7 @@ def test_the_cost_is_that_of_the_windows() -> None:
 
 
 def test_short_windows_cost_the_area_under_the_demand() -> None:
-    cover = Cover((a_type(cores=2, price="1.00", window_s=1.0),))
+    cover = WindowCover((a_type(cores=2, price="1.00", window_s=1.0),))
     cover.note(0.0, 3)  # two nodes
     cover.note(1800.0, 0)
     assert cover.cost() == 1

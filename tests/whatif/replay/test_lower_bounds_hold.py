@@ -18,10 +18,10 @@ from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import billing
 from nodemanager.whatif.replay.baselines import BASELINES
-from nodemanager.whatif.replay.lower_bounds import Cover, Demand
-from nodemanager.whatif.replay.sched_simple import room_for, want_of
+from nodemanager.whatif.replay.lower_bounds import UnitDemand, WindowCover
+from nodemanager.whatif.replay.sched_simple import count_fits, wanted_count
 from nodemanager.whatif.study.study import Runner
-from nodemanager.whatif.workload.workload import Processors, TraceJob, shape_of
+from nodemanager.whatif.workload.workload import Processors, TraceJob, shape_for
 from tests.builders import a_type
 from tests.whatif.sites import SITE, a_workload, unseen
 
@@ -47,8 +47,8 @@ TYPES = st.lists(
     max_size=3,
 )
 SHAPES = st.one_of(
-    st.builds(shape_of, st.integers(1, 4), st.sampled_from(Processors)),
-    st.builds(shape_of, st.integers(1, 4), st.just(Processors.NODES)),
+    st.builds(shape_for, st.integers(1, 4), st.sampled_from(Processors)),
+    st.builds(shape_for, st.integers(1, 4), st.just(Processors.NODES)),
     st.builds(Shape, st.integers(1, 3), st.sampled_from([2, 4])),
     st.builds(lambda nodes, slots: Shape(slots, 1, nodes=nodes), st.integers(1, 2), st.integers(1, 3)),
     st.builds(lambda cores: Shape(1, cores, nodes=1, exclusive=True), st.sampled_from([2, 4])),
@@ -96,9 +96,9 @@ def test_no_run_that_serves_every_job_costs_less_than_the_bounds(
     with TemporaryDirectory() as folder:
         site = _site(Path(folder), types, queue_policy, boot_delay)
         runner = Runner(a_workload(list(_submitted(jobs))), unseen)
-        fixed, bounds = runner.baseline("fixed", site)
-        others = [runner.baseline(name, site)[0] for name in BASELINES if name != "fixed"]
-        for outcome in (runner.production("small", site), *others):
+        fixed, bounds = runner.run_baseline("fixed", site)
+        others = [runner.run_baseline(name, site)[0] for name in BASELINES if name != "fixed"]
+        for outcome in (runner.run_production("small", site), *others):
             if outcome.jobs_served >= fixed.jobs_served:
                 assert outcome.cost >= bounds.work - PENCE
     assert fixed.cost >= bounds.same_starts - PENCE
@@ -142,7 +142,7 @@ def _fleet(node_types: Sequence[NodeType], jobs: Sequence[TraceJob], draw: Rando
     boxes: list[_Box] = []
     for job in jobs:
         begin_s, end_s, shape = job.submit_s, job.submit_s + job.run_s, job.shape
-        want, _ = want_of(shape)
+        want, _ = wanted_count(shape)
         draw.shuffle(boxes)
         taken: set[int] = set()
         while want > 0:
@@ -150,12 +150,12 @@ def _fleet(node_types: Sequence[NodeType], jobs: Sequence[TraceJob], draw: Rando
             there = [
                 box
                 for box in boxes
-                if room_for(shape, box.node_type.cores, 0, whole=True)
+                if count_fits(shape, box.node_type.cores, 0, whole=True)
                 and (id(box) not in taken or (shape.nodes is None and not shape.exclusive))
                 and box.takes(begin_s, end_s, box.node_type.cores if shape.exclusive else per_slot)
             ]
             if not there:
-                fitting = [it for it in node_types if room_for(shape, it.cores, 0, whole=True)]
+                fitting = [it for it in node_types if count_fits(shape, it.cores, 0, whole=True)]
                 if not fitting:
                     return None
                 there = [_Box(draw.choice(fitting))]
@@ -191,14 +191,14 @@ def test_no_fleet_that_starts_each_job_at_the_same_moment_costs_less_than_the_bo
     boxes = _fleet(node_types, jobs, Random(seed))
     if boxes is None:
         return
-    demand = Demand(Cover(node_types))
+    demand = UnitDemand(WindowCover(node_types))
     happens = [(job.submit_s, 1, job) for job in jobs] + [(job.submit_s + job.run_s, 0, job) for job in jobs]
     for at_s, begins, job in sorted(happens, key=lambda it: it[:2]):
         demand.settle(at_s)
         if begins:
-            demand.began(JobId(int(job.name)), job.shape, at_s)
+            demand.begin_job(JobId(int(job.name)), job.shape, at_s)
         else:
-            demand.ended(JobId(int(job.name)), job.shape, job.run_s, at_s)
+            demand.end_job(JobId(int(job.name)), job.shape, job.run_s, at_s)
     demand.settle(float("inf"))
     cost = sum((box.cost() for box in boxes), Decimal(0))
     assert demand.cover.cost() <= cost + Decimal(PENCE)
@@ -216,28 +216,28 @@ SMALL, LARGE = (
 @pytest.mark.parametrize(
     ("shape", "cost"),
     [
-        (shape_of(2, Processors.NODES), "0.4"),
+        (shape_for(2, Processors.NODES), "0.4"),
         (Shape(slots=1, cores_per_slot=3, nodes=1, exclusive=True), "3.2"),
-        (shape_of(3, Processors.CORES), "0.3"),
+        (shape_for(3, Processors.CORES), "0.3"),
     ],
 )
 def test_a_job_that_takes_nodes_whole_counts_with_the_least_that_its_slots_fit_on(shape: Shape, cost: str) -> None:
-    demand = Demand(Cover((SMALL, LARGE)))
-    demand.began(JobId(1), shape, 0.0)
-    demand.ended(JobId(1), shape, 3600.0, 3600.0)
+    demand = UnitDemand(WindowCover((SMALL, LARGE)))
+    demand.begin_job(JobId(1), shape, 0.0)
+    demand.end_job(JobId(1), shape, 3600.0, 3600.0)
     demand.settle(float("inf"))
     assert demand.cover.cost() == demand.work_cost() == Decimal(cost)
 
 
 def test_a_life_that_a_reclaim_ended_is_none_of_what_is_needed() -> None:
-    shape = shape_of(1, Processors.CORES)
-    demand = Demand(Cover((SMALL, LARGE)))
-    demand.began(JobId(1), shape, 0.0)
-    demand.began(JobId(2), shape, 10.0)
+    shape = shape_for(1, Processors.CORES)
+    demand = UnitDemand(WindowCover((SMALL, LARGE)))
+    demand.begin_job(JobId(1), shape, 0.0)
+    demand.begin_job(JobId(2), shape, 10.0)
     demand.settle(1800.0)
-    demand.lost(JobId(1), shape)
-    demand.began(JobId(1), shape, 1800.0)
-    demand.ended(JobId(2), shape, 1790.0, 1800.0)
-    demand.ended(JobId(1), shape, 3600.0, 5400.0)
+    demand.lose_job(JobId(1), shape)
+    demand.begin_job(JobId(1), shape, 1800.0)
+    demand.end_job(JobId(2), shape, 1790.0, 1800.0)
+    demand.end_job(JobId(1), shape, 3600.0, 5400.0)
     demand.settle(float("inf"))
     assert demand.cover.cost() == demand.work_cost()

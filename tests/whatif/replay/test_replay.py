@@ -18,11 +18,11 @@ from rich.console import Console
 
 from nodemanager.core.jobs import Shape
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.html import written_report
-from nodemanager.whatif.report.terminal import summary
+from nodemanager.whatif.report.html import render_report
+from nodemanager.whatif.report.terminal import print_summary
 from nodemanager.whatif.study.study import Runner, Study
 from nodemanager.whatif.study.variants import with_key
-from nodemanager.whatif.workload.event_log import open_journal
+from nodemanager.whatif.workload.event_log import open_event_log
 from nodemanager.whatif.workload.synthetic import open_synthetic
 from nodemanager.whatif.workload.workload import TraceJob, Workload
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
@@ -42,7 +42,7 @@ SIMULATIONS = st.sampled_from(["", "boot_failures = 0.3", "spot_reclaims_per_hou
 
 def _run(folder: Path, workload: Workload, **site: object) -> tuple[Outcome, str]:
     sink = io.StringIO()
-    outcome = Runner(workload, unseen).production("small", a_site(folder, **site), sink)  # type: ignore[arg-type]
+    outcome = Runner(workload, unseen).run_production("small", a_site(folder, **site), sink)  # type: ignore[arg-type]
     return outcome, sink.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_a_run_replayed_from_its_journal_is_the_same_to_the_byte(jobs: list[Trac
         first, journal = _run(Path(folder), a_workload(jobs), simulation=simulation, market="spot")
         path = Path(folder) / "run.jsonl"
         path.write_text(journal)
-        again, replayed = _run(Path(folder), open_journal(path), simulation=simulation, market="spot")
+        again, replayed = _run(Path(folder), open_event_log(path), simulation=simulation, market="spot")
     assert replayed == journal
     assert again == first
 
@@ -94,9 +94,9 @@ def test_no_policy_costs_less_than_the_work_itself(jobs: list[TraceJob], billing
     with TemporaryDirectory() as folder:
         site = a_site(Path(folder), billing=billing)
         runner = Runner(a_workload(jobs), unseen)
-        fixed, bounds = runner.baseline("fixed", site)
-        others = [runner.baseline(name, site)[0] for name in ("idle-timeout", "arvados")]
-        for outcome in (fixed, *others, runner.production("small", site)):
+        fixed, bounds = runner.run_baseline("fixed", site)
+        others = [runner.run_baseline(name, site)[0] for name in ("idle-timeout", "arvados")]
+        for outcome in (fixed, *others, runner.run_production("small", site)):
             assert outcome.cost >= bounds.work - 1e-6
             assert outcome.peak_nodes <= 6
     assert fixed.cost >= bounds.same_starts - 1e-6 >= bounds.work - 2e-6
@@ -144,19 +144,19 @@ def test_the_baselines_serve_every_job_there_is_room_for(tmp_path: Path) -> None
     workload = open_synthetic("lublin:jobs=60,seed=2,procs=12", 12)
     runner = Runner(workload, unseen)
     for name in ("fixed", "idle-timeout", "arvados"):
-        outcome, _ = runner.baseline(name, a_site(tmp_path))
+        outcome, _ = runner.run_baseline(name, a_site(tmp_path))
         assert outcome.jobs_served == 60
         assert not outcome.jobs_unserved
 
 
 def test_an_idle_timeout_costs_ten_minutes_beyond_the_work(tmp_path: Path) -> None:
     site = a_site(tmp_path, simulation="boot_delay = 100s\nstop_delay = 20s")
-    outcome, _ = Runner(a_workload([a_job(0.0, run_s=1000.0)]), unseen).baseline("idle-timeout", site)
+    outcome, _ = Runner(a_workload([a_job(0.0, run_s=1000.0)]), unseen).run_baseline("idle-timeout", site)
     assert outcome.types["thin"].cost_idle == pytest.approx(0.30 * 600 / 3600, rel=0.02)
 
 
 def test_the_wishlist_lets_a_node_go_in_its_window_only(tmp_path: Path) -> None:
-    outcome, _ = Runner(a_workload([a_job(0.0, run_s=1000.0)]), unseen).baseline("arvados", a_site(tmp_path))
+    outcome, _ = Runner(a_workload([a_job(0.0, run_s=1000.0)]), unseen).run_baseline("arvados", a_site(tmp_path))
     assert 54 / 60 <= outcome.types["thin"].hours <= 1.0
 
 
@@ -188,7 +188,7 @@ def test_nodes_that_always_stand_are_paid_for_until_the_last_job_ends(tmp_path: 
     site = a_site(tmp_path, market="spot", simulation=f"spot_reclaims_per_hour = {lost}")
     sink = io.StringIO()
     workload = a_workload([a_job(0.0), a_job(5000.0)])
-    outcome = Runner(workload, unseen).production("small", with_key(site, "nodes_min", "2"), sink)
+    outcome = Runner(workload, unseen).run_production("small", with_key(site, "nodes_min", "2"), sink)
     lines = [json.loads(line) for line in sink.getvalue().splitlines()]
     last_s = max(line["at"] for line in lines if line["what"] == "end")
     assert outcome.jobs_served == 2
@@ -201,7 +201,7 @@ def test_a_cluster_that_waits_for_a_stuck_job_is_paid_for_as_long_as_jobs_came(t
     """How long the replay takes to give up on it is nothing that any policy spent."""
     jobs = [a_job(0.0, run_s=3000.0), a_job(10.0, slots=8, name="stuck")]
     site = a_site(tmp_path, nodes_max=2)
-    fixed, _ = Runner(a_workload(jobs), unseen).baseline("fixed", site)
+    fixed, _ = Runner(a_workload(jobs), unseen).run_baseline("fixed", site)
     assert fixed.jobs_served == 1
     assert fixed.cost == pytest.approx(0.30 * 2 * 3100 / 3600, abs=0.02)
 
@@ -209,7 +209,7 @@ def test_a_cluster_that_waits_for_a_stuck_job_is_paid_for_as_long_as_jobs_came(t
 def test_boots_that_outlast_their_time_are_not_planned_for_without_end(tmp_path: Path) -> None:
     """A node that should have joined is given its time to rejoin too: until then a plan says nothing new."""
     site = a_site(tmp_path, simulation="boot_delay = 5m\n[Timing]\nboot_timeout = 1m\nrejoin_timeout = 10m")
-    outcome = Runner(a_workload([a_job(0.0), a_job(100.0)]), unseen).production("small", site)
+    outcome = Runner(a_workload([a_job(0.0), a_job(100.0)]), unseen).run_production("small", site)
     assert outcome.jobs_served == 2
     assert outcome.plans < 2 * outcome.events
 
@@ -241,10 +241,10 @@ def test_jobs_that_began_anew_are_shown_with_what_was_lost(
     lossy = a_site(tmp_path, simulation="spot_reclaims_per_hour = 1", market="spot")
     shown = []
     for site in (lossy, with_key(lossy, "spot_reclaims_per_hour", "0")):
-        outcome = Runner(a_workload([a_job(0.0, run_s=7200.0)]), unseen).production("small", site)
+        outcome = Runner(a_workload([a_job(0.0, run_s=7200.0)]), unseen).run_production("small", site)
         study = Study(site, a_workload([]), outcome)
-        summary(study, Console(width=200))
-        shown.append((capsys.readouterr().out, written_report(study)))
+        print_summary(study, Console(width=200))
+        shown.append((capsys.readouterr().out, render_report(study)))
     for said in shown[0]:
         assert re.search(r"began anew|begun anew", said)
     assert "core-hours lost" in shown[0][1]

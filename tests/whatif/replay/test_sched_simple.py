@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import JobId, QueuePolicy, Shape
 from nodemanager.core.slots import SlotName
-from nodemanager.simulation.flux.jobspec import jobspec_of, read_request
+from nodemanager.simulation.flux.jobspec import read_request, write_jobspec
 from nodemanager.simulation.flux.resource_set import Grant as FullGrant
-from nodemanager.simulation.flux.resource_set import Room as FullRoom
-from nodemanager.simulation.flux.sched_simple import Never, NotNow, Pool
-from nodemanager.whatif.replay.sched_simple import QueuedJob, Room, Scheduler
+from nodemanager.simulation.flux.resource_set import RankResources as FullRoom
+from nodemanager.simulation.flux.sched_simple import Infeasible, Pool, ResourcesBusy
+from nodemanager.whatif.replay.sched_simple import QueuedJob, RankCapacity, Scheduler
 
 SIZES = ((2, 0), (4, 1), (4, 2), (1, 0))
 WHOLE = st.sampled_from([True])
@@ -35,7 +35,7 @@ STEPS = st.lists(
 def _scheduler(policy: QueuePolicy = QueuePolicy.FIFO) -> Scheduler:
     sizes = SIZES * 2
     rooms = {
-        rank: Room(rank, SlotName(f"n{rank}"), cores, gpus, frozenset())
+        rank: RankCapacity(rank, SlotName(f"n{rank}"), cores, gpus, frozenset())
         for rank, (cores, gpus) in enumerate(sizes, start=1)
     }
     return Scheduler(rooms, policy)
@@ -50,14 +50,14 @@ def _job(number: int, shape: Shape, *, limit_s: float = 0.0) -> QueuedJob:
 def test_it_gives_the_same_ranks_as_the_simulated_flux(steps: list[tuple[str, int | Shape]]) -> None:
     short = _scheduler()
     full = Pool(
-        [FullRoom(room.rank, room.host, room.cores, room.gpus, frozenset()) for room in short.rooms.values()]
+        [FullRoom(room.rank, room.host, room.cores, room.gpus, frozenset()) for room in short.ranks.values()]
     )
     line: list[QueuedJob] = []
     held: dict[JobId, tuple[FullGrant, ...]] = {}
     for number, (what, value) in enumerate(steps, start=1):
         if isinstance(value, Shape):
             job = _job(number, value)
-            if not short.never(value):
+            if not short.why_infeasible(value):
                 short.submit(job)
                 line.append(job)
         elif what == "end" and short.running:
@@ -72,8 +72,8 @@ def test_it_gives_the_same_ranks_as_the_simulated_flux(steps: list[tuple[str, in
         expected = []
         while line:
             try:
-                grants = full.allocate(read_request(jobspec_of(line[0].shape)))
-            except NotNow:
+                grants = full.allocate(read_request(write_jobspec(line[0].shape)))
+            except ResourcesBusy:
                 break
             held[line[0].id] = grants
             expected.append((line.pop(0).id, [grant.rank for grant in grants]))
@@ -85,19 +85,19 @@ def test_it_gives_the_same_ranks_as_the_simulated_flux(steps: list[tuple[str, in
 def test_what_it_says_can_never_be_flux_says_too(shape: Shape) -> None:
     short = _scheduler()
     full = Pool(
-        [FullRoom(room.rank, room.host, room.cores, room.gpus, frozenset()) for room in short.rooms.values()]
+        [FullRoom(room.rank, room.host, room.cores, room.gpus, frozenset()) for room in short.ranks.values()]
     )
     try:
-        full.allocate(read_request(jobspec_of(shape)))
-    except Never:
-        assert short.never(shape)
-    except NotNow:
-        assert not short.never(shape)
+        full.allocate(read_request(write_jobspec(shape)))
+    except Infeasible:
+        assert short.why_infeasible(shape)
+    except ResourcesBusy:
+        assert not short.why_infeasible(shape)
 
 
 def test_those_behind_go_first_only_where_they_do_not_delay_the_first() -> None:
     short = _scheduler(QueuePolicy.BACKFILL)
-    for rank in short.rooms:
+    for rank in short.ranks:
         short.set_up(rank, up=True)
     whole = Shape(nodes=8, slots=1, cores_per_slot=1, exclusive=True)
     first = _job(1, Shape(slots=2, cores_per_slot=4), limit_s=100.0)

@@ -15,19 +15,19 @@ from rich.console import Console
 
 from nodemanager.config.site import load_site
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.axes import LETTER, LINE, Labels, steps, wait_marks, written_money
+from nodemanager.whatif.report.axes import LETTER, LINE, Labels, format_money, steps, wait_marks
 from nodemanager.whatif.report.charts import BOTTOM, Group, cost_against_wait
-from nodemanager.whatif.report.findings import comparison, headline, sentences
-from nodemanager.whatif.report.html import written_report
-from nodemanager.whatif.report.terminal import summary
-from nodemanager.whatif.study.study import Bounds, Runner, Study, cost_at_wait, fixed_ranks, pareto
+from nodemanager.whatif.report.findings import compare, headline, sentences
+from nodemanager.whatif.report.html import render_report
+from nodemanager.whatif.report.terminal import print_summary
+from nodemanager.whatif.study.study import CostBounds, Runner, Study, cost_at_wait, fixed_ranks, pareto_front
 from nodemanager.whatif.workload.workload import Processors
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
 
 def _outcome(folder: Path) -> Outcome:
     jobs = [a_job(at_s, slots=3) for at_s in (0.0, 100.0, 9000.0)]
-    return Runner(a_workload(jobs), unseen).production("mine", a_site(folder))
+    return Runner(a_workload(jobs), unseen).run_production("mine", a_site(folder))
 
 
 # --- in words ---------------------------------------------------------------------------------------------
@@ -35,31 +35,29 @@ def _outcome(folder: Path) -> Outcome:
 
 def test_a_policy_is_compared_by_its_cost_and_its_wait(tmp_path: Path) -> None:
     mine = replace(_outcome(tmp_path), cost=88.0, wait_p95_s=300.0)
-    assert (
-        comparison(mine, replace(mine, cost=100.0, wait_p95_s=120.0)) == "12 % cheaper, p95 wait 3 minutes longer"
-    )
-    assert comparison(mine, replace(mine, cost=80.0)) == "10 % dearer, p95 wait the same"
-    assert comparison(mine, replace(mine, cost=88.1)) == "costs the same, p95 wait the same"
+    assert compare(mine, replace(mine, cost=100.0, wait_p95_s=120.0)) == "12 % cheaper, p95 wait 3 minutes longer"
+    assert compare(mine, replace(mine, cost=80.0)) == "10 % dearer, p95 wait the same"
+    assert compare(mine, replace(mine, cost=88.1)) == "costs the same, p95 wait the same"
 
 
 def test_a_policy_that_leaves_jobs_unserved_is_said_to_before_what_it_costs(tmp_path: Path) -> None:
     mine = _outcome(tmp_path)
     other = replace(mine, cost=1.0, jobs_served=2)
-    assert comparison(replace(mine, cost=2.0), other) == "serves 1 job more, for 2.00 and not 1.00"
-    assert comparison(other, replace(mine, cost=2.0)) == "serves 1 job fewer, for 1.00 and not 2.00"
+    assert compare(replace(mine, cost=2.0), other) == "serves 1 job more, for 2.00 and not 1.00"
+    assert compare(other, replace(mine, cost=2.0)) == "serves 1 job fewer, for 1.00 and not 2.00"
     none = replace(mine, cost=0.0, jobs_served=0)
-    assert comparison(none, replace(none, cost=2.0)) == "neither serves a job, for 0.00 and 2.00"
+    assert compare(none, replace(none, cost=2.0)) == "neither serves a job, for 0.00 and 2.00"
 
 
 def test_a_mean_wait_is_told_where_it_differs_and_the_p95_does_not(tmp_path: Path) -> None:
     mine = replace(_outcome(tmp_path), wait_mean_s=300.0, wait_p95_s=3600.0)
     quicker = replace(mine, wait_mean_s=120.0)
-    assert comparison(mine, quicker) == "costs the same, p95 wait the same, mean wait 3 minutes longer"
-    assert comparison(mine, replace(quicker, wait_p95_s=3500.0)).endswith(
+    assert compare(mine, quicker) == "costs the same, p95 wait the same, mean wait 3 minutes longer"
+    assert compare(mine, replace(quicker, wait_p95_s=3500.0)).endswith(
         "100 seconds longer, mean wait 3 minutes longer"
     )
-    assert comparison(mine, replace(quicker, wait_p95_s=1800.0)).endswith("p95 wait 30 minutes longer")
-    assert comparison(mine, replace(mine, wait_mean_s=290.0)) == "costs the same, p95 wait the same"
+    assert compare(mine, replace(quicker, wait_p95_s=1800.0)).endswith("p95 wait 30 minutes longer")
+    assert compare(mine, replace(mine, wait_mean_s=290.0)) == "costs the same, p95 wait the same"
 
 
 def test_what_the_site_leaves_unserved_is_told_first(tmp_path: Path) -> None:
@@ -76,19 +74,19 @@ def test_only_runs_that_serve_as_many_jobs_are_on_the_front_and_in_ratios(tmp_pa
     mine = replace(_outcome(tmp_path), cost=10.0, wait_mean_s=100.0)
     idler = replace(mine, policy="idler", cost=1.0, wait_mean_s=0.0, jobs_served=1)
     none = replace(idler, cost=0.0, jobs_served=0)
-    assert pareto([mine, idler, none]) == [mine]
-    assert pareto([none]) == []
+    assert pareto_front([mine, idler, none]) == [mine]
+    assert pareto_front([none]) == []
     other = replace(mine, policy="other", cost=20.0)
     assert cost_at_wait([mine, idler], other) == 10.0
     assert cost_at_wait([idler, none], other) is None
-    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=Bounds(9.0, 8.0))
+    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=CostBounds(9.0, 8.0))
     study.baselines.update({"fixed": other, "idler": idler})
-    page = written_report(study)
+    page = render_report(study)
     assert "<td>0.500</td>" in page
     assert "<td>10.000</td>" not in page
     assert "At the mean wait of idler" not in page
     assert "this site is at 1.250 of it" in page
-    page = written_report(replace(study, main=none))
+    page = render_report(replace(study, main=none))
     assert "No fleet that serves the 3 jobs of the fixed cluster costs less than 8.00" in page
     assert "of it. " not in page
 
@@ -98,7 +96,7 @@ def test_a_sweep_of_which_no_step_serves_a_job_offers_nothing(tmp_path: Path) ->
     study = Study(a_site(tmp_path), a_workload([]), mine)
     study.swept["x=1"] = replace(mine, policy="x=1", jobs_served=0, cost=0.0)
     assert sentences(study) == []
-    assert "<svg" in written_report(study)
+    assert "<svg" in render_report(study)
 
 
 def test_the_sentence_on_top_is_of_the_first_to_compare_with_and_the_others_follow(tmp_path: Path) -> None:
@@ -122,7 +120,7 @@ def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path
     study = Study(a_site(tmp_path), a_workload([]), replace(mine, policy="<b>&"))
     study.compared["x"] = replace(mine, policy="x" * 90)
     study.differences["x"] = {"[Policy] idle_timeout": ("5m", "<1m>")}
-    page = written_report(study)
+    page = render_report(study)
     assert "<b>" not in page
     assert "&lt;1m&gt;" in page
     assert re.search(r"<td>thin</td><td>on-demand</td>", page)
@@ -131,10 +129,10 @@ def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path
 def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
     """Fleets that start some jobs sooner than the fixed cluster may cost less than the higher of the two."""
     mine = replace(_outcome(tmp_path), cost=12.0)
-    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=Bounds(same_starts=11.0, work=10.0))
+    study = Study(a_site(tmp_path), a_workload([]), mine, bounds=CostBounds(same_starts=11.0, work=10.0))
     study.baselines["fixed"] = replace(mine, policy="fixed", cost=20.0)
-    page, console = written_report(study), Console(record=True, width=200, file=StringIO())
-    summary(study, console)
+    page, console = render_report(study), Console(record=True, width=200, file=StringIO())
+    print_summary(study, console)
     for said, higher in (
         (page, "with every job starting as on fixed<"),
         (console.export_text(), "nor than 11.00 "),
@@ -148,8 +146,8 @@ def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
 def test_marks_are_round_and_carry_their_units() -> None:
     assert steps(0.0, 36.0, 4, least=1.0) == [0, 10, 20, 30]
     assert steps(0.0, 2.0, 4, least=1.0) == [0, 1, 2]
-    assert written_money([0.0, 5000.0, 10_000.0, 15_000.0]) == ["0", "5k", "10k", "15k"]
-    assert written_money([0.0, 0.5, 1.0]) == ["0", "0.5", "1"]
+    assert format_money([0.0, 5000.0, 10_000.0, 15_000.0]) == ["0", "5k", "10k", "15k"]
+    assert format_money([0.0, 0.5, 1.0]) == ["0", "0.5", "1"]
     assert [said for _, said in wait_marks(8.0, 200.0)] == ["10 s", "20 s", "30 s", "1 min", "2 min"]
     assert [said for _, said in wait_marks(4.33 * 3600, 4.42 * 3600)] == [
         "4.34 h",

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.findings import shortened
-from nodemanager.whatif.report.terminal import bar, summary
+from nodemanager.whatif.report.findings import shorten
+from nodemanager.whatif.report.terminal import print_summary, progress_bar
 from nodemanager.whatif.study.study import Runner, Study
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
@@ -21,7 +21,7 @@ FIGURES = ("1,234,567.89", "1.000", "4.4 h", "12.5 h", "87%", "31415", "926", "5
 
 
 def _study(folder: Path, policy: str = NAMED) -> Study:
-    played = Runner(a_workload([a_job(0.0)]), unseen).production(policy, a_site(folder))
+    played = Runner(a_workload([a_job(0.0)]), unseen).run_production(policy, a_site(folder))
     outcome = replace(
         played, cost=1234567.89, wait_mean_s=15851.0, wait_p95_s=45000.0, utilisation=0.87, boots=31415,
         peak_nodes=926, jobs_unserved={"waits": 53},
@@ -34,7 +34,7 @@ def _study(folder: Path, policy: str = NAMED) -> Study:
 
 def _shown(study: Study, width: int, *, terminal: bool) -> list[str]:
     said = io.StringIO()
-    summary(study, Console(file=said, width=width, force_terminal=terminal, color_system=None))
+    print_summary(study, Console(file=said, width=width, force_terminal=terminal, color_system=None))
     return said.getvalue().splitlines()
 
 
@@ -74,12 +74,12 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
 def test_the_bar_of_a_run_bears_its_name(tmp_path: Path) -> None:
     said = io.StringIO()
     outcome: Outcome = _study(tmp_path, "x[/b]").main
-    with bar(Console(file=said, width=100, force_terminal=True, color_system=None), 64) as shown:
+    with progress_bar(Console(file=said, width=100, force_terminal=True, color_system=None), 64) as shown:
         shown("x[/b]", 64)
         shown.done(outcome)
     assert "x[/b]" in said.getvalue()
 
 
 def test_a_name_keeps_its_end() -> None:
-    assert shortened("idle_timeout=1m", 20) == "idle_timeout=1m"
-    assert shortened("idle_timeout=10m", 8) == "…out=10m"
+    assert shorten("idle_timeout=1m", 20) == "idle_timeout=1m"
+    assert shorten("idle_timeout=10m", 8) == "…out=10m"

@@ -29,7 +29,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_run(
     def run(*_: object) -> None:
         raise AssertionError("it was run")
 
-    monkeypatch.setattr(command, "all_done", run)
+    monkeypatch.setattr(command, "execute_all", run)
     nowhere = str(tmp_path / "none" / "out")
     assert _simulate(WORKLOAD, "--config", str(a_site(tmp_path).path), option, nowhere) == 1
     assert f"{option} {nowhere}: cannot be written: No such file" in capsys.readouterr().err

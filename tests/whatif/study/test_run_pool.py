@@ -16,8 +16,8 @@ import pytest
 
 from nodemanager.config.site import Site
 from nodemanager.core.jobs import Shape
-from nodemanager.history.store.shapes import written_shape
-from nodemanager.whatif.study.run_pool import Run, all_done
+from nodemanager.history.store.shapes import shape_to_json
+from nodemanager.whatif.study.run_pool import PolicyRun, execute_all
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.open import open_workload
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, WorkloadError
@@ -44,7 +44,7 @@ def _a_service_that_saw_jobs_end(path: Path) -> None:
 
 
 def _jobs_end(path: Path, numbers: Iterable[int]) -> None:
-    shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
+    shape = json.dumps(shape_to_json(Shape(slots=2, cores_per_slot=1)))
     times = [(str(n), BEGUN_AT + 60 * n, BEGUN_AT + 60 * n + 1, BEGUN_AT + 60 * n + 90) for n in numbers]
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany(
@@ -52,8 +52,12 @@ def _jobs_end(path: Path, numbers: Iterable[int]) -> None:
         )
 
 
-def _runs(site: Site) -> list[Run]:
-    return [Run("own", site), Run("fixed", site, baseline=True), Run("arvados", site, baseline=True)]
+def _runs(site: Site) -> list[PolicyRun]:
+    return [
+        PolicyRun("own", site),
+        PolicyRun("fixed", site, baseline=True),
+        PolicyRun("arvados", site, baseline=True),
+    ]
 
 
 @pytest.mark.parametrize("name", ["trace.swf", "history.json", "run.jsonl", "service.sqlite", POISSON])
@@ -63,7 +67,7 @@ def test_any_workload_can_be_handed_to_another_process(tmp_path: Path, name: str
     (tmp_path / "history.json").write_text(json.dumps(HISTORY))
     _a_service_that_saw_jobs_end(tmp_path / "service.sqlite")
     runner = Runner(open_workload(POISSON, site, Processors.CORES), _nobody, 8)
-    list(all_done(runner, [Run("own", site, journal=tmp_path / "run.jsonl")], 1))
+    list(execute_all(runner, [PolicyRun("own", site, event_log=tmp_path / "run.jsonl")], 1))
     workload = open_workload(name if name == POISSON else str(tmp_path / name), site, Processors.CORES)
     here, there = Oddities(), Oddities()
     jobs = list(workload.read(here))
@@ -85,16 +89,16 @@ def test_every_policy_gets_the_jobs_of_a_service_that_had_ended_when_it_was_open
 def test_what_runs_come_to_in_other_processes_is_what_they_come_to_here(tmp_path: Path) -> None:
     site = a_site(tmp_path)
     runner = Runner(open_workload(POISSON, site, Processors.CORES), _nobody)
-    alone = list(all_done(runner, _runs(site), 1))
+    alone = list(execute_all(runner, _runs(site), 1))
     assert alone[0].outcome.jobs_served == 100
-    assert list(all_done(runner, _runs(site), 2)) == alone
+    assert list(execute_all(runner, _runs(site), 2)) == alone
 
 
 def test_how_far_each_has_come_is_told_here(tmp_path: Path) -> None:
     site = a_site(tmp_path)
     told: list[tuple[str, int]] = []
     runner = Runner(open_workload(POISSON, site, Processors.CORES), lambda run, jobs: told.append((run, jobs)))
-    assert len(list(all_done(runner, _runs(site)[:2], 2))) == 2
+    assert len(list(execute_all(runner, _runs(site)[:2], 2))) == 2
     assert sorted(told) == [("fixed", 64), ("own", 64)]
 
 
@@ -102,8 +106,11 @@ def test_a_journal_is_the_same_from_another_process(tmp_path: Path) -> None:
     site = a_site(tmp_path)
     runner = Runner(open_workload(POISSON, site, Processors.CORES), _nobody)
     for number in (1, 2):
-        runs = [Run("own", site, journal=tmp_path / f"{number}.jsonl"), Run("fixed", site, baseline=True)]
-        list(all_done(runner, runs, number))
+        runs = [
+            PolicyRun("own", site, event_log=tmp_path / f"{number}.jsonl"),
+            PolicyRun("fixed", site, baseline=True),
+        ]
+        list(execute_all(runner, runs, number))
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
 
 
@@ -111,8 +118,8 @@ def test_a_journal_is_the_same_from_another_process(tmp_path: Path) -> None:
 def test_what_one_raises_is_raised_in_its_turn(tmp_path: Path, processes: int) -> None:
     site = a_site(tmp_path)
     runner = Runner(open_workload(POISSON, site, Processors.CORES), _nobody)
-    runs = [Run("own", site), Run("own", site, journal=tmp_path / "none" / "run.jsonl")]
-    with closing(all_done(runner, runs, processes)) as ended:
+    runs = [PolicyRun("own", site), PolicyRun("own", site, event_log=tmp_path / "none" / "run.jsonl")]
+    with closing(execute_all(runner, runs, processes)) as ended:
         assert next(ended).outcome.jobs == 100
         with pytest.raises(FileNotFoundError, match=r"run\.jsonl"):
             next(ended)
@@ -129,4 +136,4 @@ def test_one_whose_process_is_killed_is_said(tmp_path: Path) -> None:
     workload = open_workload(POISSON, site, Processors.CORES)
     fatal = replace(workload, read=_killed)
     with pytest.raises(WorkloadError, match="--processes 1"):
-        list(all_done(Runner(fatal, _nobody), _runs(site)[:2], 2))
+        list(execute_all(Runner(fatal, _nobody), _runs(site)[:2], 2))

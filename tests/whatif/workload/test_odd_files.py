@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nodemanager.cli.main import main
-from nodemanager.whatif.workload.event_log import open_journal
-from nodemanager.whatif.workload.flux_jobs import UNREADABLE, open_history
+from nodemanager.whatif.workload.event_log import open_event_log
+from nodemanager.whatif.workload.flux_jobs import UNREADABLE, open_flux_jobs
 from nodemanager.whatif.workload.workload import Oddities, WorkloadError
 from tests.whatif.sites import a_site
 
@@ -63,7 +63,7 @@ def _journal(path: Path, *lines: dict[str, Any]) -> Path:
     ],
 )
 def test_a_line_that_no_run_wrote_is_an_error_that_names_it(tmp_path: Path, odd: dict[str, Any]) -> None:
-    workload = open_journal(_journal(tmp_path / "run.jsonl", SUBMIT, {**SUBMIT, **odd}))
+    workload = open_event_log(_journal(tmp_path / "run.jsonl", SUBMIT, {**SUBMIT, **odd}))
     with pytest.raises(WorkloadError, match=r"run\.jsonl: line 3: no run of simulate wrote this"):
         list(workload.read(Oddities()))
 
@@ -86,7 +86,7 @@ def test_a_journal_that_begins_at_no_time_is_none(tmp_path: Path, start_at: obje
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({**RUN, "start_at": start_at}) + "\n")
     with pytest.raises(WorkloadError, match="not a journal of simulate"):
-        open_journal(path)
+        open_event_log(path)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_job_of_no_measure_is_left_out_and_named(tmp_path: Path, key: str, val
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps({"jobs": [JOB, {**JOB, "id": 2, key: value}]}))
     oddities = Oddities()
-    assert [job.name for job in open_history(path).read(oddities)] == ["1"]
+    assert [job.name for job in open_flux_jobs(path).read(oddities)] == ["1"]
     assert oddities.examples == {UNREADABLE: ["job 2"]}
 
 
@@ -110,5 +110,5 @@ def test_a_job_submitted_at_no_time_is_left_out_and_named(tmp_path: Path, value:
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps({"jobs": [JOB, {**JOB, "id": 2, "t_submit": value}]}))
     oddities = Oddities()
-    assert [job.name for job in open_history(path).read(oddities)] == ["1"]
+    assert [job.name for job in open_flux_jobs(path).read(oddities)] == ["1"]
     assert oddities.examples == {UNREADABLE: ["job 2"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nodemanager.core.jobs import Shape
-from nodemanager.history.store.shapes import written_shape
-from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNEVEN, UNREADABLE, open_history
+from nodemanager.history.store.shapes import shape_to_json
+from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNEVEN, UNREADABLE, open_flux_jobs
 from nodemanager.whatif.workload.open import open_workload
 from nodemanager.whatif.workload.swf import NO_LIMIT
 from nodemanager.whatif.workload.synthetic import open_synthetic
@@ -37,7 +37,7 @@ def test_a_history_is_read_oldest_first(tmp_path: Path) -> None:
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps(FLUX_JOBS))
     oddities = Oddities()
-    workload = open_history(path)
+    workload = open_flux_jobs(path)
     jobs = list(workload.read(oddities))
     assert workload.start_at == 1000.5
     assert [(job.name, job.submit_s, job.run_s, job.limit_s) for job in jobs] == [
@@ -55,7 +55,7 @@ def test_a_history_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
     cancelled = {"id": 5, "t_submit": 10.0, "t_inactive": 11.0, "ntasks": 1, "ncores": -1, "duration": 0.0}
     unsaid = {"id": 6, "t_run": 1500.0, "t_cleanup": 1501.0, "ntasks": 1, "ncores": 1, "duration": 0.0}
     path.write_text(json.dumps({"jobs": [*FLUX_JOBS["jobs"], cancelled, unsaid]}))
-    workload, oddities = open_history(path), Oddities()
+    workload, oddities = open_flux_jobs(path), Oddities()
     assert [job.submit_s for job in workload.read(oddities)] == [0.0, 100.0]
     assert workload.start_at == 1000.5
     assert oddities.examples == {NEVER_RAN: ["job 5", "job 4"], UNREADABLE: ["job 6", "job 3"], NO_LIMIT: ["job 1"]}
@@ -68,14 +68,14 @@ def test_cores_that_tasks_do_not_share_evenly_are_all_counted(tmp_path: Path, ta
     job = {"id": 1, "t_submit": 1.0, "t_run": 2.0, "t_cleanup": 3.0, "ntasks": tasks, "ncores": cores}
     path.write_text(json.dumps({"jobs": [{**job, "duration": 60.0}]}))
     oddities = Oddities()
-    (read,) = open_history(path).read(oddities)
+    (read,) = open_flux_jobs(path).read(oddities)
     assert read.shape == Shape(slots=cores, cores_per_slot=1)
     assert oddities.examples == {UNEVEN: ["job 1"]}
 
 
 def test_a_journal_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
     path = a_journal(tmp_path / "journal.sqlite", [])
-    shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
+    shape = json.dumps(shape_to_json(Shape(slots=2, cores_per_slot=1)))
     times = ((BEGUN_AT - 30 * 86_400.0, None, shape), (BEGUN_AT - 60.0, BEGUN_AT, "?"), (BEGUN_AT, BEGUN_AT, shape))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany(
@@ -93,7 +93,7 @@ def test_a_row_that_is_spoilt_where_sqlite_takes_no_notice_is_left_out_and_named
     tmp_path: Path, column: str
 ) -> None:
     path = a_journal(tmp_path / "journal.sqlite", [])
-    shape = json.dumps(written_shape(Shape(slots=2, cores_per_slot=1)))
+    shape = json.dumps(shape_to_json(Shape(slots=2, cores_per_slot=1)))
     row = (BEGUN_AT, BEGUN_AT, BEGUN_AT + 60.0, shape)
     with closing(sqlite3.connect(path)) as connection, connection:
         for job in ("1", "2"):
@@ -109,14 +109,14 @@ def test_a_single_job_is_a_history_too(tmp_path: Path) -> None:
     """Asked for one job by its id, ``flux jobs --json`` prints the job alone."""
     path = tmp_path / "job.json"
     path.write_text(json.dumps(FLUX_JOBS["jobs"][2]))
-    assert [job.name for job in open_history(path).read(Oddities())] == ["2"]
+    assert [job.name for job in open_flux_jobs(path).read(Oddities())] == ["2"]
 
 
 def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "jobs.json"
     path.write_text('{"nodes": []}')
     with pytest.raises(WorkloadError, match="flux jobs -a --json"):
-        open_history(path)
+        open_flux_jobs(path)
 
 
 @pytest.mark.parametrize("kind", ["lublin", "poisson"])

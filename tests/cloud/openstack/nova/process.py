@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import requests
 
-from nodemanager.cloud.common.libcloud_port import UserData
-from nodemanager.cloud.openstack.driver import Account
-from nodemanager.cloud.openstack.port import OpenStackCloud, Placement
+from nodemanager.cloud.common.libcloud_port import UserDataSource
+from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.core.nodes import ProviderId
 from nodemanager.service.service import SystemClock
 from tests.paths import ROOT
@@ -124,13 +124,13 @@ class Nova:
 
 
 def openstack_cloud(
-    nova: Nova, cluster: str, cluster_uuid: str, user_data: UserData, **changes: str | bool
+    nova: Nova, cluster: str, cluster_uuid: str, user_data: UserDataSource, **changes: str | bool
 ) -> OpenStackCloud:
     """A port on it, for node types whatever they are called."""
-    account = Account(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
+    account = OpenStackAccount(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
     return OpenStackCloud(
         replace(account, **changes),  # type: ignore[arg-type]
-        defaultdict(lambda: Placement(("private",))),
+        defaultdict(lambda: OpenStackPlacement(("private",))),
         cluster,
         cluster_uuid,
         user_data,
