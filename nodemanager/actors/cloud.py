@@ -74,8 +74,8 @@ class CloudWorker(CrashOnlyActor):
 
     def on_receive(self, message: CloudOrder) -> None:
         order = message.order
-        if (why := self._why_not(message.start_before_s)) is not None:
-            self._manager.tell(_lapsed(order, why))
+        if (why := self._reason_not_to_act(message.start_before_s)) is not None:
+            self._manager.tell(_lapsed_fact(order, why))
             return
         match order:
             case CreateNode():
@@ -85,13 +85,13 @@ class CloudWorker(CrashOnlyActor):
             case _:
                 assert_never(order)
 
-    def _why_not(self, good_until_s: float) -> str | None:
+    def _reason_not_to_act(self, start_before_s: float) -> str | None:
         try:
             self._mandate.ensure_actor()
         except FluxError as error:
             return str(error)
         # Asked last: what comes between here and the call is as short as can be.
-        late_s = self._clock.monotonic_s() - good_until_s
+        late_s = self._clock.monotonic_s() - start_before_s
         return f"{late_s:.1f} s too late" if late_s > 0 else None
 
     def _create(self, order: CreateNode) -> None:
@@ -123,7 +123,7 @@ class CloudWorker(CrashOnlyActor):
             self._manager.tell(NodeDestroyed(order.launch, order.provider_id))
 
 
-def _lapsed(order: CloudEffect, why: str) -> OrderLapsed:
+def _lapsed_fact(order: CloudEffect, why: str) -> OrderLapsed:
     match order:
         case CreateNode(launch=launch):
             return OrderLapsed("CreateNode", (launch.id,), None, why)

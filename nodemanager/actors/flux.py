@@ -76,13 +76,13 @@ class FluxWorker(CrashOnlyActor):
             case ClaimInstance():
                 self._claim()
             case LookAtRanks():
-                self._look()
+                self._report_ranks()
             case KeepSteering() | KeepSpend():
-                self._keep(message)
+                self._save_and_report(message)
             case ShowOnJobs():
-                self._show(message)
-            case WithDeadline(order=order, start_before_s=good_until_s):
-                self._carry_out(order, good_until_s)
+                self._show_on_jobs(message)
+            case WithDeadline(order=order, start_before_s=start_before_s):
+                self._carry_out(order, start_before_s)
             case _:
                 assert_never(message)
 
@@ -102,11 +102,11 @@ class FluxWorker(CrashOnlyActor):
         else:
             self._manager.tell(ClaimHeld(started_s, launches, steering, spend))
 
-    def _look(self) -> None:
+    def _report_ranks(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
             if not self._acts:
-                self._manager.tell(self._record())
+                self._manager.tell(self._read_record())
             ranks = self._port.ranks()
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
@@ -118,21 +118,21 @@ class FluxWorker(CrashOnlyActor):
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
 
-    def _record(self) -> RecordSeen:
+    def _read_record(self) -> RecordSeen:
         """Another one acts, and writes on."""
         return RecordSeen(self._port.launches(), self._port.steering(), self._port.spend())
 
-    def _keep(self, order: KeepSteering | KeepSpend) -> None:
+    def _save_and_report(self, order: KeepSteering | KeepSpend) -> None:
         started_s = self._clock.monotonic_s()
         try:
-            self._manager.tell(self._kept(order))
+            self._manager.tell(self._save(order))
         except FluxError as error:
             refused = SteeringNotKept if isinstance(order, KeepSteering) else SpendNotKept
             self._manager.tell(refused(str(error)))
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _kept(self, order: KeepSteering | KeepSpend) -> SteeringKept | SpendKept:
+    def _save(self, order: KeepSteering | KeepSpend) -> SteeringKept | SpendKept:
         match order:
             case KeepSteering(steering=steering):
                 self._port.keep_steering(steering)
@@ -141,35 +141,35 @@ class FluxWorker(CrashOnlyActor):
                 self._port.keep_spend(spend)
                 return SpendKept(spend)
 
-    def _show(self, order: ShowOnJobs) -> None:
+    def _show_on_jobs(self, order: ShowOnJobs) -> None:
         """A courtesy: one that fails is not tried again, and changes nothing."""
         with suppress(FluxError):
             self._port.show_on_jobs(order.texts)
 
-    def _carry_out(self, order: FluxEffect, good_until_s: float) -> None:
+    def _carry_out(self, order: FluxEffect, start_before_s: float) -> None:
         started_s = self._clock.monotonic_s()
         name, launches = type(order).__name__, _launches_of(order)
         job = order.job if isinstance(order, RequeueJob) else None
-        if started_s > good_until_s:
-            late = f"{started_s - good_until_s:.1f} s too late"
+        if started_s > start_before_s:
+            late = f"{started_s - start_before_s:.1f} s too late"
             self._manager.tell(OrderLapsed(name, launches, None, late, job))
             return
         try:
-            self._manager.tell(self._effect(order))
+            self._manager.tell(self._apply(order))
         except FluxError as error:
             self._manager.tell(FluxCallFailed(launches, name, str(error), job))
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _effect(self, order: FluxEffect) -> FluxFact:  # noqa: C901 - one arm an order
+    def _apply(self, order: FluxEffect) -> FluxFact:  # noqa: C901 - one arm an order
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
             case DrainNode(launch=launch, rank=rank, note=note):
-                return NodeDrained(launch, *self._drained(rank, f"{drain_text(launch)} {note}".rstrip()))
+                return NodeDrained(launch, *self._drain(rank, f"{drain_text(launch)} {note}".rstrip()))
             case CordonNode(launch=launch, rank=rank, text=text):
-                return NodeCordoned(launch, *self._drained(rank, text))
+                return NodeCordoned(launch, *self._drain(rank, text))
             case UndrainNode(launch=launch, rank=rank):
                 self._port.undrain(rank)
                 return NodeUndrained(launch)
@@ -177,7 +177,7 @@ class FluxWorker(CrashOnlyActor):
                 self._port.stop_broker(rank)
                 return BrokerStopped(launch)
             case RequeueJob(job=job):
-                return self._requeued(job)
+                return self._requeue(job)
             case KillHousekeeping(launch=launch, rank=rank, hard=hard):
                 self._port.kill_housekeeping(rank, signal.SIGKILL if hard else signal.SIGTERM)
                 return HousekeepingKilled(launch)
@@ -194,7 +194,7 @@ class FluxWorker(CrashOnlyActor):
             case _:
                 assert_never(order)
 
-    def _requeued(self, job: JobId) -> JobRequeued:
+    def _requeue(self, job: JobId) -> JobRequeued:
         try:
             return JobRequeued(job, self._port.requeue(job))
         except NotRequeued as refused:
@@ -209,7 +209,7 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         return SlotsChanged(wish.id, started_s, self._port.ranks())
 
-    def _drained(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
+    def _drain(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
         """Drain, and look again after the answer: between idle and drained a job may have begun."""
         self._port.drain(rank, text)
         started_s = self._clock.monotonic_s()

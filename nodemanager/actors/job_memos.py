@@ -45,27 +45,27 @@ class JobMemos:
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            said = _what_matters(reason)
+            said = _text_without_numbers(reason)
             if self._shown.get(job_id) != said:
                 self._shown[job_id] = said
-                texts[job_id] = _text(reason, snapshot)
+                texts[job_id] = _memo_text(reason, snapshot)
         return texts
 
 
-def _what_matters(reason: Reason) -> str:
+def _text_without_numbers(reason: Reason) -> str:
     """The reason without its numbers, which change all the time."""
     words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple)]
     return " ".join([reason.code, *words])
 
 
-def _text(reason: Reason, snapshot: Snapshot) -> str:
+def _memo_text(reason: Reason, snapshot: Snapshot) -> str:
     edge = ClockReading(snapshot.now_s, snapshot.wall_at)
     text = to_sentence(reason.code, edge.figures(reason))
-    up_s = _up_s(reason, snapshot) if reason.code == "node_coming" else None
+    up_s = _expected_up_s(reason, snapshot) if reason.code == "node_coming" else None
     return f"{text}: up about {format_wall_time(edge.to_wall(up_s))[11:]}" if up_s is not None else text
 
 
-def _up_s(reason: Reason, snapshot: Snapshot) -> float | None:
+def _expected_up_s(reason: Reason, snapshot: Snapshot) -> float | None:
     """When the last of the nodes that come will be up, by how long others of their types took; None: not known."""
     slots = reason.figures.get("nodes", ())
     coming = [node for node in snapshot.nodes.values() if isinstance(slots, tuple) and node.launch.slot in slots]

@@ -26,7 +26,7 @@ class JoinClerk(CrashOnlyActor):
         self._log: Any = structlog.get_logger()
         self._posted: Roster | None = None
         self._beat_due_s = 0.0
-        self._said = ""
+        self._logged = ""
 
     def on_receive(self, message: PostRoster) -> None:
         try:
@@ -38,8 +38,8 @@ class JoinClerk(CrashOnlyActor):
                 self._manager.tell(report)
         except JoinError as error:
             # Tried again at the next plan. Meanwhile the service goes on with what it has.
-            if str(error) != self._said:
+            if str(error) != self._logged:
                 self._log.error("join_exchange_failed", why=str(error))
-            self._said = str(error)
+            self._logged = str(error)
         else:
-            self._said = ""
+            self._logged = ""

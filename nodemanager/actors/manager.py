@@ -105,12 +105,12 @@ class Manager(CrashOnlyActor):
         self._log: Any = structlog.get_logger()
         self._snapshot = Snapshot()
         self._addresses: Begin | None = None
-        self._crew = WorkerPool(())
+        self._workers = WorkerPool(())
         self._tick: Tick | None = None  # the latest, until the snapshot is brought to it
         self._dirty = True
         self._plan_by_s = 0.0
         self._post_by_s = 0.0
-        self._said: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._memos = JobMemos()
         self._facts: list[Fact] = []
         self._phases_s: defaultdict[str, float] = defaultdict(float)
@@ -119,55 +119,55 @@ class Manager(CrashOnlyActor):
         match message:
             case Begin():
                 self._addresses = message
-                self._crew = WorkerPool(message.cloud)
+                self._workers = WorkerPool(message.cloud)
             case Tick():
                 self._tick = message
                 if self._addresses is not None:
-                    self._at_its_time(message.now_s, self._addresses)
+                    self._decide_if_due(message.now_s, self._addresses)
             case UsePolicy(policy=policy):
                 # The site says how the slots were divided once; the instance says how they are.
-                self._use(policy)
+                self._use_policy(policy)
                 self._dirty = True
             case _:
                 began_s = time.perf_counter()
-                self._note_time()
-                self._take_in(message)
+                self._advance_snapshot()
+                self._take_fact(message)
                 self._phases_s["observe"] += time.perf_counter() - began_s
 
-    def _at_its_time(self, now_s: float, addresses: Begin) -> None:
+    def _decide_if_due(self, now_s: float, addresses: Begin) -> None:
         if self._dirty or now_s >= self._plan_by_s:
-            self._note_time()
+            self._advance_snapshot()
             self._decide(addresses)
         elif addresses.join is not None and now_s >= self._post_by_s:
             # What nodes report comes with it, such as that one is taken back.
-            self._note_time()
-            self._post(addresses)
+            self._advance_snapshot()
+            self._post_roster(addresses)
 
     # -- taking in
 
-    def _note_time(self) -> None:
+    def _advance_snapshot(self) -> None:
         if self._tick is not None:
             self._snapshot, self._tick = advance_to(self._snapshot, self._tick), None
 
-    def _take_in(self, fact: Fact) -> None:
-        self._tell_of_trouble(fact)
-        if (subject := _subject(fact)) is not None:
-            self._crew.mark_done(subject)
+    def _take_fact(self, fact: Fact) -> None:
+        self._log_fact(fact)
+        if (subject := _answered_subject(fact)) is not None:
+            self._workers.mark_done(subject)
         self._facts.append(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
         after = self._snapshot
         if after.slot_types is not before.slot_types or after.promised is not before.promised:
-            self._use(self._policy)
-        self._tell_of_moves(before)
+            self._use_policy(self._policy)
+        self._log_moves(before)
 
-    def _use(self, policy: Policy) -> None:
+    def _use_policy(self, policy: Policy) -> None:
         """The policy with the slots and the types as the instance has them, and what follows for what was seen."""
         self._policy = with_slot_types(with_promises(policy, self._snapshot.promised), self._snapshot.slot_types)
         self._snapshot = check_instance(self._snapshot, self._policy)
 
-    def _tell_of_trouble(self, fact: Fact) -> None:
+    def _log_fact(self, fact: Fact) -> None:
         match fact:
             case CloudCallFailed(operation=operation, kind=kind, detail=why):
                 self._log.warning("cloud_call_failed", operation=operation, kind=str(kind), why=why)
@@ -185,13 +185,13 @@ class Manager(CrashOnlyActor):
                     if job.id not in self._snapshot.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
-                self._tell_of_report(fact)
+                self._log_report(fact)
             case NodeMeasured() | RanksMeasured():
-                self._tell_of_hardware(fact)
+                self._log_hardware(fact)
             case _:
                 pass
 
-    def _tell_of_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
+    def _log_hardware(self, fact: NodeMeasured | RanksMeasured) -> None:
         of_rank = node_index_of(self._snapshot).launch_of_rank
         found = (
             {fact.launch: fact.hardware}
@@ -202,7 +202,7 @@ class Manager(CrashOnlyActor):
             if launch in self._snapshot.nodes:
                 self._log.info("node_measured", node=launch, **asdict(had))
 
-    def _tell_of_report(self, fact: NodeReported) -> None:
+    def _log_report(self, fact: NodeReported) -> None:
         """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
         if fact.launch not in self._snapshot.nodes:
             return
@@ -214,7 +214,7 @@ class Manager(CrashOnlyActor):
             case _:
                 self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
 
-    def _tell_of_moves(self, before: Snapshot) -> None:
+    def _log_moves(self, before: Snapshot) -> None:
         after = self._snapshot
         if after.claimed and not before.claimed:
             self._log.info("claimed" if self._acts else "observes", launches=len(after.nodes))
@@ -252,13 +252,13 @@ class Manager(CrashOnlyActor):
                 case _:
                     assert_never(ask)
         self._snapshot = commit_asks(self._snapshot, made, self._policy)
-        self._say(made)
+        self._log_decisions(made)
         if self._acts:
             before = self._snapshot
             self._snapshot = commit_actions(before, made, self._policy)
-            self._give(made, addresses)
-            self._tell_of_moves(before)
-            self._post(addresses)
+            self._send_orders(made, addresses)
+            self._log_moves(before)
+            self._post_roster(addresses)
             if texts := self._memos.changes(self._snapshot, made):
                 addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
@@ -270,15 +270,15 @@ class Manager(CrashOnlyActor):
         self._publish(published)
         self._plan_by_s = next_plan_s(self._snapshot, made, self._policy)
 
-    def _post(self, addresses: Begin) -> None:
+    def _post_roster(self, addresses: Begin) -> None:
         """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
         snapshot = self._snapshot
         self._post_by_s = snapshot.now_s + POST_EVERY_S
         if addresses.join is not None and snapshot.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
 
-    def _give(self, made: Plan, addresses: Begin) -> None:
-        good_until_s = self._snapshot.now_s + self._policy.order_good_s
+    def _send_orders(self, made: Plan, addresses: Begin) -> None:
+        start_before_s = self._snapshot.now_s + self._policy.order_good_s
         leases: list[Launch] = []
         for action in made.actions:
             match action:
@@ -287,9 +287,9 @@ class Manager(CrashOnlyActor):
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode(launch=launch):
-                    self._crew.dispatch(launch.id, WithDeadline(action, good_until_s))
+                    self._workers.dispatch(launch.id, WithDeadline(action, start_before_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._crew.dispatch(launch_id or provider_id, WithDeadline(action, good_until_s))
+                    self._workers.dispatch(launch_id or provider_id, WithDeadline(action, start_before_s))
                 case (
                     DrainNode()
                     | CordonNode()
@@ -299,52 +299,52 @@ class Manager(CrashOnlyActor):
                     | RequeueJob()
                     | EndLease()
                 ):
-                    addresses.flux.tell(WithDeadline(action, good_until_s))
+                    addresses.flux.tell(WithDeadline(action, start_before_s))
                 case ChangeSlots() | RefuseSlots():
-                    addresses.flux.tell(WithDeadline(action, good_until_s))
+                    addresses.flux.tell(WithDeadline(action, start_before_s))
                 case _:
                     assert_never(action)
         if leases:
             # One commit for all of them: a burst of jobs costs one flush, not one a node.
-            addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), good_until_s))
+            addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
 
     # -- saying
 
-    def _say(self, made: Plan) -> None:
+    def _log_decisions(self, made: Plan) -> None:
         """Log each decision once, in observe mode too, where the same one comes up again and again."""
         verb = "decided" if self._acts else "would"
         for action in made.actions:
-            if self._acts or _line(action) not in self._said:
-                self._log.info(verb, order=_line(action), because=str(_why(action)))
+            if self._acts or _order_line(action) not in self._logged:
+                self._log.info(verb, order=_order_line(action), because=str(_reason_of(action)))
         for action in made.would:
-            if _line(action) not in self._said:
-                self._log.info("would", order=_line(action), because=str(_why(action)))
-        said = {_line(action) for action in (*made.actions, *made.would)}
+            if _order_line(action) not in self._logged:
+                self._log.info("would", order=_order_line(action), because=str(_reason_of(action)))
+        said = {_order_line(action) for action in (*made.actions, *made.would)}
         if not made.settled:  # nothing is said of buying until it is
-            said |= {line for line in self._said if line.startswith(BOOT)}
+            said |= {line for line in self._logged if line.startswith(BOOT)}
         if made.stands_still is not None:
             # Its figures change with every plan; what is the matter does not.
             matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
             said.add(f"{made.stands_still.code} {matter}")
-            if not said <= self._said:
+            if not said <= self._logged:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
-            line = f"{warning.code} {_subject_of(warning)}"
+            line = f"{warning.code} {_warning_subject(warning)}"
             said.add(line)
-            if line not in self._said:
+            if line not in self._logged:
                 self._log.warning(warning.code, **warning.figures)
-        self._said = frozenset(said | self._say_who_waits(made))
+        self._logged = frozenset(said | self._log_waiting_jobs(made))
 
-    def _say_who_waits(self, made: Plan) -> set[str]:
+    def _log_waiting_jobs(self, made: Plan) -> set[str]:
         """Log how many jobs wait, by what stands in their way, whenever that changes."""
         waiting = {code: count for code, count in made.count_by_reason().items() if code not in EXPECTED_WAITS}
         line = f"waiting {sorted(waiting.items())}"
-        if waiting and line not in self._said:
+        if waiting and line not in self._logged:
             self._log.info("jobs_wait", **waiting)
         return {line}
 
 
-def _subject(fact: Fact) -> str | None:
+def _answered_subject(fact: Fact) -> str | None:
     """What the cloud order was about that the fact answers, as it was given to the crew; None for other facts."""
     match fact:
         case OrderLapsed(order="CreateNode" | "DestroyNode", launches=launches, provider_id=provider_id):
@@ -360,12 +360,12 @@ def _subject(fact: Fact) -> str | None:
             return None
 
 
-def _subject_of(warning: Reason) -> object:
+def _warning_subject(warning: Reason) -> object:
     figures = warning.figures
     return next((figures[name] for name in ("node", "node_type", "job") if name in figures), "")
 
 
-def _line(action: Action) -> str:
+def _order_line(action: Action) -> str:
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             subject: str = launch.slot
@@ -382,5 +382,5 @@ def _line(action: Action) -> str:
     return f"{type(action).__name__} {subject}"
 
 
-def _why(action: Action) -> object:
+def _reason_of(action: Action) -> object:
     return getattr(action, "reason", "")

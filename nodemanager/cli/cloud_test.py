@@ -72,9 +72,9 @@ class CloudTest:
     say: Say
     keep: bool = False
     wait_max_s: float = 900.0
-    _made_s: float | None = field(default=None, init=False)
-    _asked: bool = field(default=False, init=False)
-    _trouble: str = field(default="", init=False)  # what was said last of why the end is held up
+    _created_s: float | None = field(default=None, init=False)
+    _create_sent: bool = field(default=False, init=False)
+    _last_trouble: str = field(default="", init=False)  # what was said last of why the end is held up
 
     def __post_init__(self) -> None:
         self.trail = MadeNodes(self.site.timing.create_grace_s)
@@ -97,9 +97,9 @@ class CloudTest:
             self.say(f"  {error}")  # now: what follows may take its time, and fail too
             raise
         finally:
-            if self._asked and self.keep:
+            if self._create_sent and self.keep:
                 self._say_kept()
-            elif self._asked:
+            elif self._create_sent:
                 self._clean_up()
 
     def _steps(self) -> None:
@@ -111,33 +111,33 @@ class CloudTest:
         )
         with self._step("list"):
             seen = self.port.list_nodes()
-        self._say_strangers(seen)
+        self._say_earlier_leftovers(seen)
         with self._step("create"):
-            self._asked = True
-            self._made_s = self.clock.monotonic_s()
+            self._create_sent = True
+            self._created_s = self.clock.monotonic_s()
             created = self._create()
         with self._step("listed, with its tags"):
-            self._wait_for("the node in the list", lambda: self._listed(created.provider_id))
+            self._wait_for("the node in the list", lambda: self._is_listed(created.provider_id))
         with self._step("running"):
             self._wait_for("the node running", lambda: self._state(created.provider_id) is CloudState.RUNNING)
         with self._step("created again by the same launch: the same node"):
-            again = self._made()
+            again = self._create_once()
             if again.provider_id != created.provider_id:
                 raise CloudTestFailed(f"a second node came: {again.provider_id} beside {created.provider_id}")
 
     def _create(self) -> CloudNode:
         try:
-            made = self._made()
+            made = self._create_once()
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
                 raise
             self.say(f"  the reply was lost ({error.detail}): looking for the node")
-            made = self._wait_for("the node of the lost reply", lambda: next(iter(self._ours()), None))
+            made = self._wait_for("the node of the lost reply", lambda: next(iter(self._list_own()), None))
             self.trail.note_create_answered(made.provider_id)
         self.say(f"  made: {made.provider_id}")
         return made
 
-    def _made(self) -> CloudNode:
+    def _create_once(self) -> CloudNode:
         self.trail.note_create_sent(self.clock.monotonic_s())
         try:
             made = self.port.create(self.launch, self.node_type)
@@ -150,7 +150,7 @@ class CloudTest:
 
     # --- looking ---
 
-    def _ours(self) -> tuple[CloudNode, ...]:
+    def _list_own(self) -> tuple[CloudNode, ...]:
         """What the list shows of this run."""
         ours = tuple(
             node
@@ -161,8 +161,8 @@ class CloudTest:
         self.trail.note_listed(ours)
         return ours
 
-    def _listed(self, provider_id: ProviderId) -> bool:
-        ours = self._ours()
+    def _is_listed(self, provider_id: ProviderId) -> bool:
+        ours = self._list_own()
         if len(ours) > 1:
             raise CloudTestFailed(f"one create made {len(ours)} nodes: {', '.join(n.provider_id for n in ours)}")
         if not ours:
@@ -175,12 +175,12 @@ class CloudTest:
         return True
 
     def _state(self, provider_id: ProviderId) -> CloudState | None:
-        node = next((node for node in self._ours() if node.provider_id == provider_id), None)
+        node = next((node for node in self._list_own() if node.provider_id == provider_id), None)
         if node is not None and node.state in (CloudState.FAILED, CloudState.TERMINATED):
             raise CloudTestFailed(f"{provider_id} is {node.state}: {node.died_because or 'no reason given'}")
         return node.state if node is not None else None
 
-    def _say_strangers(self, seen: tuple[CloudNode, ...]) -> None:
+    def _say_earlier_leftovers(self, seen: tuple[CloudNode, ...]) -> None:
         left = [node for node in seen if node.identity is not None and node.state not in GONE_STATES]
         for node in left:
             if node.identity is not None and node.identity.cluster == self.site.cluster:
@@ -195,11 +195,11 @@ class CloudTest:
                 self._destroy_all()
         except BaseException as error:
             if not isinstance(error, CloudTestFailed):  # which names it already: a Ctrl-C, or a bug
-                self.say(f"  {self._left()}")
+                self.say(f"  {self._leftover_text()}")
             raise
         self._sweep()
-        if self._made_s is not None:
-            lived_s = self.clock.monotonic_s() - self._made_s
+        if self._created_s is not None:
+            lived_s = self.clock.monotonic_s() - self._created_s
             spent: Decimal = cost(self.node_type, lived_s)
             self.say(f"the node lived {lived_s:.0f} s: about {spent:.4f} by the site's price")
 
@@ -213,7 +213,7 @@ class CloudTest:
         while absent < self.site.timing.absences or self.trail.is_in_doubt(self.clock.monotonic_s()):
             lasted_s = self.clock.monotonic_s() - began_s
             if lasted_s > self._patience_s:
-                raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._left()}")
+                raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._leftover_text()}")
             absent = 0 if self._destroy_once() else absent + 1
             self.pause(POLL_S)
 
@@ -223,7 +223,7 @@ class CloudTest:
 
     def _destroy_once(self) -> bool:
         """Ask for the end of what may stand. False: a list was had, and nothing does."""
-        heard = self._attempt(self._ours)
+        heard = self._attempt(self._list_own)
         standing = self.trail.maybe_running(self.clock.monotonic_s())
         for provider_id in standing:
             self._attempt(partial(self.port.destroy, provider_id))
@@ -233,9 +233,9 @@ class CloudTest:
         try:
             call()
         except CloudError as error:  # tried again at the next look
-            if str(error) != self._trouble:
+            if str(error) != self._last_trouble:
                 self.say(f"  {error}: tried again, for up to {self._patience_s:g} s")
-            self._trouble = str(error)
+            self._last_trouble = str(error)
             return False
         return True
 
@@ -253,13 +253,13 @@ class CloudTest:
 
     def _say_kept(self) -> None:
         with suppress(CloudError):  # then what was seen before is said
-            self._ours()
+            self._list_own()
         known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
         self.say(
             f"kept: {known}; it costs until it is destroyed, as whatever has the name {self.site.cluster} does"
         )
 
-    def _left(self) -> str:
+    def _leftover_text(self) -> str:
         known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
         return (
             f"Left, and maybe costing: {known}. Destroy it by hand, with whatever else has the name "

@@ -20,12 +20,12 @@ class MadeNodes:
     grace_s: float
     _states: dict[ProviderId, CloudState | None] = field(default_factory=dict, init=False)  # None: never listed
     _unanswered: bool = field(default=False, init=False)
-    _believed_s: float = field(default=0.0, init=False)  # from when on an absence is
+    _absence_counts_from_s: float = field(default=0.0, init=False)  # from when on an absence is
 
     def note_create_sent(self, now_s: float) -> None:
         """A create is about to be sent."""
         self._unanswered = True
-        self._believed_s = now_s + self.grace_s
+        self._absence_counts_from_s = now_s + self.grace_s
 
     def note_create_answered(self, made: ProviderId | None) -> None:
         """It was answered: by a node, or by a refusal that proves that there is none."""
@@ -45,12 +45,12 @@ class MadeNodes:
 
     def maybe_running(self, now_s: float) -> list[ProviderId]:
         """Which may stand: those that the last list showed, and those that no list has shown yet."""
-        late = CloudState.PENDING if now_s < self._believed_s else CloudState.TERMINATED
+        late = CloudState.PENDING if now_s < self._absence_counts_from_s else CloudState.TERMINATED
         return [provider_id for provider_id, state in self._states.items() if (state or late) not in GONE_STATES]
 
     def is_in_doubt(self, now_s: float) -> bool:
         """Whether there may be one that nobody has told of."""
-        return self._unanswered and now_s < self._believed_s
+        return self._unanswered and now_s < self._absence_counts_from_s
 
     @property
     def not_known_gone(self) -> list[ProviderId]:

@@ -127,17 +127,17 @@ def main() -> int:
     chosen = parser.parse_args()
     logs.configure(logging.CRITICAL)
     console = Console()
-    with real_setup() if chosen.real else _simulated_stage() as stage:
-        return _play(stage, console)
+    with real_setup() if chosen.real else _simulated_setup() as stage:
+        return _run_demo(stage, console)
 
 
 @contextmanager
-def _simulated_stage() -> Iterator[DemoSetup]:
+def _simulated_setup() -> Iterator[DemoSetup]:
     site = with_cluster_uuid(load_site(EMBEDDED))
     yield SimulatedSetup(site, start_embedded_world(site, rounds=1))
 
 
-def _play(stage: DemoSetup, console: Console) -> int:
+def _run_demo(stage: DemoSetup, console: Console) -> int:
     tally = Tally({node_type.name: node_type for node_type in stage.site.node_types})
     outside = stage.outside
     service = Service(stage.site, outside, tally.take_in)
@@ -145,12 +145,12 @@ def _play(stage: DemoSetup, console: Console) -> int:
     began_s = time.monotonic()
     in_time = True
     with Live(console=console, refresh_per_second=8, transient=True) as live:
-        while not _over(stage, tally) and service.fate.crashed is None:
+        while not _is_over(stage, tally) and service.fate.crashed is None:
             if time.monotonic() - began_s > LIMIT_S:
                 in_time = False
                 break
             stage.step()
-            live.update(_picture(tally))
+            live.update(_live_view(tally))
             time.sleep(0.1)
     leaked = [node for node in outside.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
     service.stop()
@@ -163,7 +163,7 @@ def _play(stage: DemoSetup, console: Console) -> int:
     return 0 if in_time and not left and not leaked and service.fate.crashed is None else 1
 
 
-def _over(stage: DemoSetup, tally: Tally) -> bool:
+def _is_over(stage: DemoSetup, tally: Tally) -> bool:
     if tally.latest is None or not stage.has_submitted_all():
         return False
     return not tally.latest.snapshot.nodes and _waiting(tally) <= stage.held
@@ -173,7 +173,7 @@ def _waiting(tally: Tally) -> int:
     return len(tally.latest.snapshot.jobs) if tally.latest is not None else 0
 
 
-def _picture(tally: Tally) -> Group:
+def _live_view(tally: Tally) -> Group:
     if tally.latest is None:
         return Group("waiting for the first plan ...")
     snapshot, plan = tally.latest.snapshot, tally.latest.plan

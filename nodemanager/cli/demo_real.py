@@ -78,7 +78,7 @@ def real_setup() -> Iterator[RealSetup]:
     if flux is None:
         raise SystemExit("bin/demo --real needs flux-core on PATH")
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        site, bootstrap = _prepared(Path(folder))
+        site, bootstrap = _prepare_site(Path(folder))
         head = subprocess.Popen(  # noqa: S603 - the command that init prints
             bootstrap.start_command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -93,7 +93,7 @@ def real_setup() -> Iterator[RealSetup]:
             head.wait(HEAD_UP_S)
 
 
-def _prepared(folder: Path) -> tuple[Site, Bootstrap]:
+def _prepare_site(folder: Path) -> tuple[Site, Bootstrap]:
     """The local site, moved into the folder and hurried up, with its bootstrap written."""
     settings = configparser.ConfigParser(interpolation=None)
     settings.read(LOCAL)

@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in WRITE_ERRORS or error.filename is not None or sys.stdout is None:
             raise
-        _say_no_more(error)
+        _discard_stdout(error)
         return EXIT_CLOSED if isinstance(error, BrokenPipeError) else EXIT_FAILED
     return status
 
 
-def _say_no_more(error: OSError) -> None:
+def _discard_stdout(error: OSError) -> None:
     if not isinstance(error, BrokenPipeError):
         print(f"not all that was to be said could be written: {error.strerror}", file=sys.stderr)
     # Python would try again as it ends, and complain.
@@ -94,7 +94,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
     del chosen
     logs.configure()
-    _warn(site)
+    _print_warnings(site)
     try:
         site = app.with_cluster_uuid(site)
         app.record_cluster_name(site)
@@ -117,7 +117,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.join.checks import POWEROFF_EFFECTS, multi_user_refusal
 
     del chosen
-    _warn(site)
+    _print_warnings(site)
     if site.flux.join is JoinMethod.SERVICE and (why := multi_user_refusal(site)):
         print(f"{site.path}: {why}", file=sys.stderr)
         return EXIT_CONFIG
@@ -138,7 +138,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
     if chosen.output is None:
         print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
         return EXIT_USAGE
-    _warn(site)
+    _print_warnings(site)
     output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - without "..", and a link stays what it is
     joins_by_service = site.flux.join is JoinMethod.SERVICE
     try:
@@ -196,13 +196,13 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     if site.cloud.provider is Provider.SIMULATED:
         print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
-    _warn(site)
+    _print_warnings(site)
     site = make_test_site(site)
     clock = app.SystemClock()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as Ctrl-C does
     try:
         port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock)()
-        CloudTest(site, port, clock, time.sleep, _say, chosen.keep).run()
+        CloudTest(site, port, clock, time.sleep, _print_now, chosen.keep).run()
     except (CloudError, CloudTestFailed) as error:
         print(f"not passed: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -262,7 +262,7 @@ def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> Non
     print("The service decides by the site's prices alone.")
 
 
-def _say(line: str) -> None:
+def _print_now(line: str) -> None:
     print(line, flush=True)
 
 
@@ -364,7 +364,7 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _warn(site: Site) -> None:
+def _print_warnings(site: Site) -> None:
     from nodemanager.cloud.providers import provider_warnings
 
     for warning in (*site_warnings(site), *provider_warnings(site)):

@@ -74,13 +74,13 @@ def compare_prices(
 ) -> tuple[PriceComparison, ...]:
     """Each node type's price beside the table's for its size, in each of the regions where it is bought."""
     return tuple(
-        _compared(node_type, region, table.price_per_hour(region, node_type.size))
+        _compare_price(node_type, region, table.price_per_hour(region, node_type.size))
         for node_type in node_types
         for region in regions_of(node_type)
     )
 
 
-def _compared(node_type: NodeType, region: str, listed: Decimal | None) -> PriceComparison:
+def _compare_price(node_type: NodeType, region: str, listed: Decimal | None) -> PriceComparison:
     ours = node_type.price_per_hour
     if node_type.market is Market.SPOT:
         verdict = PriceMatch.SPOT
@@ -110,7 +110,7 @@ def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTa
             case "azure":  # Standard_D4s_v3 stands there as standardd4sv3
                 listed = compute["azure_linux"].get(node_type.size.lower().replace("_", ""), {})
             case "gce":
-                listed = _by_parts(node_type, compute["gce_instances"])
+                listed = _gce_prices(node_type, compute["gce_instances"])
             case _:
                 listed = {}
         for region, price in listed.items():
@@ -119,9 +119,9 @@ def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTa
     return PriceTable("apache-libcloud's pricing.json", updated, by_region, "USD")
 
 
-def _by_parts(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str, Decimal]:
+def _gce_prices(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str, Decimal]:
     """What a GCE machine type such as n2-standard-4 costs by region: its virtual CPUs and its memory."""
-    parts = _parts_of(node_type)
+    parts = _gce_parts(node_type)
     if parts is None:
         return {}
     family, cpus, gib = parts
@@ -134,7 +134,7 @@ def _by_parts(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str, 
     }
 
 
-def _parts_of(node_type: NodeType) -> tuple[str, int, Decimal] | None:
+def _gce_parts(node_type: NodeType) -> tuple[str, int, Decimal] | None:
     """The family in the table, the virtual CPUs and the memory in GiB; None for a machine type made otherwise.
 
     Custom types have prices of their own and name their memory, in MiB: n2-custom-4-8192, and N1's custom-4-4096.
@@ -164,7 +164,9 @@ def read_table(path: Path) -> PriceTable:
         faults.insert(0, f"updated: a date such as 2026-11-01 is needed, not {updated!r}")
     if faults:
         raise PriceTableError("\n".join(f"{path}: {fault}" for fault in faults))
-    prices = {region: {size: _price(price) for size, price in sizes.items()} for region, sizes in document.items()}
+    prices = {
+        region: {size: _parse_price(price) for size, price in sizes.items()} for region, sizes in document.items()
+    }
     return PriceTable(str(path), updated, prices)
 
 
@@ -175,12 +177,12 @@ def _faults(document: Mapping[str, Any]) -> Iterator[str]:
             continue
         for size, price in sizes.items():
             try:
-                _price(price)
+                _parse_price(price)
             except ValueError as error:
                 yield f"[{region}] {size}: {error}"
 
 
-def _price(value: object) -> Decimal:
+def _parse_price(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         raise ValueError(f"a price per hour is needed, not {value!r}")  # noqa: TRY004 - said with the others
     try:

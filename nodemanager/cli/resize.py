@@ -129,34 +129,34 @@ def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], co
 # --- carrying it out --------------------------------------------------------------------------------------
 
 
-def resize(site: Site, resizing: ResizePlan, say: Callable[[str], None], *, force: bool) -> None:
+def resize(site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, force: bool) -> None:
     """Write the table, restart rank 0, and wait until the instance has its new size.
 
     Raises :class:`ResizeError`, with nothing changed while a job runs and ``force`` is not given.
     """
     try:
         with bindings.connection(site.flux.uri) as handle:
-            _restart(_Stop(handle, site, resizing.file, say), resizing, force=force)
+            _restart(_Rank0Restart(handle, site, resize_plan.file, say), resize_plan, force=force)
     except (FluxError, FluxConfigError, MaterialError) as error:
         raise ResizeError(f"rank 0 cannot be restarted: {error}") from error
-    _await(site, resizing.size)
+    _wait_for_size(site, resize_plan.size)
 
 
-def _restart(stop: _Stop, resizing: ResizePlan, *, force: bool) -> None:
+def _restart(stop: _Rank0Restart, resize_plan: ResizePlan, *, force: bool) -> None:
     """Up to the moment at which rank 0 is told to end, whatever goes wrong leaves all as it was."""
-    before = resizing.file.text()
+    before = resize_plan.file.text()
     stop.check_instance()
     try:
         stop.check_jobs(force=force)
-        stop.write(resizing.text)
-        stop.go()
+        stop.write(resize_plan.text)
+        stop.restart()
     except (FluxError, FluxConfigError, MaterialError, ResizeError):
         stop.write(before)
-        stop.undo()
+        stop.reload_schedulers()
         raise
 
 
-class _Stop:
+class _Rank0Restart:
     """Rank 0's end, begun by taking its scheduler away: from then on no job starts that would not survive it."""
 
     def __init__(self, handle: bindings.Handle, site: Site, file: ConfigFile, say: Callable[[str], None]) -> None:
@@ -176,13 +176,13 @@ class _Stop:
             )
 
     def check_jobs(self, *, force: bool) -> None:
-        active = self._active()
+        active = self._count_jobs()
         if active[0] and not force:
-            raise ResizeError(_refused(active[0]))
-        self._unload()
-        running, pending = self._active()
+            raise ResizeError(_jobs_run_text(active[0]))
+        self._unload_schedulers()
+        running, pending = self._count_jobs()
         if running and not force:
-            raise ResizeError(_refused(running))
+            raise ResizeError(_jobs_run_text(running))
         self._say(f"Rank 0 restarts now: {running} running jobs end, {pending} waiting jobs stay.")
 
     def write(self, text: str) -> None:
@@ -194,47 +194,47 @@ class _Stop:
         if self._site.flux.join is JoinMethod.SERVICE:
             make_material(self._site, self._site.flux.bootstrap_dir)
 
-    def go(self) -> None:
+    def restart(self) -> None:
         """End the broker, or have the site's own command restart it."""
         if self._site.flux.restart_command:
-            _run(self._site.flux.restart_command)
+            _run_restart_command(self._site.flux.restart_command)
         else:
             pid = int(bindings.ask(self._handle, "attr.get", {"name": "broker.pid"}, timeout_s=TIMEOUT_S)["value"])
             bindings.ask(self._handle, "rexec.exec", terminate_command(pid), timeout_s=TIMEOUT_S)
 
-    def undo(self) -> None:
+    def reload_schedulers(self) -> None:
         for path in reversed(self._unloaded):
             bindings.ask(
                 self._handle, "module.load", {"path": path, "args": [], "exec": False}, timeout_s=TIMEOUT_S
             )
         self._unloaded.clear()
 
-    def _active(self) -> tuple[int, int]:
+    def _count_jobs(self) -> tuple[int, int]:
         """How many jobs run, and how many wait."""
         states = bindings.ask(self._handle, "job-list.job-stats", {}, timeout_s=TIMEOUT_S)["job_states"]
         return states["run"] + states["cleanup"], states["depend"] + states["priority"] + states["sched"]
 
-    def _unload(self) -> None:
+    def _unload_schedulers(self) -> None:
         for module in read_schedulers(bindings.ask(self._handle, "module.list", timeout_s=TIMEOUT_S)):
             payload = {"name": module.name, "cancel": False}
             bindings.ask(self._handle, "module.remove", payload, timeout_s=TIMEOUT_S)
             self._unloaded.append(module.path)
 
 
-def _refused(running: int) -> str:
+def _jobs_run_text(running: int) -> str:
     return f"{running} jobs run, and would end with rank 0: wait until they have ended, or give --force"
 
 
-def _run(command: str) -> None:
+def _run_restart_command(command: str) -> None:
     try:
         subprocess.run(shlex.split(command), check=True, timeout=RESTART_WITHIN_S)  # noqa: S603 - the site's own
     except (OSError, subprocess.SubprocessError) as error:
         raise ResizeError(f"restart_command = {command}: {error}; all is as it was") from error
 
 
-def _await(site: Site, size: int) -> None:
+def _wait_for_size(site: Site, size: int) -> None:
     deadline_s = time.monotonic() + RESTART_WITHIN_S
-    while not _has(site.flux.uri, size):
+    while not _has_size(site.flux.uri, size):
         if time.monotonic() > deadline_s:
             command = shlex.join(bootstrap.start_command(site, site.flux.bootstrap_dir))
             raise ResizeError(
@@ -244,7 +244,7 @@ def _await(site: Site, size: int) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _has(uri: str, size: int) -> bool:
+def _has_size(uri: str, size: int) -> bool:
     try:
         with bindings.connection(uri) as handle:
             bindings.ask(handle, "sched.resource-status", timeout_s=TIMEOUT_S)

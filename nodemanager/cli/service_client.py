@@ -53,16 +53,18 @@ class Client:
     def get(self, path: str, **query: object) -> Any:
         given = {name: value for name, value in query.items() if value is not None}
         asked = f"{path}?{urlencode(given)}" if given else path
-        return self._answer("GET", asked, b"", must_have_token=False)
+        return self._request_json("GET", asked, b"", must_have_token=False)
 
     def post(self, path: str, body: bytes | dict[str, object]) -> Any:
-        return self._answer("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        return self._request_json("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
 
     def follow(self, after: int | None = None) -> Generator[dict[str, Any], None, None]:
         """Each event as it happens, until the service ends."""
         connection = self._connection(SILENCE_MAX_S)
         try:
-            response = self._ask(connection, "GET", f"/events?after={after}" if after is not None else "/events")
+            response = self._request(
+                connection, "GET", f"/events?after={after}" if after is not None else "/events"
+            )
             for line in response:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
@@ -71,10 +73,10 @@ class Client:
         finally:
             connection.close()
 
-    def _answer(self, method: str, path: str, body: bytes, *, must_have_token: bool = True) -> Any:
+    def _request_json(self, method: str, path: str, body: bytes, *, must_have_token: bool = True) -> Any:
         connection = self._connection(TIMEOUT_S)
         try:
-            answer = self._ask(connection, method, path, body, must_have_token=must_have_token).read()
+            answer = self._request(connection, method, path, body, must_have_token=must_have_token).read()
             return json.loads(answer)
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"{self.address}: the service does not answer: {error}") from error
@@ -89,7 +91,7 @@ class Client:
             return http.client.HTTPConnection(host, self.address.port, timeout=timeout_s)
         return _UnixConnection(self.address.path, timeout_s)
 
-    def _ask(
+    def _request(
         self,
         connection: http.client.HTTPConnection,
         method: str,

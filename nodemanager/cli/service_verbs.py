@@ -52,20 +52,20 @@ def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
         try:
             ask(make_client(site), site, chosen, make_console(soft_wrap=not sys.stdout.isatty()))
         except UsageError as error:
-            return _said(error, EXIT_USAGE)
+            return _print_error(error, EXIT_USAGE)
         except RequestDeclined as error:
-            return _said(error, EXIT_FAILED)
+            return _print_error(error, EXIT_FAILED)
         except ServiceUnreachable as error:
-            return _said(error, EXIT_UNAVAILABLE)
+            return _print_error(error, EXIT_UNAVAILABLE)
         except NotAllowed as error:
-            return _said(error, EXIT_NO_PERMISSION)
+            return _print_error(error, EXIT_NO_PERMISSION)
         return EXIT_OK
 
     verb.__doc__ = ask.__doc__
     return verb
 
 
-def _said(error: Exception, status: int) -> int:
+def _print_error(error: Exception, status: int) -> int:
     # It may be the service's answer, in several lines.
     print(*(escape_unprintable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return status
@@ -153,29 +153,29 @@ def report(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def hold(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Hold a node: it is never stopped and gets no work, until it is released."""
-    _of_a_node("hold", "held", client, site, chosen, console)
+    _steer_node("hold", "held", client, site, chosen, console)
 
 
 def release(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Release a node that is held or to be retired."""
-    _of_a_node("release", "released", client, site, chosen, console)
+    _steer_node("release", "released", client, site, chosen, console)
 
 
 def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Retire a node: it is drained, and once nothing runs there stopped and destroyed."""
-    _of_a_node("retire", "to be retired", client, site, chosen, console)
+    _steer_node("retire", "to be retired", client, site, chosen, console)
 
 
 def pause(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Decide nothing any more, until told to resume. What costs goes on costing."""
     del site
-    _done(client.post("/pause", {"by": _me()}), "paused", chosen, console)
+    _show_done(client.post("/pause", {"by": _user_name()}), "paused", chosen, console)
 
 
 def resume(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Decide again."""
     del site
-    _done(client.post("/resume", {"by": _me()}), "resumed", chosen, console)
+    _show_done(client.post("/resume", {"by": _user_name()}), "resumed", chosen, console)
 
 
 def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
@@ -184,20 +184,22 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
     _show(client.post("/reload", b""), chosen, console, lambda document: f"reloaded {document['path']}")
 
 
-def _of_a_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
     if len(chosen.subjects) != 1:
         raise UsageError(f"{verb} NODE, by its slot or its launch")
     (name,) = chosen.subjects
-    _done(client.post(f"/{verb}/{quote_segment(name)}", {"by": _me()}), f"{name} {done}", chosen, console)
+    _show_done(
+        client.post(f"/{verb}/{quote_segment(name)}", {"by": _user_name()}), f"{name} {done}", chosen, console
+    )
 
 
-def _done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
+def _show_done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
     not_yet = "" if document["on_record"] else " (taken in, and not yet on record: see status)"
     _show(document, chosen, console, lambda _: f"{done}{not_yet}")
 
 
-def _me() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -102,7 +102,7 @@ class SlotsClient:
         with bindings.connection(self._site.flux.uri) as handle:
             kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wish)}, timeout_s=TIMEOUT_S)
             deadline_s = time.monotonic() + ANSWER_WITHIN_S
-            while (answer := _answer_to(handle, wish)) is None:
+            while (answer := _read_answer(handle, wish)) is None:
                 stands = retype.read_wish(
                     kvs.read(handle, [retype.WISH_KEY], timeout_s=TIMEOUT_S).get(retype.WISH_KEY)
                 )
@@ -110,7 +110,7 @@ class SlotsClient:
                     raise SlotsError("a later wish has taken the place of this one before it was answered")
                 owner = owner_of(handle, timeout_s=TIMEOUT_S)
                 if owner is None and stands is not None:
-                    self._act(wish)
+                    self._act_as_manager(wish)
                 elif time.monotonic() > deadline_s:
                     raise SlotsError(
                         f"the manager ({owner}) has not answered within {ANSWER_WITHIN_S:g} s; the wish stands"
@@ -120,20 +120,20 @@ class SlotsClient:
                     time.sleep(_PAUSE_S)
             return answer
 
-    def _act(self, wish: SlotsWish) -> None:
+    def _act_as_manager(self, wish: SlotsWish) -> None:
         """Hold the name for as long as it takes. Another one that was faster will answer."""
         port = self._flux.port()
         try:
             port.claim()
             port.repair()
-            self._answer(port, wish)
+            self._carry_out(port, wish)
         except NotTheActor:
             return
         finally:
             port.close()
             self._flux.close()
 
-    def _answer(self, port: RealFluxPort, wish: SlotsWish) -> None:
+    def _carry_out(self, port: RealFluxPort, wish: SlotsWish) -> None:
         snapshot, policy = Snapshot(), service.policy_of(self._site)
         for fact in (ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks())):
             snapshot = observe(snapshot, fact, policy)
@@ -147,8 +147,8 @@ class SlotsClient:
             port.refuse_slots(wish, str(unchanged))
 
 
-def _answer_to(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
-    text = _value(handle, retype.ANSWER_KEY)
+def _read_answer(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
+    text = _read_key(handle, retype.ANSWER_KEY)
     try:
         answer = retype.decode_answer(text) if text is not None else None
     except ValueError as fault:
@@ -156,7 +156,7 @@ def _answer_to(handle: bindings.Handle, wish: SlotsWish) -> Answer | None:
     return answer if answer is not None and answer.wish_id == wish.id else None
 
 
-def _value(handle: bindings.Handle, key: str) -> str | None:
+def _read_key(handle: bindings.Handle, key: str) -> str | None:
     return kvs.read(handle, [key], timeout_s=TIMEOUT_S).get(key)
 
 

@@ -65,10 +65,10 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 def status(document: Mapping[str, Any]) -> Group:
     """One screen."""
-    return Group(_head(document), _nodes_by_type(document), *_troubles(document))
+    return Group(_status_head(document), _nodes_by_type(document), *_troubles(document))
 
 
-def _head(document: Mapping[str, Any]) -> Table:
+def _status_head(document: Mapping[str, Any]) -> Table:
     jobs, limits, spent = document["jobs"], document["limits"], document["spent"]
     total = document["nodes"]["total"]
     sources = "  ".join(
@@ -204,7 +204,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
     if reason:
         rows.append(("reason", reason["code"]))
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
-    rows += _of_job(document.get("job")) + _of_node(document.get("node")) + _of_type(document)
+    rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
         rows.append(("said at", clock(document["said_at"])))
     parts: list[RenderableType] = [_pairs(rows)]
@@ -227,7 +227,7 @@ def _figure(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _of_job(job: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
+def _job_pairs(job: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
     if not job:
         return []
     return [
@@ -239,7 +239,7 @@ def _of_job(job: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
     ]
 
 
-def _of_node(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
+def _node_pairs(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
     if not node:
         return []
     window = node["window"]
@@ -253,7 +253,7 @@ def _of_node(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]
     ]
 
 
-def _of_type(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
+def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
     offer = document.get("node_type")
     if not offer:
         return []

@@ -15,7 +15,7 @@ from nodemanager.planner.state.snapshot import Snapshot
 
 BACKLOG_MAX = 500
 
-_NOTHING_KNOWN = Snapshot()
+_EMPTY_SNAPSHOT = Snapshot()
 
 
 def condense(published: Publication) -> Publication:
@@ -27,7 +27,7 @@ def condense(published: Publication) -> Publication:
     known, made = published.snapshot, published.plan
     return Publication(
         snapshot=replace(
-            _NOTHING_KNOWN, now_s=known.now_s, wall_at=known.wall_at, nodes=known.nodes, strays=known.strays
+            _EMPTY_SNAPSHOT, now_s=known.now_s, wall_at=known.wall_at, nodes=known.nodes, strays=known.strays
         ),
         plan=replace(made, jobs={}, nodes={}, basis=None),
         policy=published.policy,

@@ -87,7 +87,7 @@ class CostLedger:
             for account, share in _shares(node, policy, hour, jobs_on.get(node.launch.rank, ())):
                 spent[account].cost += cost * share
                 spent[account].node_s += span_s * share
-        for node, tariff in _left(last, published.snapshot, policy):
+        for node, tariff in _nodes_billed_to_the_end(last, published.snapshot, policy):
             paid = float(billing.cost(tariff, billing.age_s(node, last.now_s)))
             unused = paid - self._charged.pop(node.id, 0.0)
             # Of a node found standing only the part since then was charged: what is paid in advance, a window or
@@ -130,7 +130,9 @@ def _cores(node: Node, policy: Policy) -> int:
     return node.rank.cores if node.rank is not None else 0
 
 
-def _left(last: Snapshot, now: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType | Tariff]]:
+def _nodes_billed_to_the_end(
+    last: Snapshot, now: Snapshot, policy: Policy
+) -> Iterator[tuple[Node, NodeType | Tariff]]:
     """The nodes whose bill ended between the two."""
     if last.nodes is now.nodes:
         return

@@ -45,16 +45,16 @@ class EndedJobTracker:
                     for id_ in fact.ended:
                         job = between.pop(id_, None) or self._jobs.get(id_)
                         if job is not None:
-                            ended[id_] = _ended(job, it.snapshot.wall_at)
+                            ended[id_] = _ended_job(job, it.snapshot.wall_at)
         newest = publications[-1].snapshot
         before, self._jobs = self._jobs, newest.jobs
         if before is not newest.jobs:
             missed = (job for id_, job in before.items() if id_ not in newest.jobs and id_ not in ended)
-            ended |= {job.id: _ended(between.get(job.id, job), newest.wall_at) for job in missed}
+            ended |= {job.id: _ended_job(between.get(job.id, job), newest.wall_at) for job in missed}
         return tuple(ended.values())
 
 
-def _ended(job: Job, ended_at: float) -> EndedJob:
+def _ended_job(job: Job, ended_at: float) -> EndedJob:
     ran = job.state in (JobState.RUN, JobState.CLEANUP)
     began_at = job.began_at if ran else None
     return EndedJob(job.id, job.submitted_at, began_at, ended_at, job.duration_s, job.userid, job.queue, job.shape)

@@ -104,16 +104,18 @@ class EventTracker:
         entries: list[HistoryEvent] = []
         for it in publications:
             edge = ClockReading(it.snapshot.now_s, it.snapshot.wall_at)
-            entries += (entry for fact in it.facts for entry in _of_fact(fact, edge))
-            entries += self._decisions(it, edge)
+            entries += (entry for fact in it.facts for entry in _fact_events(fact, edge))
+            entries += self._decision_events(it, edge)
         edge = ClockReading(newest.snapshot.now_s, newest.snapshot.wall_at)
-        for changes in (_moves, _reasons, _jobs):
+        for changes in (_node_events, _reason_events, _job_events):
             entries += changes(last, newest, edge)
-        entries += self._jobs_wait(last, newest, edge)
-        entries += _of_the_service(last, newest, edge)
+        entries += self._wait_events(last, newest, edge)
+        entries += _service_events(last, newest, edge)
         return tuple(entries)
 
-    def _jobs_wait(self, last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+    def _wait_events(
+        self, last: Publication | None, now: Publication, edge: ClockReading
+    ) -> Iterator[HistoryEvent]:
         """Why each of the first jobs waits, whenever that has become another reason."""
         known, self._waits = self._waits, {}
         if now.plan.stands_still is not None:
@@ -129,7 +131,7 @@ class EventTracker:
                 yield HistoryEvent(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
         self._waits = codes
 
-    def _decisions(self, published: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+    def _decision_events(self, published: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
         said: set[str] = set()
         only_said = (("would", action) for action in published.plan.would)
         given = "decided" if published.acts else "would"
@@ -156,7 +158,7 @@ def _slot_of(action: Action) -> str:
     return action.launch.slot if isinstance(action, BootNode) else ""
 
 
-def _of_fact(fact: Fact, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _fact_events(fact: Fact, edge: ClockReading) -> Iterator[HistoryEvent]:
     match fact:
         case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail):
             figures: Mapping[str, Figure] = {"detail": detail}
@@ -179,7 +181,7 @@ def _of_fact(fact: Fact, edge: ClockReading) -> Iterator[HistoryEvent]:
             pass
 
 
-def _moves(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _node_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     before = last.snapshot.nodes if last is not None else {}
     after = now.snapshot.nodes
     if before is after:
@@ -208,12 +210,12 @@ def type_subject(name: str) -> str:
     return f"type {name}"
 
 
-def _reasons(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _reason_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     """Why a node, or a type, is left or treated as it is: whenever that has become another reason."""
     if now.plan.stands_still is not None:
         return
     before = last.plan if last is not None else None
-    for id_ in _nodes_reasoned_about(last, now):
+    for id_ in _nodes_with_other_reasons(last, now):
         reason = now.plan.nodes[id_]
         known = before.nodes.get(id_) if before is not None else None
         if known is reason or (known is not None and known.code == reason.code):
@@ -229,7 +231,7 @@ def _reasons(last: Publication | None, now: Publication, edge: ClockReading) -> 
             yield HistoryEvent(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
 
 
-def _nodes_reasoned_about(last: Publication | None, now: Publication) -> Iterable[LaunchId]:
+def _nodes_with_other_reasons(last: Publication | None, now: Publication) -> Iterable[LaunchId]:
     """The nodes whose reason may be another."""
     before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
     if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
@@ -237,7 +239,7 @@ def _nodes_reasoned_about(last: Publication | None, now: Publication) -> Iterabl
     return nodes
 
 
-def _jobs(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _job_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     known = last.snapshot.jobs if last is not None else {}
     jobs = now.snapshot.jobs
     if jobs is known:
@@ -259,7 +261,7 @@ def _job_figures(job: Job, edge: ClockReading) -> Mapping[str, Figure]:
     }
 
 
-def _of_the_service(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _service_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
     was = last.plan.stands_still if last is not None else None
     still = now.plan.stands_still
     if still is not None and (was is None or was.code != still.code):

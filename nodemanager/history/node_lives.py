@@ -60,34 +60,34 @@ class LifeTracker:
             if before.get(id_) is node:
                 continue
             was = self._lives.get(id_)
-            now = _lived(was or _begun(node), node, edge, published)
+            now = _advance_life(was or _new_life(node), node, edge, published)
             if now != was:
                 self._lives[id_] = now
                 changed.append((was, now))
         for id_, node in before.items():
             if id_ not in nodes and (ended := self._lives.pop(id_, None)) is not None:
-                changed.append((ended, self._ended(ended, node, edge)))
+                changed.append((ended, self._end(ended, node, edge)))
         return tuple(changed)
 
-    def _ended(self, life: NodeLife, node: Node, edge: ClockReading) -> NodeLife:
+    def _end(self, life: NodeLife, node: Node, edge: ClockReading) -> NodeLife:
         why = node.retiring.code if node.retiring is not None else ""
         failure = self._failures.pop(life.launch, "")
-        outcome = life.outcome or (f"create_{failure}" if failure else why or _outcome_of(node))
+        outcome = life.outcome or (f"create_{failure}" if failure else why or _boot_outcome(node))
         return replace(life, ended_at=edge.wall_at, outcome=outcome, why=why or "gone")
 
 
-def _outcome_of(node: Node) -> str:
+def _boot_outcome(node: Node) -> str:
     if node.cloud is None:
         return "never_appeared"
     return "failed_at_provider" if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
 
 
-def _begun(node: Node) -> NodeLife:
+def _new_life(node: Node) -> NodeLife:
     launch = node.launch
     return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
 
 
-def _lived(life: NodeLife, node: Node, edge: ClockReading, published: Publication) -> NodeLife:
+def _advance_life(life: NodeLife, node: Node, edge: ClockReading, published: Publication) -> NodeLife:
     up = node.cloud is not None and node.cloud.state is CloudState.RUNNING
     joined = node.state in JOINED_STATES
     first_job = node.state is NodeState.BUSY

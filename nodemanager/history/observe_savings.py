@@ -68,25 +68,25 @@ class SavingsTracker:
         away = self._away
         for it in publications:
             if it.acts and not it.policy.observed:
-                self._forget()
+                self._reset()
                 away = self._away
                 continue
             if self._last is not None:
                 self._charge(self._last, it)
             if it is newest:
-                self._see_jobs(newest, away)
-            self._heed(it)
+                self._compare_waits(newest, away)
+            self._apply_advice(it)
             away |= self._away
             self._last = it
-        return self._told(newest.snapshot)
+        return self._report_if_due(newest.snapshot)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._last = self._jobs = None
         self._away = frozenset()
         self._bought = Counter()
         self._ordered = {}
 
-    def _told(self, snapshot: Snapshot) -> ObserveSavings | None:
+    def _report_if_due(self, snapshot: Snapshot) -> ObserveSavings | None:
         if not self._waits and self._span_s < REPORT_EVERY_S:
             return None
         hour = int(snapshot.wall_at // HOUR_S)
@@ -115,7 +115,7 @@ class SavingsTracker:
 
     # --- how long jobs wait ---
 
-    def _see_jobs(self, now: Publication, away: Collection[LaunchId]) -> None:
+    def _compare_waits(self, now: Publication, away: Collection[LaunchId]) -> None:
         """``away``: the nodes that would have been away at any time since jobs were last looked at."""
         jobs = now.snapshot.jobs
         before, self._jobs = self._jobs, jobs
@@ -124,15 +124,15 @@ class SavingsTracker:
         for id_, job in jobs.items():
             was = before.get(id_)
             if was is not job and job.state is JobState.RUN and (was is None or was.state is not JobState.RUN):
-                self._waits[id_] = self._wait_of(job, now, away)
+                self._waits[id_] = self._compare_wait(job, now, away)
         waiting = (id_ for id_ in self._ordered if id_ in jobs and jobs[id_].state is not JobState.RUN)
         self._ordered = {id_: self._ordered[id_] for id_ in waiting}
 
-    def _wait_of(self, job: Job, now: Publication, away: Collection[LaunchId]) -> WaitComparison:
+    def _compare_wait(self, job: Job, now: Publication, away: Collection[LaunchId]) -> WaitComparison:
         snapshot = now.snapshot
         began_at = job.began_at if job.began_at is not None else snapshot.wall_at
         wait_s = max(0.0, began_at - job.submitted_at)
-        missed = _standing_on({held.rank for held in job.allocations}, away, snapshot)
+        missed = _nodes_on({held.rank for held in job.allocations}, away, snapshot)
         if missed:
             return WaitComparison(wait_s, wait_s + max(_boot_s(node.launch.type_name, now) for node in missed))
         if job.id not in self._ordered:
@@ -144,15 +144,15 @@ class SavingsTracker:
 
     # --- what is said ---
 
-    def _heed(self, published: Publication) -> None:
+    def _apply_advice(self, published: Publication) -> None:
         plan, nodes = published.plan, published.snapshot.nodes
         if plan.stands_still is not None:
             return
         said: Sequence[Action] = plan.would if published.acts else plan.actions
         drains = {order.launch for order in said if isinstance(order, DrainNode) and order.launch in nodes}
-        self._busy_touched += sum(1 for id_ in drains - self._away if _at_work(nodes[id_]))
+        self._busy_touched += sum(1 for id_ in drains - self._away if _is_at_work(nodes[id_]))
         # Gone is gone, though the node that stands is paid for anew, until a job begins there.
-        self._away = frozenset(id_ for id_ in self._away | drains if id_ in nodes and not _at_work(nodes[id_]))
+        self._away = frozenset(id_ for id_ in self._away | drains if id_ in nodes and not _is_at_work(nodes[id_]))
         if plan.settled:  # until then nothing is said of buying
             boots = [order for order in said if isinstance(order, BootNode)]
             self._bought = Counter(order.launch.type_name for order in boots)
@@ -169,12 +169,12 @@ def _boot_s(name: TypeName, published: Publication) -> float:
     return timings.boot_s(published.snapshot, name) or published.policy.boot_timeout_s
 
 
-def _standing_on(ranks: Collection[Rank], launches: Collection[LaunchId], snapshot: Snapshot) -> list[Node]:
+def _nodes_on(ranks: Collection[Rank], launches: Collection[LaunchId], snapshot: Snapshot) -> list[Node]:
     nodes = (snapshot.nodes[id_] for id_ in launches if id_ in snapshot.nodes)
     return [node for node in nodes if node.launch.rank in ranks]
 
 
-def _at_work(node: Node) -> bool:
+def _is_at_work(node: Node) -> bool:
     return node.state is NodeState.BUSY or (node.rank is not None and node.rank.online and node.rank.allocated)
 
 
@@ -185,11 +185,12 @@ def format_savings(
     span_s: float, cost: float, cost_advised: float, busy_touched: int, p95_longer_s: float | None
 ) -> str:
     """``7 days: 41 % cheaper, p95 wait +2 min, 0 busy nodes touched``"""
-    waits = f"p95 wait {_change(p95_longer_s)}" if p95_longer_s is not None else "no job began"
-    return f"{_long(span_s)}: {_cheaper(cost, cost_advised)}, {waits}, {busy_touched} busy nodes touched"
+    waits = f"p95 wait {_format_wait_change(p95_longer_s)}" if p95_longer_s is not None else "no job began"
+    change = _format_cost_change(cost, cost_advised)
+    return f"{_format_span(span_s)}: {change}, {waits}, {busy_touched} busy nodes touched"
 
 
-def _cheaper(cost: float, cost_advised: float) -> str:
+def _format_cost_change(cost: float, cost_advised: float) -> str:
     if cost <= 0:
         return f"{cost_advised:.2f} where no node stood"
     percent = round(100 * (cost_advised - cost) / cost)
@@ -198,12 +199,12 @@ def _cheaper(cost: float, cost_advised: float) -> str:
     return f"{abs(percent)} % {'cheaper' if percent < 0 else 'dearer'}"
 
 
-def _change(longer_s: float) -> str:
+def _format_wait_change(longer_s: float) -> str:
     amount = f"{round(abs(longer_s) / 60)} min" if abs(longer_s) >= 60 else f"{round(abs(longer_s))} s"
     return f"{'-' if longer_s < 0 else '+'}{amount}"
 
 
-def _long(span_s: float) -> str:
+def _format_span(span_s: float) -> str:
     for name, unit_s in (("days", 86_400.0), ("hours", 3600.0)):
         if span_s >= 2 * unit_s:
             return f"{round(span_s / unit_s)} {name}"

@@ -12,10 +12,10 @@ EXIT_ORPHANED = 1
 
 def end_with_parent(parent: Connection) -> None:
     """End this process when nobody holds the other end of a pipe any more, in which nothing is ever said."""
-    Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+    Thread(target=_wait_for_parent, args=(parent,), name="parent", daemon=True).start()
 
 
-def _watch(parent: Connection) -> None:
+def _wait_for_parent(parent: Connection) -> None:
     with suppress(EOFError, OSError):
         parent.recv_bytes()
     os._exit(EXIT_ORPHANED)

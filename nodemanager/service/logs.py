@@ -26,10 +26,10 @@ def configure(level: int = logging.INFO) -> None:
     rendering: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if on_terminal
-        else [_tracebacks(), structlog.processors.JSONRenderer(default=str)]
+        else [_traceback_renderer(), structlog.processors.JSONRenderer(default=str)]
     )
     if in_journal:
-        rendering.append(_with_level)
+        rendering.append(_prefix_level)
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -40,10 +40,10 @@ def configure(level: int = logging.INFO) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
 
 
-def _tracebacks() -> structlog.typing.Processor:
+def _traceback_renderer() -> structlog.typing.Processor:
     """Without what the variables held, which structlog shows by itself: in a cloud call they hold its keys."""
     return structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
-def _with_level(_logger: object, level: str, line: object) -> str:
+def _prefix_level(_logger: object, level: str, line: object) -> str:
     return f"<{LEVELS.get(level, LEVELS['error'])}>{line}"

@@ -203,7 +203,7 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
     ``status`` is what Flux's users are answered who ask for it. Raises ``NodesCannotJoin``.
     """
     if site.flux.simulated:
-        return _embedded(site)
+        return _simulated_ports(site)
     # Flux's bindings are looked for only where a real instance is meant. The room that ``run`` takes in memory is
     # mostly that of libraries, which are imported here by who needs them.
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
@@ -226,7 +226,7 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
     return SitePorts(clock, flux.port, cloud, watch, flux.close, join)
 
 
-def _embedded(site: Site) -> SitePorts:
+def _simulated_ports(site: Site) -> SitePorts:
     from nodemanager.simulation.embedded import start_embedded_world  # noqa: PLC0415
 
     simulated = start_embedded_world(site)
@@ -249,10 +249,10 @@ def _user_data(site: Site) -> UserDataSource:
         except user_data.UserDataError as error:
             raise NodesCannotJoin(str(error)) from error
         return lambda launch, _: scripts(launch.id)
-    return lambda launch, _: _script_of(site, launch)
+    return lambda launch, _: _bootstrap_script(site, launch)
 
 
-def _script_of(site: Site, launch: Launch) -> str:
+def _bootstrap_script(site: Site, launch: Launch) -> str:
     from nodemanager.flux.setup import bootstrap  # noqa: PLC0415
 
     try:
@@ -288,7 +288,7 @@ class Service:
     def start(self) -> None:
         # Before the first fact: what is seen is stamped with the time that the manager knows.
         self._manager.tell(Tick(self._outside.clock.monotonic_s(), self._outside.clock.wall_at()))
-        self._outside.watch.start(self._manager.tell, self._lost)
+        self._outside.watch.start(self._manager.tell, self._report_flux_lost)
         self._ticker.start()
 
     def stop(self) -> None:
@@ -328,7 +328,7 @@ class Service:
         structlog.get_logger().info("reloaded", path=str(site.path))
         return {"path": str(site.path), "reloaded": True}
 
-    def _lost(self, why: str) -> None:
+    def _report_flux_lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
 
 
@@ -339,12 +339,12 @@ def serve(site: Site, outside: SitePorts, front: Outputs) -> int:
 
     def publish_and_notify(published: Publication) -> None:
         front.publish(published)
-        systemd.notify_decision(_status(service.site, published))
+        systemd.notify_decision(_status_line(service.site, published))
 
     service = Service(site, outside, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
-    signal.signal(signal.SIGHUP, lambda *_: _reload(service))
+    signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))
     # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_text)
@@ -374,14 +374,14 @@ def freeze_startup_objects() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _reload(service: Service) -> None:
+def _reload_or_log(service: Service) -> None:
     try:
         service.reload()
     except ReloadRefused as error:
         structlog.get_logger().error("reload_refused", why=str(error))
 
 
-def _status(site: Site, published: Publication) -> str:
+def _status_line(site: Site, published: Publication) -> str:
     """One line for ``systemctl status``; it changes only when there is news."""
     stands_still = published.plan.stands_still
     if stands_still is not None:

@@ -40,12 +40,12 @@ class Notifier:
         if status != self._status:
             states.append(f"STATUS={status}")
         self._ready, self._status = True, status
-        self._tell(*states)
+        self._send(*states)
 
     def notify_stopping(self) -> None:
-        self._tell("STOPPING=1")
+        self._send("STOPPING=1")
 
-    def _tell(self, *states: str) -> None:
+    def _send(self, *states: str) -> None:
         if not (self._address and states):
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

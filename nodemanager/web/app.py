@@ -56,9 +56,9 @@ def make_application(served: WebContext, hosts: Sequence[str], ended: Callable[[
     routes = [
         *(_route(served, endpoint) for endpoint in ENDPOINTS),
         Route("/events", streams.respond, methods=["GET"]),
-        Route("/openapi.json", _handler(served, allow_anybody, _openapi), methods=["GET"]),
+        Route("/openapi.json", _http_handler(served, allow_anybody, _openapi), methods=["GET"]),
         *(
-            Route(path, _handler(served, allow_anybody, _page(file, kind)), methods=["GET"])
+            Route(path, _http_handler(served, allow_anybody, _page_handler(file, kind)), methods=["GET"])
             for path, file, kind in PAGES
         ),
     ]
@@ -69,24 +69,24 @@ def make_application(served: WebContext, hosts: Sequence[str], ended: Callable[[
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4),
         ],
-        exception_handlers={HTTPException: _http_error, Exception: _bug},
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
 
 
 def _route(served: WebContext, endpoint: Endpoint) -> Route:
     return Route(
         endpoint.path,
-        _handler(served, endpoint.access_check, endpoint.handler),
+        _http_handler(served, endpoint.access_check, endpoint.handler),
         methods=[endpoint.method],
         name=f"{endpoint.method} {endpoint.path}",
     )
 
 
-def _handler(served: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
+def _http_handler(served: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
             allows(served.access, request)
-            body = await _body(request)
+            body = await _read_body(request)
             response = await run_in_threadpool(answers, served, request, body)
         except RequestRefused as refused:
             response = json_response({"error": refused.why}, refused.status)
@@ -101,7 +101,7 @@ def _handler(served: WebContext, allows: AccessCheck, answers: Handler) -> Calla
     return handle
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     if request.method != "POST":
         return b""
     parts: list[bytes] = []
@@ -123,7 +123,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": detail}, status_code=status, headers=headers)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """It is in the log. Answered outside of all middleware, so with the headers of its own."""
     del request, error
     return JSONResponse(
@@ -136,7 +136,7 @@ def _openapi(served: WebContext, request: Request, body: bytes) -> Response:
     return json_response(openapi.document([it.operation for it in ENDPOINTS]))
 
 
-def _page(file: str, media_type: str) -> Handler:
+def _page_handler(file: str, media_type: str) -> Handler:
     def answer(served: WebContext, request: Request, body: bytes) -> Response:
         del served, request, body
         return FileResponse(STATIC / file, media_type=media_type)

@@ -23,35 +23,35 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX or self._of_its_source() > CONNECTIONS_PER_SOURCE_MAX:
+        if len(self.connections) > CONNECTIONS_MAX or self._count_from_source() > CONNECTIONS_PER_SOURCE_MAX:
             transport.close()
         else:
-            self._expect_request()
+            self._start_deadline()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         if before is None or before.response_complete:
-            self._expect_request()
+            self._start_deadline()
         super().data_received(data)
         if self.cycle is not before:
-            self._expect_nothing()
+            self._cancel_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect_nothing()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _of_its_source(self) -> int:
+    def _count_from_source(self) -> int:
         """How many connections its source has, this one too; 0 on a socket in the file system."""
         if self.client is None:
             return 0
         others = (it.client for it in self.connections if isinstance(it, BoundedConnection))
         return sum(client is not None and client[0] == self.client[0] for client in others)
 
-    def _expect_request(self) -> None:
+    def _start_deadline(self) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(REQUEST_WITHIN_S, self.transport.close)
 
-    def _expect_nothing(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -27,7 +27,7 @@ STOP_CHECK_S = 0.5
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
-class _Calm(uvicorn.Server):
+class _QuietServer(uvicorn.Server):
     """Looks seldomer whether it is to end."""
 
     async def main_loop(self) -> None:
@@ -44,7 +44,7 @@ class WebServer:
         own = (place.host, f"[{place.host}]") if isinstance(place, TcpAddress) else ()
         self._application = make_application(served, [*LOCAL_HOSTS, *own, *hosts], self._ended.is_set)
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
-        self._server: _Calm | None = None
+        self._server: _QuietServer | None = None
         self._log: Any = structlog.get_logger()
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class WebServer:
             proxy_headers=False,
             ws="none",
         )
-        self._server = _Calm(config)
+        self._server = _QuietServer(config)
         if self._ended.is_set():
             self._server.should_exit = True
         self._log.info("web_listens", at=str(self._place))

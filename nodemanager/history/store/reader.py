@@ -45,7 +45,7 @@ class HistoryReader:
         except sqlite3.Error as error:
             raise HistoryUnreadable(f"{self._path}: {error}") from error
         connection.row_factory = sqlite3.Row
-        connection.text_factory = _text
+        connection.text_factory = _decode_text
         try:
             yield connection
         except sqlite3.Error as error:
@@ -94,8 +94,8 @@ class HistoryReader:
         )
         whole: list[dict[str, Any]] = []
         for row in reversed(rows):
-            with suppress(_SpoiltError):
-                whole.append(_with_figures(row))
+            with suppress(_CorruptEventError):
+                whole.append(_parse_event(row))
         if len(whole) < len(rows):
             structlog.get_logger().warning(
                 "journal_entries_spoilt", path=str(self._path), entries=len(rows) - len(whole)
@@ -108,18 +108,18 @@ class HistoryReader:
         Its ``code`` is "" where no reason stood any more: a job had begun, it or the node had ended (``what`` says
         which), or decisions had stood still meanwhile. Where they still did, it is that which stood.
         """
-        said = self._last(
+        said = self._last_event(
             subject, at, "(code != '' OR kind = 'job' OR (kind = 'node' AND what = 'ended'))", f"of {subject}"
         )
         if said is None or not said["code"]:
             return said
-        still = self._last("", at, "kind = 'standstill' AND what = 'begins'", "of what stood still")
+        still = self._last_event("", at, "kind = 'standstill' AND what = 'begins'", "of what stood still")
         if still is None or still["id"] < said["id"]:
             return said
-        ended = self._last("", at, "kind = 'standstill' AND what = 'ends'", "of what stood still")
+        ended = self._last_event("", at, "kind = 'standstill' AND what = 'ends'", "of what stood still")
         return {**ended, "code": ""} if ended is not None and ended["id"] > still["id"] else still
 
-    def _last(self, subject: str, at: float, condition: str, what: str) -> dict[str, Any] | None:
+    def _last_event(self, subject: str, at: float, condition: str, what: str) -> dict[str, Any] | None:
         rows = self._rows(
             "SELECT at, kind, subject, what, code, figures, node_type, id FROM entries"  # noqa: S608 - our own words
             f" WHERE subject = ? AND at <= ? AND {condition} ORDER BY id DESC LIMIT 1",
@@ -127,8 +127,8 @@ class HistoryReader:
             at,
         )
         try:
-            return _with_figures(rows[0]) if rows else None
-        except _SpoiltError as fault:  # an older one would be a wrong answer
+            return _parse_event(rows[0]) if rows else None
+        except _CorruptEventError as fault:  # an older one would be a wrong answer
             raise HistoryUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
 
     def launch_on_slot(self, slot: str, at: float) -> str | None:
@@ -284,21 +284,21 @@ class HistoryReader:
         ]
 
 
-def _text(found: bytes) -> str:
+def _decode_text(found: bytes) -> str:
     return found.decode(errors="replace")
 
 
-class _SpoiltError(Exception):
+class _CorruptEventError(Exception):
     """An entry cannot be what was written; the text says why."""
 
 
-def _with_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_event(entry: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXT_COLUMNS):
-        raise _SpoiltError("it is spoilt")
+        raise _CorruptEventError("it is spoilt")
     try:
         figures = json.loads(entry["figures"]).items()
     except (ValueError, AttributeError) as fault:
-        raise _SpoiltError(f"its figures are spoilt: {fault}") from fault
+        raise _CorruptEventError(f"its figures are spoilt: {fault}") from fault
     # As they were when they were told: JSON has lists only.
     return {**entry, "figures": {name: tuple(it) if isinstance(it, list) else it for name, it in figures}}
 

@@ -55,12 +55,12 @@ class Rows:
         lives = {now.launch: now for happened in batch for _, now in happened.life_changes}
         advised = [happened.savings for happened in batch if happened.savings is not None]
         of_each = (
-            (INSERT_EVENT, [_entry(it) for it in entries]),
-            (INSERT_LIFE, [_life(it) for it in lives.values()]),
-            (ADD_COST, list(_spend(batch))),
+            (INSERT_EVENT, [_event_row(it) for it in entries]),
+            (INSERT_LIFE, [_life_row(it) for it in lives.values()]),
+            (ADD_COST, list(_cost_rows(batch))),
             (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised]),
-            (INSERT_WAIT, list(_waits(entries, advised))),
-            (INSERT_JOB, [_job(job) for happened in batch for job in happened.ended_jobs]),
+            (INSERT_WAIT, list(_wait_rows(entries, advised))),
+            (INSERT_JOB, [_job_row(job) for happened in batch for job in happened.ended_jobs]),
         )
         begins_at = min([batch[0].newest.snapshot.wall_at, *(it.at for it in entries)])
         return cls(of_each, len(batch), begins_at, batch[-1].newest.snapshot.wall_at)
@@ -75,12 +75,12 @@ class Rows:
             connection.executemany(statement, rows)
 
 
-def _entry(entry: HistoryEvent) -> Row:
+def _event_row(entry: HistoryEvent) -> Row:
     figures = json.dumps(entry.figures, default=str)
     return entry.at, entry.kind, entry.subject, entry.what, entry.code, figures, entry.node_type
 
 
-def _life(life: NodeLife) -> Row:
+def _life_row(life: NodeLife) -> Row:
     return (
         life.launch,
         life.slot,
@@ -97,13 +97,13 @@ def _life(life: NodeLife) -> Row:
     )
 
 
-def _job(job: EndedJob) -> Row:
+def _job_row(job: EndedJob) -> Row:
     shape = json.dumps(shape_to_json(job.shape), separators=(",", ":"))
     times = job.submitted_at, job.began_at, job.ended_at, job.duration_s
     return str(job.id), *times, job.userid, job.queue, shape
 
 
-def _spend(batch: Sequence[HistoryUpdate]) -> Iterable[Row]:
+def _cost_rows(batch: Sequence[HistoryUpdate]) -> Iterable[Row]:
     sums: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
     for happened in batch:
         for account, spent in happened.costs.items():
@@ -121,7 +121,7 @@ def _spend(batch: Sequence[HistoryUpdate]) -> Iterable[Row]:
         )
 
 
-def _waits(entries: list[HistoryEvent], advised: list[ObserveSavings]) -> Iterable[Row]:
+def _wait_rows(entries: list[HistoryEvent], advised: list[ObserveSavings]) -> Iterable[Row]:
     waits = {str(job): wait for it in advised for job, wait in it.waits.items()}
     for entry in entries:
         if entry.kind == "job" and entry.what == "began":

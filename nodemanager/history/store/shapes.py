@@ -21,17 +21,17 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
     if shape.one_zone:
         written["one_zone"] = True
     if shape.constraint != ANYWHERE:
-        written["constraint"] = _written(shape.constraint)
+        written["constraint"] = _constraint_to_json(shape.constraint)
     return written
 
 
 def shape_from_json(written: Mapping[str, Any]) -> Shape:
     fields = dict(written)
-    constraint = _read(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
+    constraint = _constraint_from_json(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
     return Shape(constraint=constraint, **fields)
 
 
-def _written(constraint: Constraint) -> list[Any]:
+def _constraint_to_json(constraint: Constraint) -> list[Any]:
     match constraint:
         case HasProperty(name):
             return ["property", name]
@@ -40,14 +40,14 @@ def _written(constraint: Constraint) -> list[Any]:
         case OnRanks(ranks):
             return ["ranks", *sorted(ranks)]
         case All(parts):
-            return ["all", *map(_written, parts)]
+            return ["all", *map(_constraint_to_json, parts)]
         case AnyOf(parts):
-            return ["any", *map(_written, parts)]
+            return ["any", *map(_constraint_to_json, parts)]
         case Not(part):
-            return ["not", _written(part)]
+            return ["not", _constraint_to_json(part)]
 
 
-def _read(written: list[Any]) -> Constraint:
+def _constraint_from_json(written: list[Any]) -> Constraint:
     kind, *rest = written
     match kind:
         case "property":
@@ -57,10 +57,10 @@ def _read(written: list[Any]) -> Constraint:
         case "ranks":
             return OnRanks(frozenset(rest))
         case "all":
-            return All(tuple(map(_read, rest)))
+            return All(tuple(map(_constraint_from_json, rest)))
         case "any":
-            return AnyOf(tuple(map(_read, rest)))
+            return AnyOf(tuple(map(_constraint_from_json, rest)))
         case "not":
-            return Not(_read(rest[0]))
+            return Not(_constraint_from_json(rest[0]))
         case _:
             raise ValueError(f"no such constraint: {kind}")

@@ -131,11 +131,11 @@ class HistoryWriter:
             self._held.append(Rows.from_updates(batch))
         if not self._held:
             return
-        error = self._tried()
+        error = self._try_to_write()
         if error is not None and _is_broken(error):
-            self._say(error)
+            self._log_failure_once(error)
             self._move_aside(error)
-            error = self._tried()  # to the one that is begun anew
+            error = self._try_to_write()  # to the one that is begun anew
         self.is_written_elsewhere = isinstance(error, WrittenByAnother)
         if error is None:
             if self.failure:
@@ -143,15 +143,15 @@ class HistoryWriter:
                 self.failure = ""
             self._prune()
         else:
-            self._say(error)
+            self._log_failure_once(error)
             self._given_up = self.is_written_elsewhere and not self._succeeds
             told_there = self.is_written_elsewhere and (
-                self._given_up or (bool(batch) and _another_acts(batch[-1]))
+                self._given_up or (bool(batch) and _another_manager_acts(batch[-1]))
             )
             # What breaks a new file too would break each.
-            self._let_go(0 if told_there or _is_broken(error) else HELD_MAX)
+            self._drop_oldest(0 if told_there or _is_broken(error) else HELD_MAX)
 
-    def _let_go(self, most: int) -> None:
+    def _drop_oldest(self, most: int) -> None:
         """Hold so many rows at the most."""
         count = sum(rows.count for rows in self._held)
         while self._held and count > most:
@@ -159,10 +159,10 @@ class HistoryWriter:
             count -= oldest.count
             self.lost += oldest.publications
 
-    def _tried(self) -> Exception | None:
+    def _try_to_write(self) -> Exception | None:
         """Why what is held could not be written; None where it is, and is held no more."""
         try:
-            connection = self._opened()
+            connection = self._open()
             with connection:
                 for rows in self._held:
                     rows.insert(connection)
@@ -173,7 +173,7 @@ class HistoryWriter:
         self._held.clear()
         return None
 
-    def _say(self, error: Exception) -> None:
+    def _log_failure_once(self, error: Exception) -> None:
         """Once for each kind of failure, not once a second."""
         text = f"{type(error).__name__}: {error}"
         if text != self.failure:
@@ -182,8 +182,8 @@ class HistoryWriter:
 
     # --- the file ---
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is not None and self._file != _identity(self.path):
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and self._file != _file_id(self.path):
             self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
             self._disconnect()
         if self._connection is None:
@@ -200,7 +200,7 @@ class HistoryWriter:
             except BaseException:
                 connection.close()
                 raise
-            self._connection, self._file = connection, _identity(self.path)
+            self._connection, self._file = connection, _file_id(self.path)
         return self._connection
 
     def _check(self, connection: sqlite3.Connection) -> None:
@@ -208,7 +208,7 @@ class HistoryWriter:
 
         Each is looked through once: it takes a second for some hundred megabytes.
         """
-        found = _identity(self.path)
+        found = _file_id(self.path)
         if found != self._checked:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if said != "ok":
@@ -233,7 +233,7 @@ class HistoryWriter:
                 self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
             self.path.rename(aside)
         except OSError as refused:
-            self._say(refused)
+            self._log_failure_once(refused)
         else:
             self._log.error("journal_moved_aside", path=str(self.path), to=str(aside), why=str(error))
 
@@ -248,7 +248,7 @@ class HistoryWriter:
         if now_s < self._prune_at_s:
             return
         try:
-            _let_go_before(self._newest_at, self._opened())
+            _delete_older(self._newest_at, self._open())
         except (sqlite3.Error, OSError, SchemaTooNew) as error:
             self._prune_at_s = now_s + PRUNE_AGAIN_S
             if _is_broken(error):
@@ -263,7 +263,7 @@ class HistoryWriter:
             self._prune_failure = ""
 
 
-def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
+def _delete_older(wall_at: float, connection: sqlite3.Connection) -> None:
     with connection:
         for table, column, kept_s in (
             ("entries", "at", ENTRIES_KEPT_S),
@@ -277,12 +277,12 @@ def _let_go_before(wall_at: float, connection: sqlite3.Connection) -> None:
             connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
 
 
-def _another_acts(happened: HistoryUpdate) -> bool:
+def _another_manager_acts(happened: HistoryUpdate) -> bool:
     stands_still = happened.newest.plan.stands_still
     return stands_still is not None and stands_still.code == "not_the_actor"
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:

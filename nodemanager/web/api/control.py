@@ -45,32 +45,32 @@ class Control:
         self._service = service
 
     def hold(self, name: str, by: str) -> Document:
-        published, launch = self._node(name, "held")
+        published, launch = self._find_node(name, "held")
         fact = HoldPlaced(launch, Mark(by, published.snapshot.wall_at))
-        return self._set(fact, lambda set_: launch in set_.holds, launch)
+        return self._tell_and_wait(fact, lambda set_: launch in set_.holds, launch)
 
     def retire(self, name: str, by: str) -> Document:
-        published, launch = self._node(name, "retired")
+        published, launch = self._find_node(name, "retired")
         fact = RetirementRequested(launch, Mark(by, published.snapshot.wall_at))
-        return self._set(fact, lambda set_: launch in set_.retirements, launch)
+        return self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
 
     def release(self, name: str, by: str) -> Document:
         del by
-        published = self._acting()
+        published = self._acting_publication()
         launch = explain.find_node(published, name).id
         if not published.snapshot.steering.blocks_work_on(launch):
             raise RequestRefused(409, f"{name} is neither held nor to be retired")
-        return self._set(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
+        return self._tell_and_wait(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
 
     def pause(self, by: str) -> Document:
-        published = self._acting()
+        published = self._acting_publication()
         fact = DecisionsPaused(Mark(by, published.snapshot.wall_at))
-        return self._set(fact, lambda set_: set_.paused is not None)
+        return self._tell_and_wait(fact, lambda set_: set_.paused is not None)
 
     def resume(self, by: str) -> Document:
         del by
-        self._acting()
-        return self._set(DecisionsResumed(), lambda set_: set_.paused is None)
+        self._acting_publication()
+        return self._tell_and_wait(DecisionsResumed(), lambda set_: set_.paused is None)
 
     def reload(self) -> Document:
         try:
@@ -78,7 +78,7 @@ class Control:
         except ReloadRefused as error:
             raise RequestRefused(409, str(error)) from error
 
-    def _acting(self) -> Publication:
+    def _acting_publication(self) -> Publication:
         posted = self._board.latest
         if posted is None:
             raise RequestRefused(503, "nothing is known yet: the service has just begun")
@@ -88,14 +88,14 @@ class Control:
             raise RequestRefused(409, "this manager does not hold the instance: steer the one that does")
         return posted.published
 
-    def _node(self, name: str, what: str) -> tuple[Publication, LaunchId]:
-        published = self._acting()
+    def _find_node(self, name: str, what: str) -> tuple[Publication, LaunchId]:
+        published = self._acting_publication()
         node = explain.find_node(published, name)
         if node.state in LEAVING_STATES:
             raise RequestRefused(409, f"{name} is {node.state}: it is too late for it to be {what}")
         return published, node.id
 
-    def _set(self, fact: OperatorFact, holds: Callable[[Steering], bool], launch: str = "") -> Document:
+    def _tell_and_wait(self, fact: OperatorFact, holds: Callable[[Steering], bool], launch: str = "") -> Document:
         self._service.tell(fact)
 
         def kept(published: Publication) -> bool:

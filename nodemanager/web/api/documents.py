@@ -65,7 +65,7 @@ def json_value(value: Figure) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _mark(mark: Mark | None) -> Document | None:
+def _mark_document(mark: Mark | None) -> Document | None:
     return {"by": mark.by, "at": mark.at} if mark is not None else None
 
 
@@ -90,7 +90,7 @@ def status(published: Publication) -> Document:
         "at": snapshot.wall_at,
         "acts": published.acts and snapshot.claimed and still is None,
         "stands_still": reason_document(still, edge) if still is not None else None,
-        "paused": _mark(snapshot.steering.paused),
+        "paused": _mark_document(snapshot.steering.paused),
         "safe_mode": {
             "doubted_lists": snapshot.doubted_lists,
             "on": snapshot.doubted_lists > 0 or (still is not None and still.code == "safe_mode"),
@@ -205,10 +205,10 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "jobs": [format_job_id(job) for job in jobs],
         "price_per_hour": float(tariff.price_per_hour) if tariff is not None else None,
         "cost": _cost(node, published),
-        "window": _window(node, published),
+        "window": _paid_window(node, published),
         "reason": reason_document(reason, edge) if reason is not None else None,
-        "held": _mark(snapshot.steering.holds.get(node.id)),
-        "to_retire": _mark(snapshot.steering.retirements.get(node.id)),
+        "held": _mark_document(snapshot.steering.holds.get(node.id)),
+        "to_retire": _mark_document(snapshot.steering.retirements.get(node.id)),
         "call": str(node.call.kind) if node.call is not None else None,
     }
 
@@ -220,7 +220,7 @@ def _cost(node: Node, published: Publication) -> float | None:
     return float(billing.cost(tariff, billing.age_s(node, published.snapshot.now_s)))
 
 
-def _window(node: Node, published: Publication) -> Document | None:
+def _paid_window(node: Node, published: Publication) -> Document | None:
     """Where the node stands in what is paid for it; None where nothing is paid in advance, or not yet."""
     node_type = published.policy.types.get(node.launch.type_name)
     if node_type is None or node.cloud is None or node_type.billing.window_s <= 0:
@@ -248,7 +248,7 @@ def fleet(published: Publication) -> Document:
     states = [str(state) for state in NodeState]
     types = sorted({node.launch.type_name for node in ordered})
     steering = published.snapshot.steering
-    left = [_window(node, published) for node in ordered]
+    left = [_paid_window(node, published) for node in ordered]
     return {
         "at": published.snapshot.wall_at,
         "states": states,

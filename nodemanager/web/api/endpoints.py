@@ -42,11 +42,11 @@ _AT = Parameter("at", "query", "seconds since the epoch: what the journal says w
 _LIMIT = Parameter("limit", "query", "at most so many", {"type": "integer"})
 _NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
 _STEERING = (200, 202, 400, 404, 409)
-_WHO = {"type": "object", "properties": {"by": {"type": "string"}}}
+_OPERATOR_BODY = {"type": "object", "properties": {"by": {"type": "string"}}}
 _METRIC = Parameter("metric", "path", "a metric's name", {"type": "string"})
 _NAMESPACE = Parameter("namespace", "path", "taken as it is", {"type": "string"})
 _RESOURCE = Parameter("resource", "path", "taken as it is", {"type": "string"})
-_DESCRIBED = Parameter("name", "path", "taken as it is", {"type": "string"})
+_OBJECT_NAME = Parameter("name", "path", "taken as it is", {"type": "string"})
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/status", "The queue, the nodes, what they cost, what stands still", handlers.status),
@@ -97,24 +97,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/readyz", "503 until decisions are made", handlers.readyz),
     Endpoint("GET", "/metrics", "For Prometheus", handlers.metrics),
     Endpoint("POST", "/hold/{name}", "Never stop a node, and give it no work",
-             handlers.steering_handler(Control.hold), Access.must_steer, [_NAME], _STEERING, _WHO),
+             handlers.steering_handler(Control.hold), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/release/{name}", "Take a hold or a retirement back",
-             handlers.steering_handler(Control.release), Access.must_steer, [_NAME], _STEERING, _WHO),
+             handlers.steering_handler(Control.release), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/retire/{name}", "Drain a node, stop it, destroy it",
-             handlers.steering_handler(Control.retire), Access.must_steer, [_NAME], _STEERING, _WHO),
+             handlers.steering_handler(Control.retire), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/pause", "Decide nothing",
              handlers.steering_handler(lambda control, _, by: control.pause(by)),
-             Access.must_steer, (), _STEERING, _WHO),
+             Access.must_steer, (), _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/resume", "Decide again",
              handlers.steering_handler(lambda control, _, by: control.resume(by)),
-             Access.must_steer, (), _STEERING, _WHO),
+             Access.must_steer, (), _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/reload", "Read the site anew; a bad one is refused whole", handlers.reload,
              Access.must_steer, (), (200, 400, 409)),
     Endpoint("GET", METRICS_API, "Custom metrics for Kubernetes: the list", handlers.custom_metrics),
     Endpoint("GET", METRICS_API + "/namespaces/{namespace}/metrics/{metric}", "A custom metric",
              handlers.custom_metric, parameters=[_NAMESPACE, _METRIC]),
     Endpoint("GET", METRICS_API + "/namespaces/{namespace}/{resource}/{name}/{metric}", "A custom metric",
-             handlers.custom_metric, parameters=[_NAMESPACE, _RESOURCE, _DESCRIBED, _METRIC]),
+             handlers.custom_metric, parameters=[_NAMESPACE, _RESOURCE, _OBJECT_NAME, _METRIC]),
     Endpoint("GET", METRICS_API + "/{resource}/{name}/{metric}", "A custom metric",
-             handlers.custom_metric, parameters=[_RESOURCE, _DESCRIBED, _METRIC]),
+             handlers.custom_metric, parameters=[_RESOURCE, _OBJECT_NAME, _METRIC]),
 )  # fmt: skip

@@ -124,7 +124,7 @@ def node_type(published: Publication, name: str) -> Document:
     return {
         "subject": found.name,
         "at": edge.wall_at,
-        "node_type": _offer(found),
+        "node_type": _type_document(found),
         "acts": published.acts and found.name not in published.policy.observed,
         "reason": reason_document(reason, edge) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
@@ -135,7 +135,7 @@ def node_type(published: Publication, name: str) -> Document:
     }
 
 
-def _offer(found: NodeType) -> dict[str, Any]:
+def _type_document(found: NodeType) -> dict[str, Any]:
     return {
         "name": found.name,
         "size": found.size,
@@ -160,23 +160,25 @@ def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Doc
 
     ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
     """
-    subject = _subject_of(kind, name)
+    subject = _history_subject(kind, name)
     said = journal.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
     if said is None and kind == "node" and (launch := journal.launch_on_slot(name, at)) is not None:
         subject, said = launch, journal.reason_at(launch, at)
     if said is None:
-        raise UnknownSubject(f"the journal says nothing of {kind} {name} before that time{_how_far(journal)}")
+        raise UnknownSubject(
+            f"the journal says nothing of {kind} {name} before that time{_where_history_begins(journal)}"
+        )
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
         "said_at": said["at"],
         "what": said["what"],
         "reason": reason_fields(said["code"], said["figures"]) if said["code"] else None,
-        "history": [_line(entry) for entry in journal.events(subject=subject, limit=HISTORY_SHOWN)],
+        "history": [_history_line(entry) for entry in journal.events(subject=subject, limit=HISTORY_SHOWN)],
     }
 
 
-def _how_far(journal: HistoryReader) -> str:
+def _where_history_begins(journal: HistoryReader) -> str:
     begins_at, set_aside = journal.begins_at(), journal.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
     if set_aside:
@@ -184,14 +186,14 @@ def _how_far(journal: HistoryReader) -> str:
     return begins
 
 
-def _subject_of(kind: str, name: str) -> str:
+def _history_subject(kind: str, name: str) -> str:
     """As the journal has it."""
     if kind == "job":
         return str(int(_job_id(name)))
     return type_subject(name) if kind == "type" else name
 
 
-def _line(entry: Document) -> Document:
+def _history_line(entry: Document) -> Document:
     return {
         "at": entry["at"],
         "kind": entry["kind"],

@@ -46,7 +46,7 @@ Handler = Callable[[WebContext, Request, bytes], Response]
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-def _published(served: WebContext) -> Publication:
+def _latest_publication(served: WebContext) -> Publication:
     posted = served.board.latest
     if posted is None:
         raise RequestRefused(503, "nothing is known yet: the service has just begun")
@@ -59,11 +59,13 @@ def json_response(document: object, status: int = 200) -> Response:
 
 def status(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    document = documents.status(_published(served))
-    return json_response({**document, "spent": _spent(served, document["at"]), "silent_s": served.board.silent_s})
+    document = documents.status(_latest_publication(served))
+    return json_response(
+        {**document, "spent": _cost_document(served, document["at"]), "silent_s": served.board.silent_s}
+    )
 
 
-def _spent(served: WebContext, now_at: float) -> Document:
+def _cost_document(served: WebContext, now_at: float) -> Document:
     """Today in UTC, by the journal, which may be unreadable; and since this process began."""
     day_at = now_at // 86_400 * 86_400
     try:
@@ -74,13 +76,13 @@ def _spent(served: WebContext, now_at: float) -> Document:
 
 def nodes(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    published = _published(served)
+    published = _latest_publication(served)
     return json_response({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
 
 
 def fleet(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return json_response(documents.fleet(_published(served)))
+    return json_response(documents.fleet(_latest_publication(served)))
 
 
 def history(served: WebContext, request: Request, body: bytes) -> Response:
@@ -104,63 +106,63 @@ def history(served: WebContext, request: Request, body: bytes) -> Response:
 
 def jobs(served: WebContext, request: Request, body: bytes) -> Response:
     del body
-    published = _published(served)
-    limit = int(_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
+    published = _latest_publication(served)
+    limit = int(_query_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
     if served.access.may_see_jobs(request):
         return json_response({**documents.jobs(published, limit=limit), "shown": True})
     return json_response({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
 
 
 def explain_job(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explained(served, request, body, "job", explain.job)
+    return _explain(served, request, body, "job", explain.job)
 
 
 def explain_node(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explained(served, request, body, "node", explain.node)
+    return _explain(served, request, body, "node", explain.node)
 
 
 def explain_type(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explained(served, request, body, "type", explain.node_type)
+    return _explain(served, request, body, "type", explain.node_type)
 
 
-def _explained(
+def _explain(
     served: WebContext, request: Request, body: bytes, kind: str, now: Callable[[Publication, str], Document]
 ) -> Response:
     del body
     name = request.path_params["name"]
     if "at" in request.query_params:
-        at = _number(request, "at", 0.0, 0.0, 1e11)
+        at = _query_number(request, "at", 0.0, 0.0, 1e11)
         return json_response(explain.explain_past(served.journal, kind, name, at))
-    return json_response(now(_published(served), name))
+    return json_response(now(_latest_publication(served), name))
 
 
 def plan(served: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return json_response(documents.plan(_published(served)))
+    return json_response(documents.plan(_latest_publication(served)))
 
 
 def plan_with_policy(served: WebContext, request: Request, body: bytes) -> Response:
     """By another policy, on what is known now. Nothing is ordered."""
     del request
-    published = _published(served)
+    published = _latest_publication(served)
     try:
         policy = POLICY.validate_json(body)
     except ValidationError as error:
         raise RequestRefused(
-            400, f"this is no policy: {error.error_count()} faults, the first: {_first(error)}"
+            400, f"this is no policy: {error.error_count()} faults, the first: {_first_fault(error)}"
         ) from error
     made = make_plan(published.snapshot, policy)
     return json_response(documents.plan(Publication(published.snapshot, made, policy, acts=False)))
 
 
-def _first(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def recent_events(served: WebContext, request: Request, body: bytes) -> Response:
     del body
-    limit = int(_number(request, "limit", 200, 0, 2000))
+    limit = int(_query_number(request, "limit", 200, 0, 2000))
     events = served.board.events_after(0, max(1, limit))
     return json_response({"events": [event_document(number, entry) for number, entry in events] if limit else []})
 
@@ -180,9 +182,9 @@ def event_document(number: int, entry: HistoryEvent) -> Document:
 
 def report(served: WebContext, request: Request, body: bytes) -> Response:
     del body
-    now_at = _published(served).snapshot.wall_at
+    now_at = _latest_publication(served).snapshot.wall_at
     try:
-        since_s = _number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
+        since_s = _query_number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
     except RequestRefused as refused:
         kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
         raise RequestRefused(
@@ -223,7 +225,7 @@ def custom_metric(served: WebContext, request: Request, body: bytes) -> Response
         raise RequestRefused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
     namespace = request.path_params.get("namespace", "default")
     described = request.path_params.get("name", "node-manager")
-    return json_response(kubernetes_metrics.metric_value(_published(served), name, namespace, described))
+    return json_response(kubernetes_metrics.metric_value(_latest_publication(served), name, namespace, described))
 
 
 # --- steering ---------------------------------------------------------------------------------------------
@@ -231,13 +233,13 @@ def custom_metric(served: WebContext, request: Request, body: bytes) -> Response
 
 def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
     def answer(served: WebContext, request: Request, body: bytes) -> Response:
-        done = act(served.control, request.path_params.get("name", ""), _by(body))
+        done = act(served.control, request.path_params.get("name", ""), _operator_name(body))
         return json_response(done, 200 if done["on_record"] else 202)
 
     return answer
 
 
-def _by(body: bytes) -> str:
+def _operator_name(body: bytes) -> str:
     """Who steers, by their own word: {"by": NAME}."""
     if not body:
         return "operator"
@@ -256,7 +258,7 @@ def reload(served: WebContext, request: Request, body: bytes) -> Response:
     return json_response(served.control.reload())
 
 
-def _number(request: Request, name: str, default: float, least: float, most: float) -> float:
+def _query_number(request: Request, name: str, default: float, least: float, most: float) -> float:
     text = request.query_params.get(name)
     if text is None:
         return default

@@ -19,7 +19,7 @@ GROUP_VERSION = "custom.metrics.k8s.io/v1beta2"
 API_ROOT = f"/apis/{GROUP_VERSION}"
 
 
-def _up(published: Publication) -> Iterable[FluxRank]:
+def _ranks_up(published: Publication) -> Iterable[FluxRank]:
     """Online and not kept from work: what ``flux resource list`` shows as up, rank 0 left out."""
     return (rank for rank in published.snapshot.ranks.values() if rank.online and _takes_jobs(rank))
 
@@ -28,8 +28,8 @@ def _takes_jobs(rank: FluxRank) -> bool:
     return rank.drain_reason is None and not rank.excluded
 
 
-def _free(published: Publication) -> Iterable[FluxRank]:
-    return (rank for rank in _up(published) if rank.cores_free > 0)
+def _ranks_free(published: Publication) -> Iterable[FluxRank]:
+    return (rank for rank in _ranks_up(published) if rank.cores_free > 0)
 
 
 def _in_state(state: JobState) -> Callable[[Publication], int]:
@@ -40,10 +40,10 @@ def _in_state(state: JobState) -> Callable[[Publication], int]:
 
 
 METRICS: Mapping[str, Callable[[Publication], int]] = {
-    "node_cores_free_count": lambda published: sum(rank.cores_free for rank in _up(published)),
-    "node_cores_up_count": lambda published: sum(rank.cores for rank in _up(published)),
-    "node_free_count": lambda published: sum(1 for _ in _free(published)),
-    "node_up_count": lambda published: sum(1 for _ in _up(published)),
+    "node_cores_free_count": lambda published: sum(rank.cores_free for rank in _ranks_up(published)),
+    "node_cores_up_count": lambda published: sum(rank.cores for rank in _ranks_up(published)),
+    "node_free_count": lambda published: sum(1 for _ in _ranks_free(published)),
+    "node_up_count": lambda published: sum(1 for _ in _ranks_up(published)),
     **{f"job_queue_state_{state}_count": _in_state(state) for state in JobState},
     "job_queue_state_inactive_count": lambda published: published.snapshot.jobs_ended,
 }

@@ -45,7 +45,7 @@ class Metrics:
     def __init__(self, board: Board) -> None:
         self._types: tuple[NodeType, ...] = ()
         self.registry = CollectorRegistry()
-        self.registry.register(_Standing(board))
+        self.registry.register(_StateCollector(board))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=self.registry)
@@ -85,7 +85,7 @@ class Metrics:
 
     def take_in(self, happened: HistoryUpdate) -> None:
         """By the chronicle's thread."""
-        self._begin_at_0(happened.newest.policy.node_types)
+        self._start_boot_series(happened.newest.policy.node_types)
         for entry in happened.events:
             if entry.kind in ("decided", "would"):
                 self._decisions.labels(entry.kind, entry.what, entry.code).inc()
@@ -101,7 +101,7 @@ class Metrics:
             for phase, took_s in phases_s.items():
                 self._phases.labels(phase).observe(took_s)
 
-    def _begin_at_0(self, node_types: tuple[NodeType, ...]) -> None:
+    def _start_boot_series(self, node_types: tuple[NodeType, ...]) -> None:
         """An increase misses what a series begins with."""
         if node_types is not self._types:
             self._types = node_types
@@ -129,7 +129,7 @@ class Metrics:
                 histogram.labels(now.node_type).observe(max(0.0, at - now.requested_at))
 
 
-class _Standing(Collector):
+class _StateCollector(Collector):
     """What stands, as of the latest publication. Before there is one: only that there is none."""
 
     def __init__(self, board: Board) -> None:
@@ -142,10 +142,10 @@ class _Standing(Collector):
         yield _gauge("silent_seconds", "How long ago a decision was last finished.", self._board.silent_s)
         posted = self._board.latest
         if posted is not None:
-            yield from _of_nodes(posted.published)
-            yield from _of_jobs(posted.published)
-            yield from _of_money(posted.published)
-            yield from _of_the_service(posted.published)
+            yield from _node_gauges(posted.published)
+            yield from _job_gauges(posted.published)
+            yield from _cost_gauges(posted.published)
+            yield from _service_gauges(posted.published)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -161,7 +161,7 @@ def _gauges(
     return family
 
 
-def _of_nodes(published: Publication) -> Iterator[Metric]:
+def _node_gauges(published: Publication) -> Iterator[Metric]:
     snapshot, policy = published.snapshot, published.policy
     counts: Tally[tuple[str, ...]] = Tally()
     for node in snapshot.nodes.values():
@@ -196,7 +196,7 @@ def _of_nodes(published: Publication) -> Iterator[Metric]:
     )
 
 
-def _of_jobs(published: Publication) -> Iterator[Metric]:
+def _job_gauges(published: Publication) -> Iterator[Metric]:
     states: Tally[tuple[str, ...]] = Tally({(str(state),): 0 for state in JobState})
     for job in published.snapshot.jobs.values():
         states[(str(job.state),)] += 1
@@ -207,7 +207,7 @@ def _of_jobs(published: Publication) -> Iterator[Metric]:
     yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
 
 
-def _of_money(published: Publication) -> Iterator[Metric]:
+def _cost_gauges(published: Publication) -> Iterator[Metric]:
     price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
     yield _gauge("price_per_hour", "Of all that is, or may be, on the bill.", float(price))
     yield _gauge("price_per_hour_max", "The limit.", float(most))
@@ -219,7 +219,7 @@ def _of_money(published: Publication) -> Iterator[Metric]:
     yield _gauges("budget_left", "What the budget leaves of the day and the month.", ("period",), left)
 
 
-def _of_the_service(published: Publication) -> Iterator[Metric]:
+def _service_gauges(published: Publication) -> Iterator[Metric]:
     snapshot = published.snapshot
     ages: dict[tuple[str, ...], float] = {
         (name,): source["age_s"] for name, source in sources(published).items() if source["age_s"] is not None

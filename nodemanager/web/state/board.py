@@ -49,7 +49,7 @@ class Board:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self.started_s = clock_s()
-        self._posted: LatestPublication | None = None
+        self._latest: LatestPublication | None = None
         self._changed = threading.Condition()
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
@@ -63,7 +63,7 @@ class Board:
     def publish(self, published: Publication) -> None:
         """By the manager's thread."""
         with self._changed:
-            self._posted = LatestPublication(published, self._clock_s())
+            self._latest = LatestPublication(published, self._clock_s())
             self._changed.notify_all()
 
     def take_in(self, happened: HistoryUpdate) -> None:
@@ -102,19 +102,19 @@ class Board:
 
     @property
     def latest(self) -> LatestPublication | None:
-        return self._posted
+        return self._latest
 
     @property
     def silent_s(self) -> float:
         """For how long nothing has been published."""
-        since_s = self._posted.posted_s if self._posted is not None else self.started_s
+        since_s = self._latest.posted_s if self._latest is not None else self.started_s
         return self._clock_s() - since_s
 
     def wait_for(self, holds: Callable[[Publication], bool], within_s: float) -> bool:
         """Wait until what is published holds; whether it does."""
 
         def held() -> bool:
-            return self._posted is not None and holds(self._posted.published)
+            return self._latest is not None and holds(self._latest.published)
 
         with self._changed:
             return self._changed.wait_for(held, within_s)

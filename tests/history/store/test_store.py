@@ -343,10 +343,10 @@ class Fillable(HistoryWriter):
 
     full = True
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
-        return super()._opened()
+        return super()._open()
 
 
 def written_once_there_is_room(
