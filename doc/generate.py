@@ -1,10 +1,10 @@
-# ruff: noqa: INP001 - a folder of pages, and no package
-"""Write the pages of this folder that are made from the code: ``python -m doc.generate``, from the project's root.
+# ruff: noqa: INP001 - a folder of pages, not a package
+"""Write the generated pages of this folder: ``python -m doc.generate``, from the project's root.
 
 ``settings.md`` comes from ``nodemanager/config/text/settings.py`` and the meanings below; ``lifecycle.md`` from the
-table in ``nodemanager/planner/state/lifecycle.py`` and the comments beside it; the man pages and the bash
-completion from those settings and the parser of ``nodemanager/cli/main.py``, by ``manuals.py``.
-``tests/project/test_docs.py`` compares them.
+table in ``nodemanager/planner/state/lifecycle.py`` and its comments; the man pages and the bash completion from the
+same settings and the parser in ``nodemanager/cli/main.py``, by ``manuals.py``. ``tests/project/test_docs.py`` fails
+when a page is out of date.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from pydantic.fields import FieldInfo
 
@@ -31,6 +32,7 @@ from nodemanager.config.text.settings import (
     SimulationSettings,
     SiteSettings,
     TimingSettings,
+    ValueFormat,
     WebSettings,
     allowed_keys,
 )
@@ -54,207 +56,221 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node NAME": NodeSettings,
 }
 
-FOR_PROVIDERS = "For providers that have such a thing. The local and the simulated one ignore it."
-OF_THE_CLOUD = "Not given: that of `[Cloud]`."
+PROVIDER_ONLY = "The local and the simulated cloud ignore it."
+FROM_CLOUD = "Default: the value in `[Cloud]`."
 
-# What a key means, where its name and what may be written do not say all of it.
+# What each key means, as far as its name and its allowed values do not say.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Site": {
-        "cluster": "The cluster's name. Every node carries it as a tag, by which nodes are listed: it must stay "
-        "what it is while one stands.",
-        "cluster_uuid": "Tells the nodes of this cluster from those of another one of its name. `init` makes it "
-        "and keeps it in `state_dir/cluster-uuid`, where it is found; a simulated Flux needs none.",
-        "state_dir": "Where the UUID and the nodes of a local cloud lie. Relative to the file's folder.",
-        "mode": "`observe`: decide, say what would be done, change nothing. `act`: do it. A node type may have its "
-        "own.",
+        "cluster": "The cluster's name. Every node carries it as a tag, and the manager lists nodes by this tag. "
+        "Do not change it while a node exists.",
+        "cluster_uuid": "Distinguishes this cluster's nodes from those of another cluster of the same name. "
+        "Default: the UUID in `state_dir/cluster-uuid`, which `init` creates. A simulated Flux needs none.",
+        "state_dir": "The folder for the UUID, the token, the history and the nodes of a local cloud. Relative to "
+        "the site file's folder.",
+        "mode": "`observe`: decide and report, change nothing. `act`: carry the decisions out. A node type can "
+        "have its own mode.",
     },
     "Flux": {
-        "uri": "Leads to rank 0: `local://PATH`, of its socket, a path being relative to the file's "
-        "folder; or `simulated`. Not given: what `FLUX_URI` names, else the system instance.",
-        "head_host": "Rank 0's name in the bootstrap table. No slot may have it.",
-        "head_address": "Where nodes reach rank 0. Must be given, unless Flux is simulated. A loopback address is "
-        "bound as it is; for any other, rank 0 listens on all interfaces.",
+        "uri": "How to reach rank 0: `local://PATH` with the path of its socket, relative to the site file's "
+        "folder; or `simulated`. Default: the environment variable `FLUX_URI`, then the system instance.",
+        "head_host": "The name of rank 0 in the bootstrap table. No slot may have this name.",
+        "head_address": "The address at which nodes reach rank 0. Required unless Flux is simulated. If it is a "
+        "loopback address, rank 0 listens only there; for any other address it listens on all interfaces.",
         "port": "The TCP port on which rank 0 waits for nodes.",
-        "join": "How a node comes by the bootstrap. `directory`: it reads `bootstrap_dir`, on a file system that "
-        "it shares with rank 0. `service`: it redeems a ticket at the join service. `image`: its image holds it. "
-        "`flub`: it asks rank 0, which needs a flux-core with pull request 5184 ([joining.md](joining.md)).",
-        "bootstrap_dir": "What `init` wrote, as the nodes see it. Relative to the file's folder; not given: "
-        "`flux` in `state_dir`.",
-        "head_cores": "What is declared for rank 0, which runs no jobs.",
-        "image_start": "With `join = image`: what a node's shell runs at boot. `$SLOT` is the slot, by whose "
-        "name its broker is to join.",
-        "boot_server": "With `join = flub`: a URI by which nodes reach rank 0, such as `ssh://HOST/PATH`. Not "
-        "given: `uri`.",
-        "restart_command": "By which `resize` restarts rank 0, such as `systemctl restart flux`; it runs without a "
-        "shell. Not given: `resize` ends rank 0, and waits for whoever supervises it to start it again.",
+        "join": "How a node gets the bootstrap. `directory`: it reads `bootstrap_dir` on a file system shared with "
+        "rank 0. `service`: it redeems a ticket at the join service. `image`: its image contains it. `flub`: it "
+        "asks rank 0, which needs a flux-core with pull request 5184 ([joining.md](joining.md)).",
+        "bootstrap_dir": "The folder that `init` wrote, as the nodes see it. Relative to the site file's folder. "
+        "Default: `flux` in `state_dir`.",
+        "head_cores": "The number of cores declared for rank 0, which runs no jobs.",
+        "image_start": "With `join = image`: the command that a node's shell runs at boot. `$SLOT` is the name of "
+        "the slot. The node's broker must join under this name.",
+        "boot_server": "With `join = flub`: the URI by which nodes reach rank 0, such as `ssh://HOST/PATH`. "
+        "Default: `uri`.",
+        "restart_command": "The command by which `resize` restarts rank 0, such as `systemctl restart flux`. It "
+        "runs without a shell. Default: `resize` stops rank 0 and waits for its supervisor to start it again.",
     },
     "Cloud": {
-        "provider": "`local`: nodes are processes on this machine. `simulated`: nodes are values; for a simulated "
-        "Flux only. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of an "
-        "outer Flux instance, for an instance that runs inside it.",
-        "outer_uri": "For `flux`: leads to the outer instance. Not given: what `FLUX_URI` names.",
-        "image": FOR_PROVIDERS,
-        "network": FOR_PROVIDERS + " `openstack`: by name or id, several with commas between.",
-        "zones": FOR_PROVIDERS + " `ec2` and `gce` try them in their order (for `ec2`, unless given, those of "
-        "`subnets`); `openstack` and `azure` take one.",
-        "region": "For `ec2`: must be given. For `openstack`: needed if its catalog has several. For `azure`: the "
+        "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
+        "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
+        "an outer Flux instance, for an instance that runs inside it.",
+        "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
+        "image": "The image that nodes boot. " + PROVIDER_ONLY,
+        "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
+        "commas.",
+        "zones": "The zones for new nodes. " + PROVIDER_ONLY + " `ec2` and `gce` try them in order; for `ec2` the "
+        "default is the zones of `subnets`. `openstack` and `azure` take one zone.",
+        "region": "For `ec2`: required. For `openstack`: required if its catalogue has several. For `azure`: the "
         "location.",
-        "endpoint": "For `ec2`: where its API answers. Not given: the region's own.",
-        "subnets": "For `ec2`: the subnet that nodes are put into, for each zone. Not given: the zone's default "
-        "subnet.",
-        "security_groups": "For `ec2`: their ids; for `openstack`: by name. Not given: the default one.",
-        "key_name": "For `ec2` and `openstack`: the key pair to log in by. Not given: none.",
-        "instance_profile": "For `ec2`: the name or ARN of the role that nodes have. Not given: none.",
-        "auth_url": "For `openstack`: the identity service.",
-        "microversion": "For `openstack`: of Nova's API.",
-        "config_drive": "For `openstack`: whether servers get their user-data from a drive, where the metadata "
-        "service cannot be reached.",
+        "endpoint": "For `ec2`: the address of its API. Default: the region's own.",
+        "subnets": "For `ec2`: the subnet for new nodes in each zone. Default: the zone's default subnet.",
+        "security_groups": "For `ec2`: the ids of the security groups; for `openstack`: their names. Default: the "
+        "provider's default group.",
+        "key_name": "For `ec2` and `openstack`: the key pair for logging in. Default: none.",
+        "instance_profile": "For `ec2`: the name or ARN of the nodes' role. Default: none.",
+        "auth_url": "For `openstack`: the address of the identity service.",
+        "microversion": "For `openstack`: the version of Nova's API.",
+        "config_drive": "For `openstack`: whether servers read their user-data from a drive. Use it if the "
+        "metadata service cannot be reached.",
         "project": "For `gce`: the project's id.",
-        "resource_group": "For `azure`: the one in which nodes are made.",
-        "ssh_public_key": "For `azure`: who may log in to a node, as `azureuser`.",
-        "calls_in_flight_max": "Creates and destroys under way at once. Each has a thread of its own.",
-        "creates_per_s": "The rate at which create calls are let out in the long run.",
-        "creates_burst": "How many of them may go out together.",
-        "boot_delay": "For `local`: how long a node is pending before it runs its user-data.",
-        "call_timeout": "How long the answer to a call, of the cloud or of Flux, is waited for. Then its subject "
-        "is looked at again; the call is not cut off.",
+        "resource_group": "For `azure`: the resource group for new nodes.",
+        "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
+        "calls_in_flight_max": "How many creates and destroys may be in flight at once. Each has its own thread.",
+        "creates_per_s": "The long-term rate of create calls.",
+        "creates_burst": "How many create calls may be sent together.",
+        "boot_delay": "For `local`: how long a node stays pending before it runs its user-data.",
+        "call_timeout": "How long to wait for the answer to a call to the cloud or to Flux. After that the manager "
+        "looks at the node again. The call itself is not aborted.",
     },
     "Limits": {
-        "nodes_max": "Nodes that cost, or may cost, at once: those that come and those that go are counted.",
-        "nodes_min": "Nodes that are kept though no job needs them. What is short is bought of the cheapest type.",
-        "price_per_hour_max": "What all those nodes may cost an hour together, in the currency of the prices "
-        "below.",
+        "nodes_max": "How many nodes may cost money at once. Booting and leaving nodes count, and so do nodes that "
+        "may exist.",
+        "nodes_min": "How many nodes to keep even if no job needs them. Missing ones are bought of the cheapest "
+        "type.",
+        "price_per_hour_max": "What all these nodes together may cost an hour, in the currency of the site's "
+        "prices.",
     },
     "Timing": {
-        "settle": "Nothing is bought until no new job has come for so long.",
-        "settle_max": "Nor is it put off for longer than this.",
-        "probe": "Flux is asked for news at least so often; so is the cloud while a node is on its way in or out.",
-        "relist": "The queue and the cloud are read whole at least so often. A destroy is repeated at this pace "
-        "until the node is gone.",
-        "sweep": "How often the provider is asked for what nodes left behind: volumes, interfaces, addresses. What "
-        "two sweeps in a row find is deleted; in mode `act` only.",
-        "boot_timeout": "From the order of a node until its rank must be online. Then the node is given up.",
-        "rejoin_timeout": "How long the broker of a node may be away before the node is given up.",
-        "stale_after": "Nothing is decided on a source that has not answered for so long. Longer than `probe` and "
-        "`relist`.",
-        "orphan_grace": "How long a node of ours that no launch owns, and whose slot is not free to take it back, "
-        "is left alone before it is destroyed.",
-        "create_grace": "For so long a node must be missing, beside `absences`, before its create is taken to "
-        "have never happened.",
-        "absences": "Lists in a row that must lack a node before its absence counts.",
-        "boot_retry": "Once boots of a type and image failed `boot_failures_max` times in a row: after so long "
-        "one node of it is tried again; twice as long after each that fails, four hours at the most.",
-        "safe_mode_max": "How long it is doubted that a large part of the fleet is away (`unready_max`). Then it "
-        "is believed.",
-        "housekeeping_max": "How long the housekeeping after a job may take on a node. Then it is killed there, "
-        "and the node goes.",
-        "manager_silence_max": "With `join = service`: how long a node hears of no manager before it ends itself, "
-        "once no job runs there.",
+        "settle": "Buy nothing until no new job has arrived for this long.",
+        "settle_max": "Do not delay buying for longer than this, even if new jobs keep arriving.",
+        "probe": "Ask Flux for news at least this often. Ask the cloud this often while a node boots or leaves.",
+        "relist": "Read the whole queue and the whole cloud list at least this often. Also the interval at which a "
+        "destroy is repeated until the node is gone.",
+        "sweep": "How often to search the provider for leftovers of nodes: volumes, interfaces, addresses. What "
+        "two sweeps in a row find is deleted, in mode `act` only.",
+        "boot_timeout": "A node whose rank is not online this long after its order is given up.",
+        "rejoin_timeout": "A node whose broker has been disconnected for this long is given up.",
+        "stale_after": "Decide nothing on a source that has not answered for this long. Must be longer than "
+        "`probe` and `relist`.",
+        "orphan_grace": "How long to leave a node of ours alone that no launch owns and whose slot is taken. Then "
+        "it is terminated.",
+        "create_grace": "How long a node must be missing, in addition to `absences`, before the manager concludes "
+        "that its create never happened.",
+        "absences": "How many lists in a row must lack a node before it counts as absent.",
+        "boot_retry": "After `boot_failures_max` failed boots in a row, wait this long and then try one node of "
+        "the type and image. The wait doubles after each further failure, up to four hours.",
+        "safe_mode_max": "If a large part of the fleet disappears at once (`unready_max`), the manager suspects "
+        "the report for this long before it acts on it.",
+        "housekeeping_max": "How long the housekeeping after a job may take. Then it is killed, and the node "
+        "leaves.",
+        "manager_silence_max": "With `join = service`: a node that has heard of no manager for this long "
+        "terminates itself once no job runs on it.",
     },
     "Policy": {
-        "idle_confirmations": "Looks in a row that must find a node idle before it may go.",
-        "idle_timeout": "A node whose billing window is no longer than this goes at the end of a window once it "
-        "was without work for so long. For one with a longer window only the end of its window counts.",
-        "queue_policy": "`fifo`: a job that cannot start holds up all behind it, as under sched-simple; no node is "
-        "bought or kept for those. `backfill`: those behind it may go first.",
-        "stop_lead": "How long before the end of a paid window an idle node is sent away, until it is known how "
-        "long that takes: nine in ten of the latest ends of its type.",
-        "patience": "Room that a running job must leave within its time is waited for where it comes sooner than "
-        "a new node would, and so much longer.",
-        "packing": "What shares a node that is bought. `spread`: all that fits, for the fewest nodes. `walltime`: "
-        "jobs that may run for about as long, so that nodes empty; Flux places jobs without regard to it.",
-        "misfit": "What becomes of a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
-        "gets no work and goes, and its type is not bought for a while. `accept`: nothing. `retype`: as `drain`, "
-        "and the instance declares the type as it is. For `local`, unless given, `accept`.",
-        "boot_failures_max": "So many boots in a row of a node type and image that fail stop its being bought.",
-        "unready_max": "Where a larger share than this of the nodes that were up, and more than three, are away or "
-        "hang at once, nothing is done: safe mode.",
+        "idle_confirmations": "How many looks in a row must find a node idle before it may leave.",
+        "idle_timeout": "A node whose billing window is no longer than this leaves at the end of a window, once it "
+        "has been idle for this long. For longer windows only the end of the window counts.",
+        "queue_policy": "`fifo`: a job that cannot start holds up all jobs behind it, as under sched-simple; no "
+        "node is bought or kept for those. `backfill`: jobs behind it may start first.",
+        "stop_lead": "How long before the end of its paid time an idle node begins to leave. Once stops of its "
+        "type have been measured, the time within which nine of ten finished is used instead.",
+        "patience": "How much longer than a boot a job may wait for cores that a running job must free within its "
+        "time limit. If that would take longer, a new node is bought.",
+        "packing": "Which jobs share a new node. `spread`: any jobs that fit, for the fewest nodes. `walltime`: "
+        "jobs with similar time limits, so that nodes become empty; Flux itself does not place jobs by time limit.",
+        "misfit": "What to do with a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
+        "gets no work and leaves, and its type is not bought for a while. `accept`: nothing. `retype`: like "
+        "`drain`, and the instance then declares the type as it really is. For `local` the default is `accept`.",
+        "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
+        "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
+        "more than this share of the nodes that were up are disconnected or hang at once.",
     },
     "Web": {
-        "listen": "Where status, control and the dashboard are served. `unix`: on the socket `web.sock` in "
-        "`state_dir`, which only its owner may use; a path is relative to the file's folder. `HOST:PORT`: on TCP, "
-        "for everybody who can reach it. `off`: nowhere, and the verbs that ask the service do not work.",
-        "token_file": "What those who steer must know. Made, readable by its owner only, where it is missing. "
-        "Relative to the file's folder; not given: `token` in `state_dir`.",
-        "hosts": "Names by which the service may be called over TCP, beside `localhost` and the address it listens "
-        "on. A request for another host is refused.",
-        "jobs_shown_to": "Whom the list of jobs is shown, and why each waits. `owner`: who uses the socket or has "
-        "the token; others see counts. `everybody`: everybody.",
+        "listen": "Where to serve status, control and the dashboard. `unix`: on the socket `web.sock` in "
+        "`state_dir`, which only its owner can use. `unix:PATH`: on another socket, relative to the site file's "
+        "folder. `HOST:PORT`: on TCP, for everybody who can reach it. `off`: nowhere; the verbs that query or "
+        "steer the service then do not work.",
+        "token_file": "The file with the token that steering requires. If it is missing, the service creates it, "
+        "readable only by its owner. Relative to the site file's folder. Default: `token` in `state_dir`.",
+        "hosts": "Additional names by which clients may call the service over TCP. `localhost` and the address it "
+        "listens on are always allowed. Requests for other hosts are refused.",
+        "jobs_shown_to": "Who sees the list of jobs and why each waits. `owner`: users of the socket and holders "
+        "of the token; others see counts. `everybody`: everybody.",
     },
     "Join": {
-        "listen": "Where the join service listens. Not given, and rank 0 on a loopback address: there.",
-        "addresses": "Where nodes look for it, tried in turn. Not given: `head_address`, and the port of `listen`.",
-        "material_dir": "Keys, certificates, and what the manager and the service leave for each other. Relative "
-        "to the file's folder; not given: `join` in `state_dir`.",
-        "flux_version": "What nodes must have, exactly. Not given: that of the `flux` on the service's PATH.",
-        "check_source": "Whether a ticket is taken only from an address that the provider shows for its node. Not "
+        "listen": "The address and port of the join service. If rank 0 has a loopback address, the default is that "
+        "address.",
+        "addresses": "Where nodes reach the join service; they try the addresses in turn. Default: `head_address` "
+        "with the port of `listen`.",
+        "material_dir": "The folder for keys, certificates, and the files that the manager and the join service "
+        "exchange. Relative to the site file's folder. Default: `join` in `state_dir`.",
+        "flux_version": "The exact version of flux-core that nodes must have. Default: that of the `flux` on the "
+        "join service's PATH.",
+        "check_source": "Accept a ticket only from an address that the provider shows for its node. Does not work "
         "with NAT in between.",
-        "destroy_on_replay": "Whether a node whose ticket was shown by two is drained and destroyed, once idle. "
-        "It is an error in the log in any case.",
-        "renew": "How often a node asks whether its slot is still its own: so late it hears of new addresses.",
-        "requests_per_s": "What one source address may ask in the long run. Raise it where many nodes share one.",
-        "requests_burst": "How many of them may come together.",
-        "client": "The path of flux-node-join in the nodes' image. Not given: it is fetched from the service.",
-        "flux": "The nodes' flux: a name on their PATH, or a path.",
-        "node_user": "Who runs the broker on a node; must have the uid that owns the instance. Not given: whoever "
-        "runs the user-data.",
-        "node_dir": "Where a node keeps what it was given. For `local`, unless given, `flux-node-join` in the "
-        "folder in which it begins.",
-        "hosts_file": "Where slot names and their addresses are written. For `local`, unless given, `hosts` in "
-        "that folder.",
-        "poweroff": "How a node ends itself. For `local`, unless given, it kills its own init.",
-        "systemd": "Whether a node's systemd, where it runs one, keeps the client running, across reboots too. "
-        "For `local`, unless given, no.",
+        "destroy_on_replay": "If two clients presented a node's ticket, drain the node and terminate it once idle. "
+        "The log shows an error in any case.",
+        "renew": "How often a node asks whether it still owns its slot. It also learns new addresses this often.",
+        "requests_per_s": "How many requests a second one source address may send in the long term. Raise it if "
+        "many nodes share an address.",
+        "requests_burst": "How many requests one source address may send at once.",
+        "client": "The path of flux-node-join in the nodes' image. Default: nodes fetch it from the join service.",
+        "flux": "The `flux` command on the nodes: a name on their PATH, or a path.",
+        "node_user": "The user that runs the broker on a node. It must have the same uid as the instance's owner. "
+        "Default: the user that runs the user-data.",
+        "node_dir": "The folder in which a node keeps its secrets. For `local` the default is `flux-node-join` in "
+        "the node's own folder.",
+        "hosts_file": "The file in which a node lists slot names and their addresses. For `local` the default is "
+        "`hosts` in the node's own folder.",
+        "poweroff": "The command by which a node ends itself. For `local` the default kills the node's own init.",
+        "systemd": "Whether systemd on the node, if it runs there, restarts the client, also after a reboot. For "
+        "`local` the default is no.",
     },
     "Budget": {
-        "per_day": "What all nodes may cost in a day (UTC), by the forecast: what is paid, and what jobs that run "
-        "or have their nodes may still take, as far as they have a time limit. From nine "
-        "tenths on only the types with the cheapest cores are bought, at the whole none; "
-        "once so much is spent, idle nodes go, and those at work take no new job. The sum lies in Flux's KVS: "
-        "a restart knows it.",
+        "per_day": "What all nodes may cost in a day (UTC): the bill so far, plus the forecast until the time "
+        "limits of the jobs on running and booting nodes. From nine tenths on, only the types with the cheapest "
+        "cores are bought. If the forecast reaches the budget, nothing is bought. Once the budget is spent, idle "
+        "and booting nodes are terminated, and busy nodes take no new job. Flux's KVS keeps the amount across "
+        "restarts.",
         "per_month": "The same for a calendar month (UTC).",
-        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores; those that run or "
-        "wait count for as long as they may run. Beyond it no node is bought for that user.",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Running and waiting "
+        "jobs count up to their time limits. Beyond the budget no node is bought for that user.",
         "user_per_month": "The same for a calendar month.",
         "queue_per_day": "The same for each queue, in a day.",
         "queue_per_month": "The same for each queue, in a calendar month.",
     },
     "Simulation": {
-        "time_scale": "Simulated seconds in one of ours.",
-        "seed": "Of all that is drawn.",
-        "workload": "What is submitted. There is one, `builtin`; it repeats every two simulated hours.",
-        "boot_delay": "How long a node takes to boot, a fifth more or less.",
-        "stop_delay": "How long a node takes to end, a fifth more or less.",
+        "time_scale": "Simulated seconds in one real second.",
+        "seed": "The seed for all random numbers.",
+        "workload": "The jobs that are submitted. `builtin` is the only choice. It repeats every two simulated "
+        "hours.",
+        "boot_delay": "How long a node takes to boot, plus or minus a fifth.",
+        "stop_delay": "How long a node takes to end, plus or minus a fifth.",
         "boot_failures": "For `simulate`: the share of nodes that end instead of joining.",
-        "spot_reclaims_per_hour": "For `simulate`: how often an hour the provider takes a spot node back; its jobs "
-        "begin anew.",
-        "capacity": "For `simulate`: how many nodes the provider has at once; beyond, a create is refused. 0: as "
-        "many as are asked for.",
+        "spot_reclaims_per_hour": "For `simulate`: how many times an hour the provider takes back a spot node. Its "
+        "jobs start from the beginning.",
+        "capacity": "For `simulate`: how many nodes the provider has. Further creates are refused. 0 means "
+        "unlimited.",
     },
     "Node NAME": {
-        "size": "The provider's own name for the type. Not given: NAME.",
-        "cores": "What is declared to Flux for each slot. No node is held to it, so it must be true.",
-        "gpus": "The same for GPUs.",
-        "memory": "Told to the provider. Flux's R has no memory, and its simple scheduler heeds none.",
-        "price_per_hour": "In any currency, the same for all. 0 is a price. It is an estimate: no disks, no "
-        "traffic.",
-        "billing": "The step in which what has begun is paid. `free` costs nothing more by staying.",
-        "billing_minimum": "What is paid at the least, however short a node's life.",
-        "market": "`spot` on `ec2` and `gce`: cheaper, and may be taken away. `openstack` and `azure` have none, "
-        "nor have the local and the simulated cloud.",
-        "properties": "Declared to Flux, for jobs and queues to ask for.",
-        "slots": "The placeholder ranks of this type. `init` numbers them in the order of the file, from rank 1 "
-        "on.",
-        "spares": "Nodes that stand ready beyond what jobs need, so that the next job starts at once. They cost.",
-        "mode": "`act`: nodes of this type are bought and sent away. `observe`: it is only said; what stands "
-        "stays. Not given: that of `[Site]`.",
-        "image": OF_THE_CLOUD,
-        "zones": OF_THE_CLOUD,
-        "network": OF_THE_CLOUD,
-        "subnets": OF_THE_CLOUD,
-        "security_groups": OF_THE_CLOUD,
-        "key_name": OF_THE_CLOUD,
-        "instance_profile": OF_THE_CLOUD,
+        "size": "The provider's name for this type. Default: NAME.",
+        "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
+        "right.",
+        "gpus": "The number of GPUs that each slot declares to Flux. It must be right, too.",
+        "memory": "The memory of a node, for jobs that request memory ([how-it-decides.md](how-it-decides.md)). "
+        "Flux's R contains no memory, and its simple scheduler ignores it.",
+        "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "
+        "from it, without disks and traffic.",
+        "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
+        "running node costs nothing more.",
+        "billing_minimum": "The least time that is billed, however short a node's life.",
+        "market": "`spot`, on `ec2` and `gce`: cheaper nodes that the provider may take back. Other providers have "
+        "no spot market.",
+        "properties": "Properties that the slots declare to Flux, which jobs and queues can require.",
+        "slots": "The placeholder ranks of this type. `init` assigns ranks in the order of the file, starting at "
+        "1.",
+        "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
+        "They cost money.",
+        "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
+        "existing nodes stay. Default: the value in `[Site]`.",
+        "image": FROM_CLOUD,
+        "zones": FROM_CLOUD,
+        "network": FROM_CLOUD,
+        "subnets": FROM_CLOUD,
+        "security_groups": FROM_CLOUD,
+        "key_name": FROM_CLOUD,
+        "instance_profile": FROM_CLOUD,
     },
 }
 
@@ -263,37 +279,48 @@ SETTINGS_HEAD = """\
 
 <!-- Made by `python -m doc.generate` from nodemanager/config/text/settings.py. Do not edit. -->
 
-A site is one INI file. `flux-node-manager check --config site.ini` reads it and names every fault at once, each
-with its line; the exit status is then 78. A key that is not known is a fault.
+A site is one INI file. `flux-node-manager check --config site.ini` reads it and lists all faults at once, each with
+its line; the exit status is then 78. An unknown key is a fault.
 
-Durations are Flux's: `90s`, `5m`, `1.5h`, `1h30m`; a number alone is seconds. Sizes have a binary unit: `512MiB`,
-`4GiB`. Slots are a host list: `cloud[1-4],gpu[01-02]`. Comments stand on lines of their own. `${NAME}` is a
-variable of the environment, in any value.
+- Durations use Flux's notation: `90s`, `5m`, `1.5h`, `1h30m`. A number alone means seconds.
+- Sizes have a binary unit: `512MiB`, `4GiB`.
+- Slots are a host list: `cloud[1-4],gpu[01-02]`.
+- Comments need lines of their own.
+- `${NAME}` inserts an environment variable into any value.
 
-`[Site]`, `[Cloud]` and `[Limits]` hold keys that must be given; so does every `[Node NAME]`, of which there is at
-least one. A real Flux needs `head_address` too.
+`[Site]`, `[Cloud]` and `[Limits]` have required keys, and so does every `[Node NAME]`. There must be at least one
+`[Node NAME]`. A real Flux also needs `head_address`.
 """
 
 CREDENTIALS = """\
 ## [Cloud Credentials]
 
-Who calls, for providers that ask. `ec2` takes `access_key_id`, `secret_access_key` and `session_token`
-([clouds/ec2.md](clouds/ec2.md)); `openstack` takes `username`, `password` and `project`, or
-`application_credential_id` and `application_credential_secret`; `gce` takes `service_account` and `key`, or
-neither; `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`; the local and the simulated
-cloud ask nobody. A secret is written as `KEY = ${NAME}`, or as `KEY_file = PATH` of a file that only its owner can
-read. A key whose name says that it is a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`) may
-stand in the site itself only if nobody else can read that. No value of this section is printed anywhere.
+How the manager logs in to the provider. `ec2` takes `access_key_id`, `secret_access_key` and `session_token`
+([clouds/ec2.md](clouds/ec2.md)). `openstack` takes `username`, `password` and `project`, or
+`application_credential_id` and `application_credential_secret`. `gce` takes `service_account` and `key`, or
+neither. `azure` takes `tenant_id`, `subscription_id`, `client_id` and `client_secret`. The local and the simulated
+cloud need no credentials. Write a secret as `KEY = ${NAME}`, or as `KEY_file = PATH` with a file that only its
+owner can read. A key whose name suggests a secret (`secret`, `password`, `passwd`, `passphrase`, `token`, `key`)
+may have its value in the site file only if nobody else can read that file. No value of this section is ever
+printed.
 """
 
+# States and events that need no comment in the code.
+PLAIN: Mapping[str, str] = {
+    "IDLE": "its rank is online, and neither a job nor housekeeping runs there",
+    "BUSY": "a job or its housekeeping runs there",
+    "JOB_BEGAN": "a job was given cores of the node",
+    "JOBS_ENDED": "neither a job nor housekeeping has the node any more",
+}
+
 LIFECYCLE_HEAD = """\
-# How a node lives
+# The life of a node
 
 <!-- Made by `python -m doc.generate` from nodemanager/planner/state/lifecycle.py. Do not edit. -->
 
-A node begins with the lease of a slot, and ends when that lease has ended. There is no other way than those below:
-a move that the table lacks is a bug, and ends the process with the node's story. What is *seen* may be old news, so
-it is compared with the table first, and changes nothing where there is no row; what is *decided* is never compared.
+A node begins with the lease of a slot and ends with the end of that lease. The table below lists every legal move.
+An observation may be old news, so an observed event without a row changes nothing. A decided event without a row is
+a bug. It ends the process with an error that lists the node's latest moves.
 """
 
 
@@ -333,14 +360,22 @@ def _setting(section: str, settings: type[SectionSettings], key: str) -> tuple[s
     name, field = next(
         (name, field) for name, field in settings.model_fields.items() if key in (name, field.validation_alias)
     )
-    return f"`{key}`", MEANINGS[section][key], allowed_keys(settings)[key], _default(name, field)
+    return f"`{key}`", MEANINGS[section][key], _allowed(field), _default(name, field)
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The values that the key allows. An optional key keeps them one level deeper, beside None."""
+    optional = [item for part in get_args(field.annotation) for item in getattr(part, "__metadata__", ())]
+    return next(item.allowed for item in (*field.metadata, *optional) if isinstance(item, ValueFormat))
 
 
 def _default(name: str, field: FieldInfo) -> str:
-    """The default as one would write it in the file."""
+    """The default, written as in a site file."""
     if field.is_required():
-        return "must be given"
+        return "required"
     value = field.default
+    if isinstance(value, bool):
+        return "`yes`" if value else "`no`"
     if isinstance(value, float):
         is_duration = field.validation_alias is not None and name.endswith("_s")
         return f"`{format_fsd(value)}`" if is_duration else f"`{value:g}`"
@@ -372,7 +407,7 @@ def lifecycle_page() -> str:
             "## States\n",
             _table(("state", "meaning"), [(str(state), states[state.name]) for state in nodes.NodeState]),
             "## Events\n",
-            "What is seen, unless it says that it is decided.\n",
+            'An event is an observation unless its meaning begins with "decided".\n',
             _table(("event", "meaning"), [(str(event), events[event.name]) for event in lifecycle.Event]),
             "## Moves\n",
             _table(("from", "event", "to", ""), rows),
@@ -381,18 +416,18 @@ def lifecycle_page() -> str:
 
 
 def _comments_of_members(file: Path, name: str) -> Mapping[str, str]:
-    """The comment behind each member of a class."""
+    """The comment after each member of a class. Members without one are explained by ``PLAIN``."""
     tree, comments = _read(file)
     [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return {
-        target.id: comments.get(node.lineno, "what its name says")
+        target.id: comments.get(node.lineno) or PLAIN[target.id]
         for node in found.body
         if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name)
     }
 
 
 def _comments_of_rows(file: Path, name: str) -> Sequence[str]:
-    """The comment behind each row of a table that stands one row a line."""
+    """The comment after each row of a table, which has one row a line."""
     tree, comments = _read(file)
     [rows] = [
         node.value.keys

@@ -1,7 +1,7 @@
-# ruff: noqa: INP001 - a folder of pages, and no package
-"""The man pages and the bash completion, made from the parser of the command line and from the settings' models.
+# ruff: noqa: INP001 - a folder of pages, not a package
+"""Write the man pages and the bash completion from the command line's parser and the settings' models.
 
-``doc/generate.py`` writes them. Sources: man-pages(7), groff_man(7), bash(1) on programmable completion.
+``doc/generate.py`` calls this. Sources: man-pages(7), groff_man(7), bash(1) on programmable completion.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXIT_STATUS = re.compile(r"(\d+) ([^;]+)")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of a section: what it means, what may be written, and its default, as plain text."""
+    """One key of a section: its meaning, its allowed values and its default, in Markdown."""
 
     key: str
     meaning: str
@@ -33,12 +33,12 @@ class Verb:
     options: tuple[argparse.Action, ...] = ()
 
 
-# --- what the parser says ---------------------------------------------------------------------------------
+# --- reading the parser -----------------------------------------------------------------------------------
 
 
 def verbs_of(parser: argparse.ArgumentParser, meanings: Mapping[str, str]) -> tuple[Verb, ...]:
-    """Its verbs, whether they are the choices of an argument or parsers of their own."""
-    for action in parser._actions:  # noqa: SLF001 - argparse shows them nowhere else
+    """The parser's verbs, which are subparsers or the choices of an argument called ``verb``."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             return tuple(
                 Verb(name, meanings.get(name) or sub.description or "", tuple(_options(sub)))
@@ -54,7 +54,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """What is no option and no verb."""
+    """The positional arguments except the verb."""
     for action in parser._actions:  # noqa: SLF001
         subparsers = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
         if not (action.option_strings or subparsers or action.dest == "verb"):
@@ -96,41 +96,42 @@ def _item(action: argparse.Action) -> Iterator[str]:
 SYNOPSIS = r"[\fIVERB\fR] \fB\-\-config\fR \fISITE.INI\fR [\fIOPTIONS\fR]"
 
 DESCRIPTION = (
-    "It follows the queue of a Flux instance, buys the cheapest nodes that the waiting jobs fit on, has them join",
-    "the running instance, and sends them away when they stop being worth their price. Run without a verb it is",
-    r"the service, in the foreground. With flux\-core 0.86 or later, \fBflux node\-manager\fR is the same command.",
+    "The node manager follows the queue of a Flux instance and buys the cheapest nodes that fit the waiting jobs.",
+    "The nodes join the running instance and are terminated when they are no longer worth their price. Without a",
+    r"verb it runs the service in the foreground. With flux\-core 0.86 or later, \fBflux node\-manager\fR is the",
+    "same command.",
     ".PP",
-    r"What it may do stands in the site, see \fBsite.ini\fR(5): in \fImode = observe\fR, the default, it decides",
-    "and says so, and changes nothing.",
+    r"The site file defines what the service may do, see \fBsite.ini\fR(5). With \fImode = observe\fR, the",
+    "default, it reports its decisions and changes nothing.",
 )
 
 COMMAND_FOOT = (
     ".SH SIGNALS",
     ".TP",
     r"\fBSIGTERM\fR, \fBSIGINT\fR",
-    "End the service. No node is stopped by it: what is up stays up, and is found again at the next start.",
+    "End the service. Nodes keep running and costing money, and the next start finds them again.",
     ".TP",
     r"\fBSIGHUP\fR",
-    "Read the site anew. A bad one is refused whole, which the log says, and the old one stays.",
+    "Read the site file again. If it has a fault, the log reports it and the old settings stay in force.",
     ".SH ENVIRONMENT",
     ".TP",
     r"\fBFLUX_URI\fR",
-    "The instance, where the site names none.",
+    "The Flux instance, if the site names none.",
     ".TP",
     r"\fBPATH\fR, \fBPYTHONPATH\fR",
-    r"Where the Python bindings of flux\-core are found: beside the \fBflux\fR on PATH, or on PYTHONPATH.",
+    r"Where to find flux\-core's Python bindings: those of the \fBflux\fR on PATH, or on PYTHONPATH.",
     ".TP",
     r"\fBNOTIFY_SOCKET\fR, \fBWATCHDOG_USEC\fR, \fBJOURNAL_STREAM\fR",
-    r"Given by systemd, see \fBsd_notify\fR(3).",
+    r"Set by systemd, see \fBsd_notify\fR(3).",
     ".PP",
-    r"A site may name any other variable, as \fI${NAME}\fR.",
+    r"A site file can insert any other variable as \fI${NAME}\fR.",
     ".SH FILES",
     ".TP",
     r"\fI/etc/flux\-node\-manager/site.ini\fR",
-    "The site, as the systemd unit has it.",
+    "The site file that the systemd unit uses.",
     ".TP",
     r"\fI/var/lib/flux\-node\-manager\fR",
-    "Its state directory, as the systemd unit makes it.",
+    "The state directory that the systemd unit creates.",
     ".SH SEE ALSO",
     r"\fBsite.ini\fR(5), \fBflux\fR(1), \fBflux\-broker\fR(1), \fBflux\-resource\fR(1)",
 )
@@ -152,19 +153,19 @@ def site_page(sections: Mapping[str, Sequence[Setting]], credentials: str) -> st
 
 
 def _default(default: str) -> str:
-    return default if default == "must be given" else f"default: {_plain(default)}"
+    return default if default == "required" else f"default: {_plain(default)}"
 
 
 SITE_DESCRIPTION = (
-    r"A site is one INI file. \fBflux\-node\-manager check \-\-config site.ini\fR reads it and names every fault",
-    "at once, each with its line. A key that is not known is a fault.",
+    r"A site is one INI file. \fBflux\-node\-manager check \-\-config site.ini\fR reads it and lists all faults at",
+    "once, each with its line. An unknown key is a fault.",
     ".PP",
-    r"Durations are Flux's: \fI90s\fR, \fI5m\fR, \fI1.5h\fR; a number alone is seconds. Sizes have a binary unit:",
-    r"\fI512MiB\fR, \fI4GiB\fR. Slots are a host list: \fIcloud[1\-4],gpu[01\-02]\fR. Comments stand on lines of",
-    r"their own. \fI${NAME}\fR is a variable of the environment, in any value.",
+    r"Durations use Flux's notation: \fI90s\fR, \fI5m\fR, \fI1.5h\fR; a number alone means seconds. Sizes have a",
+    r"binary unit: \fI512MiB\fR, \fI4GiB\fR. Slots are a host list: \fIcloud[1\-4],gpu[01\-02]\fR. Comments need",
+    r"lines of their own. \fI${NAME}\fR inserts an environment variable into any value.",
     ".PP",
-    r"\fB[Site]\fR, \fB[Cloud]\fR and \fB[Limits]\fR hold keys that must be given; so does every",
-    r"\fB[Node NAME]\fR, of which there is at least one.",
+    r"\fB[Site]\fR, \fB[Cloud]\fR and \fB[Limits]\fR have required keys, and so does every",
+    r"\fB[Node NAME]\fR. There must be at least one \fB[Node NAME]\fR.",
 )
 
 
@@ -172,7 +173,7 @@ SITE_DESCRIPTION = (
 
 
 def _head(name: str, section: int, what: str) -> str:
-    # No date and no version: the page changes when what it says does.
+    # No date and no version, so that the page changes only with its content.
     title = f'.TH "{_text(name.upper())}" "{section}" "" "flux\\-node\\-manager" "flux\\-node\\-manager"'
     made = '.\\" Made by python -m doc.generate. Do not edit.'
     return "\n".join((made, title, ".nh", ".SH NAME", f"{_text(name)} \\- {_text(what)}"))
@@ -183,13 +184,13 @@ def _page(lines: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Plain text as roff has it: nothing in it is an escape, and no line of it a request."""
+    """Escape plain text for roff, so that no part of it is read as an escape or a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return re.sub(r"^\.", r"\\&.", " ".join(escaped.split()))
 
 
 def _plain(text: str) -> str:
-    """Markdown as plain text: a link is its words, code stands in quotes."""
+    """Markdown as plain text: a link becomes its words, code gets quotes."""
     return re.sub(r"`([^`]*)`", r'"\1"', re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text))
 
 
@@ -208,7 +209,7 @@ _flux_node_manager()
             mapfile -t COMPREPLY < <(compgen -d -- "$current")
             return ;;
         {values})
-            return ;; # a file, as a rule: bash's own completion
+            return ;; # usually a file: bash completes it
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "{options}" -- "$current")
@@ -246,5 +247,5 @@ def _names(options: Sequence[argparse.Action]) -> list[str]:
 
 
 def _pattern(words: Sequence[str]) -> str:
-    """Alternatives of a case; one that never matches where there are none."""
+    """The alternatives of a shell case; a pattern that never matches if there are none."""
     return " | ".join(words) or "''"
