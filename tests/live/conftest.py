@@ -1,4 +1,4 @@
-"""Instances of a real Flux for the tests of this folder, each in a directory of its own and surely reaped."""
+"""Instances of a real Flux for the tests of this folder, each in a directory of its own and reaped in the end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.live.elastic import Elastic, an_elastic_site
-from tests.live.instance import LiveInstance, flux_version, why_no_flux
+from tests.live.instance import LiveInstance, why_no_flux
 from tests.live.six_jobs import OFFERS
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests met a real Flux: a run without one must not look like proof."""
-    ran = [
-        report
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.stats.get(outcome, ())
-        if report.when == "call" and report.nodeid.startswith("tests/live/")
-    ]
-    why_not = why_no_flux()
-    said = f"none ran, {why_not}" if why_not else f"{len(ran)} ran on {flux_version()}"
-    terminalreporter.write_line(f"live: {said}")
 
 
 @pytest.fixture

@@ -289,7 +289,6 @@ def test_flux_is_found_as_an_absolute_path(folder: Path, monkeypatch: pytest.Mon
     assert find_flux() == command
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on PATH")
 def test_the_user_data_is_clean_shell(folder: Path, site: Site) -> None:
     script = user_data(site, SLOT, a_flux(folder, ""))
     checked = subprocess.run(
