@@ -1,1 +1,1 @@
-"""Acting: Pykka actors that own threads and effects. They send messages, and none waits for an answer."""
+"""Pykka actors, which own the threads and the side effects. They send messages and never wait for an answer."""

@@ -1,7 +1,7 @@
-"""What every actor of ours does about a bug: say so and end the process.
+"""The base class of all actors: an unexpected exception is logged and ends the process.
 
-Expected failure is a value that an actor tells the brain. Whatever else is raised leaves half-known state behind,
-and starting again *is* recovering: so the first unexpected exception sets one event, and the process leaves.
+An expected failure is a fact that the actor sends to the manager. Any other exception may leave inconsistent state
+behind, and a restart is the recovery. So the first one sets an event, and the process exits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from typing import Any
 import pykka
 import structlog
 
-STORY_MAX = 20
-
 
 @dataclass
 class Fate:
-    """Why and when the process is to end. Set from any thread, waited for by the main one."""
+    """Whether the process must end, and why. Any thread may set it; the main thread waits for it."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     crashed: BaseException | None = None
 
     def crash(self, error: BaseException) -> None:
+        """End the process because of an error. Only the first error is kept."""
         if self.crashed is None:
             self.crashed = error
         self.ended.set()
 
 
 class CrashOnlyActor(pykka.ThreadingActor):
-    """A Pykka actor whose unexpected failure is the process's. Its thread never keeps the process from leaving."""
+    """A Pykka actor whose unexpected failure ends the process. Its daemon thread never delays the exit."""
 
     use_daemon_thread = True
 

@@ -1,4 +1,4 @@
-"""The actors that call the cloud. Each owns its port, for a libcloud driver belongs to one thread."""
+"""The actors that call the cloud. Each owns its own port, because a libcloud driver belongs to one thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mand
 
 
 class CloudWatcher(CrashOnlyActor):
-    """Lists what stands at the provider, and sweeps up what nodes left there, when asked."""
+    """Lists the nodes at the provider and sweeps up resources that nodes left behind, each when ordered to."""
 
     def __init__(self, port: CloudPort, clock: Clock, manager: Mailbox[CloudFact], fate: Fate) -> None:
         super().__init__(fate)
@@ -58,9 +58,10 @@ class CloudWatcher(CrashOnlyActor):
 class CloudWorker(CrashOnlyActor):
     """Creates and destroys nodes, one call at a time.
 
-    Right before each call it makes sure that we still act, and that the order is not late: whoever was stopped, and
-    woken when another manager has taken over, does nothing more. What is left is a stop between that look and the
-    call: a node that is made then carries its launch's tags, by which the other manager finds it.
+    Right before each call it checks that this manager still acts and that the order has not expired. So a process
+    that was suspended, and resumed after another manager took over, does nothing more. It may still be suspended
+    between the check and the call. The node created then carries the tags of its launch, and the other manager
+    finds it by them.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class CloudWorker(CrashOnlyActor):
             self._mandate.ensure_actor()
         except FluxError as error:
             return str(error)
-        # Asked last: what comes between here and the call is as short as can be.
+        # Checked last, to keep the time between this check and the call as short as possible.
         late_s = self._clock.monotonic_s() - start_before_s
         return f"{late_s:.1f} s too late" if late_s > 0 else None
 

@@ -1,4 +1,4 @@
-"""The actor that calls Flux. It owns its port, for a Flux handle belongs to one thread."""
+"""The actor that calls Flux. It owns its port, because a Flux handle belongs to one thread."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
 class FluxWorker(CrashOnlyActor):
-    """Carries out orders to Flux one after the other. ``acts`` is false for a manager that only observes."""
+    """Carries out orders to Flux, one after the other. ``acts`` is false if the manager only observes."""
 
     def __init__(self, port: FluxPort, clock: Clock, manager: Mailbox[FluxFact], acts: bool, fate: Fate) -> None:
         super().__init__(fate)
@@ -91,7 +91,7 @@ class FluxWorker(CrashOnlyActor):
         try:
             if self._acts:
                 self._port.claim()
-                self._port.repair()  # before anything is judged: there may be no scheduler
+                self._port.repair()  # before the first plan: the scheduler may not be loaded
             launches = self._port.launches()
             steering = self._port.steering()
             spend = self._port.spend()
@@ -112,14 +112,14 @@ class FluxWorker(CrashOnlyActor):
             jobs_ended = self._port.jobs_ended()
             took_s = self._clock.monotonic_s() - started_s
             self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
-            # Afterwards: it is asked of the nodes themselves, of which some may hang.
+            # Last, because this call asks the nodes themselves, and some of them may hang.
             if self._acts and (hardware := self._port.read_hardware()):
                 self._manager.tell(RanksMeasured(hardware))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
 
     def _read_record(self) -> RecordSeen:
-        """Another one acts, and writes on."""
+        """Read again what the acting manager has recorded: this one only observes."""
         return RecordSeen(self._port.launches(), self._port.steering(), self._port.spend())
 
     def _save_and_report(self, order: KeepSteering | KeepSpend) -> None:
@@ -142,7 +142,7 @@ class FluxWorker(CrashOnlyActor):
                 return SpendKept(spend)
 
     def _show_on_jobs(self, order: ShowOnJobs) -> None:
-        """A courtesy: one that fails is not tried again, and changes nothing."""
+        """Set the memos of jobs. A failure is ignored and not retried: nothing depends on memos."""
         with suppress(FluxError):
             self._port.show_on_jobs(order.texts)
 
@@ -182,7 +182,7 @@ class FluxWorker(CrashOnlyActor):
                 self._port.kill_housekeeping(rank, signal.SIGKILL if hard else signal.SIGTERM)
                 return HousekeepingKilled(launch)
             case EndLease(launch=launch):
-                # In this order: a crash in between leaves the lease, and the next start does both again.
+                # In this order: after a crash in between, the lease is still there and the next start repeats both.
                 self._port.undrain(launch.rank)
                 self._port.forget(launch)
                 return LeaseEnded(launch.id)
@@ -210,7 +210,7 @@ class FluxWorker(CrashOnlyActor):
         return SlotsChanged(wish.id, started_s, self._port.ranks())
 
     def _drain(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
-        """Drain, and look again after the answer: between idle and drained a job may have begun."""
+        """Drain a rank, then read it again: a job may have started before the drain took effect."""
         self._port.drain(rank, text)
         started_s = self._clock.monotonic_s()
         looked = {seen.rank: seen for seen in self._port.ranks()}

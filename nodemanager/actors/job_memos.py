@@ -1,7 +1,7 @@
-"""Why each waiting job waits, where users look for it: a text on the job, set only when it has become another.
+"""The memo on each waiting job that tells its user why it waits. It is set only when the reason changes.
 
-The first jobs of the queue come first, so many a second. What a text says stays true while it stands there: it
-names clock times, never how long something still takes.
+The first jobs of the queue are served first, a limited number a second. A text must stay true until it is replaced,
+so it names clock times and never a remaining duration.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.snapshot import Snapshot
 
 UPDATE_EVERY_S = 1.0
-TEXTS_PER_UPDATE_MAX = 20  # a turn
-JOBS_WITH_MEMO_MAX = 1000  # that are told; those behind them wait for those before
+TEXTS_PER_UPDATE_MAX = 20
+JOBS_WITH_MEMO_MAX = 1000  # jobs further back get a memo once they move up
 
 STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
 
 
 class JobMemos:
-    """What was shown on which job."""
+    """Remembers the memo of each job, and works out which memos must change."""
 
     def __init__(self) -> None:
         self._shown: dict[JobId, str] = {}
         self._next_s = float("-inf")
 
     def changes(self, snapshot: Snapshot, made: Plan) -> Mapping[JobId, str | None]:
-        """What is to be shown otherwise; None is to be taken away. At most once in ``EVERY_S``, and bounded."""
+        """Return the memos to change, by job; None means: remove the memo.
+
+        Changes are returned at most once every ``UPDATE_EVERY_S``, and about ``TEXTS_PER_UPDATE_MAX`` at a time.
+        """
         if made.stands_still is not None or snapshot.now_s < self._next_s:
             return {}
         self._next_s = snapshot.now_s + UPDATE_EVERY_S
@@ -45,15 +48,15 @@ class JobMemos:
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            said = _text_without_numbers(reason)
-            if self._shown.get(job_id) != said:
-                self._shown[job_id] = said
+            words = _text_without_numbers(reason)
+            if self._shown.get(job_id) != words:
+                self._shown[job_id] = words
                 texts[job_id] = _memo_text(reason, snapshot)
         return texts
 
 
 def _text_without_numbers(reason: Reason) -> str:
-    """The reason without its numbers, which change all the time."""
+    """Write a reason without its numbers, which change all the time: only other words call for a new memo."""
     words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple)]
     return " ".join([reason.code, *words])
 
@@ -66,12 +69,12 @@ def _memo_text(reason: Reason, snapshot: Snapshot) -> str:
 
 
 def _expected_up_s(reason: Reason, snapshot: Snapshot) -> float | None:
-    """When the last of the nodes that come will be up, by how long others of their types took; None: not known."""
+    """When the last of the booting nodes should be up, judged by earlier boots of their types; None if unknown."""
     slots = reason.figures.get("nodes", ())
-    coming = [node for node in snapshot.nodes.values() if isinstance(slots, tuple) and node.launch.slot in slots]
+    booting = [node for node in snapshot.nodes.values() if isinstance(slots, tuple) and node.launch.slot in slots]
     up = [
         node.requested_s + boot_s
-        for node in coming
+        for node in booting
         if (boot_s := timings.boot_s(snapshot, node.launch.type_name)) is not None
     ]
-    return max(snapshot.now_s, *up) if up and len(up) == len(coming) else None
+    return max(snapshot.now_s, *up) if up and len(up) == len(booting) else None

@@ -1,4 +1,4 @@
-"""The actor between the manager and the join service: hands the roster over, and brings back what nodes report."""
+"""The actor between the manager and the join service: it posts the roster and fetches the reports of nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nodemanager.core.nodes import Roster
 from nodemanager.core.orders import PostRoster
 from nodemanager.core.ports import JoinError, JoinPort
 
-BEAT_S = 5.0  # a roster without news is posted again after this long, as a sign of life
+BEAT_S = 5.0  # an unchanged roster is posted again after this long, as a sign of life
 
 
 class JoinClerk(CrashOnlyActor):
-    """Told of the roster at every plan, and every second; posts it when it is new, or a beat is due."""
+    """Gets the roster with every plan and every second. Posts it if it has changed or a sign of life is due."""
 
     def __init__(self, port: JoinPort, manager: Mailbox[JoinFact], fate: Fate) -> None:
         super().__init__(fate)
@@ -37,7 +37,7 @@ class JoinClerk(CrashOnlyActor):
             for report in self._port.reports():
                 self._manager.tell(report)
         except JoinError as error:
-            # Tried again at the next plan. Meanwhile the service goes on with what it has.
+            # Retried with the next roster. Until then the join service uses the last one.
             if str(error) != self._logged:
                 self._log.error("join_exchange_failed", why=str(error))
             self._logged = str(error)

@@ -1,8 +1,8 @@
-"""The brain's shell: it holds the snapshot, lets ``fleet`` decide, and gives the orders.
+"""The manager actor: it keeps the snapshot, has the planner decide, and sends the orders to the other actors.
 
-A fact makes the next snapshot at once. A plan is made at a tick, when something is new or its time has come: so
-facts that come together are planned for together, and time alone moves things too. A tick that brings neither is
-only noted.
+Each fact updates the snapshot at once. A plan is made only at a tick, if there is a new fact or the next plan is
+due. So facts that arrive together are planned for together, and time alone can lead to a decision too. Any other
+tick only records the time.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ from nodemanager.planner.state.snapshot import Snapshot
 
 POST_EVERY_S = 1.0
 BOOT = BootNode.__name__
-# What needs no line in the log: the job's nodes are there, or coming.
+# Reasons to wait that are not logged: the job's nodes are there, booting or ordered, or will be soon.
 EXPECTED_WAITS = frozenset({*REASON_BY_AVAILABILITY.values(), "settling", "not_yet_scheduled"})
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What status, metrics, the journal and the demo read: never changed, only replaced.
+    """One snapshot with its plan, for status, metrics, history and demo. Never changed, only replaced.
 
-    ``facts``: what was taken in since the one before. ``phases_s``: what that and the plan took, by phase, in
-    seconds of this machine.
+    ``facts``: the facts taken in since the publication before. ``phases_s``: how long observing, planning and
+    acting took, in real seconds.
     """
 
     snapshot: Snapshot
@@ -95,7 +95,7 @@ class Publication:
 
 
 class Manager(CrashOnlyActor):
-    """The one actor that knows everything. ``acts`` is false where decisions are only said."""
+    """The one actor that knows everything. ``acts`` is false if decisions are only logged and published."""
 
     def __init__(self, policy: Policy, acts: bool, publish: Callable[[Publication], None], fate: Fate) -> None:
         super().__init__(fate)
@@ -106,7 +106,7 @@ class Manager(CrashOnlyActor):
         self._snapshot = Snapshot()
         self._addresses: Begin | None = None
         self._workers = WorkerPool(())
-        self._tick: Tick | None = None  # the latest, until the snapshot is brought to it
+        self._tick: Tick | None = None  # the latest, until the snapshot has been advanced to it
         self._dirty = True
         self._plan_by_s = 0.0
         self._post_by_s = 0.0
@@ -125,7 +125,7 @@ class Manager(CrashOnlyActor):
                 if self._addresses is not None:
                     self._decide_if_due(message.now_s, self._addresses)
             case UsePolicy(policy=policy):
-                # The site says how the slots were divided once; the instance says how they are.
+                # The site gives the slots' types as they were at the start; the instance knows the present ones.
                 self._use_policy(policy)
                 self._dirty = True
             case _:
@@ -139,11 +139,11 @@ class Manager(CrashOnlyActor):
             self._advance_snapshot()
             self._decide(addresses)
         elif addresses.join is not None and now_s >= self._post_by_s:
-            # What nodes report comes with it, such as that one is taken back.
+            # The join actor answers with the reports of nodes, for example that a spot node is reclaimed.
             self._advance_snapshot()
             self._post_roster(addresses)
 
-    # -- taking in
+    # -- taking facts in
 
     def _advance_snapshot(self) -> None:
         if self._tick is not None:
@@ -163,7 +163,7 @@ class Manager(CrashOnlyActor):
         self._log_moves(before)
 
     def _use_policy(self, policy: Policy) -> None:
-        """The policy with the slots and the types as the instance has them, and what follows for what was seen."""
+        """Take a policy, with slots and types as the instance has them, and check the instance against it again."""
         self._policy = with_slot_types(with_promises(policy, self._snapshot.promised), self._snapshot.slot_types)
         self._snapshot = check_instance(self._snapshot, self._policy)
 
@@ -203,7 +203,7 @@ class Manager(CrashOnlyActor):
                 self._log.info("node_measured", node=launch, **asdict(had))
 
     def _log_report(self, fact: NodeReported) -> None:
-        """A ticket shown by two is an alarm. Reports of launches that are no more are old news."""
+        """Log a node's report; a ticket used twice is an error. Reports of launches that have ended are skipped."""
         if fact.launch not in self._snapshot.nodes:
             return
         match fact.phase:
@@ -271,7 +271,7 @@ class Manager(CrashOnlyActor):
         self._plan_by_s = next_plan_s(self._snapshot, made, self._policy)
 
     def _post_roster(self, addresses: Begin) -> None:
-        """Only who holds the instance says who holds its slots. One that waits for the name is silent."""
+        """Post the roster, but only while this manager holds the instance and acts."""
         snapshot = self._snapshot
         self._post_by_s = snapshot.now_s + POST_EVERY_S
         if addresses.join is not None and snapshot.claimed and self._acts:
@@ -305,13 +305,13 @@ class Manager(CrashOnlyActor):
                 case _:
                     assert_never(action)
         if leases:
-            # One commit for all of them: a burst of jobs costs one flush, not one a node.
+            # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
             addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
 
-    # -- saying
+    # -- logging
 
     def _log_decisions(self, made: Plan) -> None:
-        """Log each decision once, in observe mode too, where the same one comes up again and again."""
+        """Log each decision once. In observe mode every plan makes the same decisions again."""
         verb = "decided" if self._acts else "would"
         for action in made.actions:
             if self._acts or _order_line(action) not in self._logged:
@@ -320,12 +320,12 @@ class Manager(CrashOnlyActor):
             if _order_line(action) not in self._logged:
                 self._log.info("would", order=_order_line(action), because=str(_reason_of(action)))
         said = {_order_line(action) for action in (*made.actions, *made.would)}
-        if not made.settled:  # nothing is said of buying until it is
+        if not made.settled:  # until the queue has settled, a plan has no decisions on buying
             said |= {line for line in self._logged if line.startswith(BOOT)}
         if made.stands_still is not None:
-            # Its figures change with every plan; what is the matter does not.
-            matter = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
-            said.add(f"{made.stands_still.code} {matter}")
+            # The numbers change with every plan; only other words are worth a new line.
+            words = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
+            said.add(f"{made.stands_still.code} {words}")
             if not said <= self._logged:
                 self._log.warning("stands_still", because=str(made.stands_still))
         for warning in made.warnings:
@@ -336,7 +336,7 @@ class Manager(CrashOnlyActor):
         self._logged = frozenset(said | self._log_waiting_jobs(made))
 
     def _log_waiting_jobs(self, made: Plan) -> set[str]:
-        """Log how many jobs wait, by what stands in their way, whenever that changes."""
+        """Log the number of waiting jobs by reason, whenever it changes. Return the line's key."""
         waiting = {code: count for code, count in made.count_by_reason().items() if code not in EXPECTED_WAITS}
         line = f"waiting {sorted(waiting.items())}"
         if waiting and line not in self._logged:
@@ -345,7 +345,7 @@ class Manager(CrashOnlyActor):
 
 
 def _answered_subject(fact: Fact) -> str | None:
-    """What the cloud order was about that the fact answers, as it was given to the crew; None for other facts."""
+    """The subject of the cloud order that a fact answers, as given to the worker pool; None for other facts."""
     match fact:
         case OrderLapsed(order="CreateNode" | "DestroyNode", launches=launches, provider_id=provider_id):
             return launches[0] if launches else provider_id

@@ -1,7 +1,7 @@
-"""Every message between actors, grouped by who receives it.
+"""The messages between actors, and the typed mailboxes they are sent to.
 
-Facts and orders are values of their own rooms; here they become the unions that an actor's ``match`` is checked
-against, and the typed addresses that they are told to.
+Facts and orders are defined in ``core``. Here they become the unions that the type checker compares with each
+actor's ``match``.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ M_contra = TypeVar("M_contra", contravariant=True)
 
 
 class Mailbox(Protocol[M_contra]):
-    """An address that takes messages of one kind. A Pykka ``ActorRef`` is one as it is."""
+    """An address for messages of one type. A Pykka ``ActorRef`` has this form already."""
 
     def tell(self, message: M_contra) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The brain's first message: whom it may give orders to."""
+    """The manager's first message: the actors that take its orders."""
 
     flux: Mailbox[FluxOrder]
     lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
-    join: Mailbox[PostRoster] | None = None  # None where nodes join without a service
+    join: Mailbox[PostRoster] | None = None  # None if nodes join without a join service
 
 
 @dataclass(frozen=True, slots=True)
 class UsePolicy:
-    """The site was read anew: decide by this from now on."""
+    """The site was reloaded: decide by this policy from now on."""
 
     policy: Policy
 

@@ -1,4 +1,4 @@
-"""Time, told: one thread that says what time it is."""
+"""The thread that tells the manager the time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.core.facts import Tick
 from nodemanager.core.ports import Clock
 
-PERIOD_S = 0.025  # what an order may wait for its turn; a tick with nothing to do costs some microseconds
-# Where nothing has come for a while: to wake two threads forty times a second is half of what idleness costs.
+PERIOD_S = 0.025  # the longest that a fact waits for a decision; a tick without work costs some microseconds
+# When idle: waking two threads forty times a second would be half of the idle service's CPU time.
 QUIET_PERIOD_S = 0.1
-LIVELY_S = 5.0
-GATHER_S = 0.01  # after quiet: what comes together is decided on together
+LIVELY_S = 5.0  # after a message, for so long the short period applies
+GATHER_S = 0.01  # after a quiet time: facts that arrive together are decided on together
 
 
 @dataclass(frozen=True, slots=True)
 class WakingMailbox:
-    """The manager's address. What is told there, but for the time, is news to the ticker."""
+    """The manager's mailbox. Any message except a tick wakes the ticker."""
 
     manager: Mailbox[ManagerMessage]
     news: threading.Event
@@ -31,7 +31,7 @@ class WakingMailbox:
 
 
 class Ticker(threading.Thread):
-    """Tells the manager the time until stopped. Deadlines are data, compared by whoever holds them."""
+    """Sends ticks to the manager until stopped. It knows no deadlines: their owners compare them with the time."""
 
     def __init__(
         self,

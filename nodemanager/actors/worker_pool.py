@@ -1,4 +1,4 @@
-"""Which cloud worker gets the next order: one that has none."""
+"""The pool of cloud workers: the next order goes to the one with the fewest open orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nodemanager.core.orders import CloudOrder
 
 
 class WorkerPool:
-    """A few workers. A call that hangs holds up its own worker and nobody else."""
+    """A few cloud workers. A call that hangs blocks its own worker only."""
 
     def __init__(self, workers: Sequence[Mailbox[CloudOrder]]) -> None:
         self._workers = workers
@@ -17,14 +17,14 @@ class WorkerPool:
         self._busy_with: dict[str, list[int]] = {}
 
     def dispatch(self, subject: str, order: CloudOrder) -> None:
-        """Hand an order on a subject (a launch or a provider id) to the worker with the least to do."""
+        """Send an order about a subject (a launch or a provider id) to the worker with the fewest open orders."""
         worker = min(range(len(self._workers)), key=lambda index: (self._load[index], index))
         self._load[worker] += 1
         self._busy_with.setdefault(subject, []).append(worker)
         self._workers[worker].tell(order)
 
     def mark_done(self, subject: str) -> None:
-        """An answer on the subject has come."""
+        """Record that the oldest open order about a subject was answered."""
         workers = self._busy_with.get(subject)
         if workers:
             self._load[workers.pop(0)] -= 1

@@ -1,1 +1,1 @@
-"""What happened and what it cost: events, jobs, node lives and amounts, followed from the manager's snapshots."""
+"""The service's history: events, ended jobs, nodes' lives and costs, derived from the manager's publications."""

@@ -1,7 +1,7 @@
-"""What waits for the chronicle: the newest publication whole, of those before it what happened.
+"""The publications waiting for the history thread: the newest complete, the earlier ones condensed.
 
-Each publication holds all that was known at its moment, under load a megabyte or two that no other has. Where all
-that waited was kept whole, it was a quarter of the service's memory.
+Each publication holds a whole snapshot. Under load that is a megabyte or two that no other publication shares, and
+a complete backlog took a quarter of the service's memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _EMPTY_SNAPSHOT = Snapshot()
 
 
 def condense(published: Publication) -> Publication:
-    """What still counts of a publication when a newer one is there.
+    """Return the parts of a publication that still count once there is a newer one.
 
-    Its facts, what was decided, when, by which policy, and the nodes. Of the jobs, and of the reasons of all that
-    was left as it was, the newest tells.
+    These are its time, facts, decisions, policy and nodes. Its jobs, and the reasons for what was left unchanged,
+    are dropped: the newest publication has them.
     """
     known, made = published.snapshot, published.plan
     return Publication(
@@ -38,7 +38,7 @@ def condense(published: Publication) -> Publication:
 
 
 class Backlog:
-    """Put in by the manager's thread, which never waits; taken by the chronicle's."""
+    """A queue of publications. The manager's thread adds and never blocks; the history thread takes."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -50,7 +50,7 @@ class Backlog:
         return len(self._publications)
 
     def add(self, published: Publication) -> None:
-        """The newest is always taken in; where too many wait, the one before it is left out."""
+        """Add the newest publication. If the backlog is full, the one before it is dropped and counted."""
         with self._news:
             if self._publications:
                 before = self._publications.pop()
@@ -62,13 +62,13 @@ class Backlog:
             self._news.notify()
 
     def end(self) -> None:
-        """Nothing more is added."""
+        """Say that nothing more will be added."""
         with self._news:
             self._ended = True
             self._news.notify()
 
     def take(self) -> list[Publication]:
-        """All that waits, the newest last, as soon as anything does; nothing at the end."""
+        """Wait for publications and return all of them, the newest last. Empty once the backlog has ended."""
         with self._news:
             self._news.wait_for(lambda: self._publications or self._ended)
             taken = list(self._publications)

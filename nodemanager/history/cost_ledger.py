@@ -1,8 +1,8 @@
-"""What the nodes cost, and for whom: by hour, node type, user, queue and what the time was used for.
+"""The cost of the nodes by hour, node type, user, queue and use.
 
-An estimate, from the site's prices. Time is charged as it passes, a node's to the jobs that run on it, each by its
-share of the node's cores; the rest is not work: ``boot``, ``idle``, ``stop``. What was paid for and not used when a
-node goes, for windows are paid whole, is ``unused``.
+All amounts are estimates from the site's prices. A node's time is charged as it passes: to the jobs on the node,
+each by its share of the cores, and the rest to one of the uses ``boot``, ``idle`` and ``stop``. Billing windows are
+paid as a whole, so part of the last one may be left when a node ends: that is the use ``unused``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
 HOUR_S = 3600
-NOBODY = -1  # in place of a user, where nobody's job ran
-# Who has what is looked at so often at the most: of jobs that are shorter, some are charged for the others.
+NOBODY = -1  # the user id of time in which no job ran
+# The ledger accrues at most this often. Of jobs shorter than that, some are charged for others.
 STEP_MIN_S = 5.0
-# A pause of ours (a suspended machine, a stuck process) is not charged at once: who ran meanwhile is not known.
+# After a longer pause of this process (machine suspended, process stuck) only this much is charged to the jobs seen
+# before it: which jobs ran in the meantime is unknown.
 STEP_MAX_S = 600.0
 JOB_USE = "job"
 
@@ -40,7 +41,7 @@ USE_WITHOUT_JOB: Mapping[NodeState, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CostKey:
-    """``hour``: hours since the epoch."""
+    """What a cost is summed by. ``hour``: whole hours since the epoch."""
 
     hour: int
     node_type: str
@@ -51,6 +52,8 @@ class CostKey:
 
 @dataclass(slots=True)
 class CostSum:
+    """Money in the site's currency, and the node-seconds that it paid for."""
+
     cost: float = 0.0
     node_s: float = 0.0
 
@@ -59,7 +62,7 @@ Costs = Mapping[CostKey, CostSum]
 
 
 class CostLedger:
-    """Follows the publications, and gives what was spent since the one before."""
+    """Charges the time between publications."""
 
     def __init__(self) -> None:
         self._last: Snapshot | None = None
@@ -67,14 +70,15 @@ class CostLedger:
         self._charged: dict[LaunchId, float] = {}
 
     def accrue(self, published: Publication) -> Costs:
+        """Return the cost since the last publication that was accrued; empty if that was less than a step ago."""
         last = self._last
-        spent: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
+        costs: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
         if last is not None and published.snapshot.now_s - last.now_s < STEP_MIN_S:
-            return spent
+            return costs
         self._last = published.snapshot
         policy, self._policy = self._policy or published.policy, published.policy
         if last is None:
-            return spent
+            return costs
         span_s = min(STEP_MAX_S, max(0.0, published.snapshot.now_s - last.now_s))
         hour = int(published.snapshot.wall_at // HOUR_S)
         jobs_on = _jobs_on(last)
@@ -84,23 +88,23 @@ class CostLedger:
                 continue
             cost = float(tariff.price_per_hour) * span_s / HOUR_S
             self._charged[node.id] = self._charged.get(node.id, 0.0) + cost
-            for account, share in _shares(node, policy, hour, jobs_on.get(node.launch.rank, ())):
-                spent[account].cost += cost * share
-                spent[account].node_s += span_s * share
+            for key, share in _shares(node, policy, hour, jobs_on.get(node.launch.rank, ())):
+                costs[key].cost += cost * share
+                costs[key].node_s += span_s * share
         for node, tariff in _nodes_billed_to_the_end(last, published.snapshot, policy):
             paid = float(billing.cost(tariff, billing.age_s(node, last.now_s)))
             unused = paid - self._charged.pop(node.id, 0.0)
-            # Of a node found standing only the part since then was charged: what is paid in advance, a window or
-            # the minimum, is the most that can be "unused".
+            # A node adopted from an earlier process was charged only since then, so the difference may be too
+            # large. No more can be unused than is paid in advance: one window, or the minimum.
             ahead_s = max(tariff.billing.window_s, billing.paid_s(tariff.billing, 0.0))
             ahead = float(tariff.price_per_hour) * ahead_s / HOUR_S
-            account = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
-            spent[account].cost += min(ahead, max(0.0, unused))
-        return spent
+            key = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
+            costs[key].cost += min(ahead, max(0.0, unused))
+        return costs
 
 
 def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, int]]]:
-    """The running jobs of each rank, with the cores that each holds there."""
+    """Return the running jobs of each rank, each with the cores that it holds there."""
     found: defaultdict[Rank, list[tuple[Job, int]]] = defaultdict(list)
     for job in snapshot.jobs.values():
         for held in job.allocations:
@@ -111,6 +115,7 @@ def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, int]]]:
 def _shares(
     node: Node, policy: Policy, hour: int, jobs: list[tuple[Job, int]] | tuple[()]
 ) -> Iterator[tuple[CostKey, float]]:
+    """Divide a node's time among its jobs by cores, and the rest to its use without a job. The shares sum to 1."""
     name, left = node.launch.type_name, 1.0
     if jobs:
         whole = _cores(node, policy) or sum(cores for _, cores in jobs)
@@ -123,7 +128,7 @@ def _shares(
 
 
 def _cores(node: Node, policy: Policy) -> int:
-    """By the site, or by its rank where the site names its type no more; 0 where nobody knows."""
+    """A node's cores by the site; by its rank if the site no longer has its type; 0 if neither is known."""
     node_type = policy.types.get(node.launch.type_name)
     if node_type is not None:
         return node_type.cores
@@ -133,7 +138,7 @@ def _cores(node: Node, policy: Policy) -> int:
 def _nodes_billed_to_the_end(
     last: Snapshot, now: Snapshot, policy: Policy
 ) -> Iterator[tuple[Node, NodeType | Tariff]]:
-    """The nodes whose bill ended between the two."""
+    """Return the nodes whose billing ended between two snapshots, each with its tariff."""
     if last.nodes is now.nodes:
         return
     for id_, node in last.nodes.items():

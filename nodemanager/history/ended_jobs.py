@@ -1,4 +1,4 @@
-"""The jobs that have ended: what each asked for, when it came, when it ran. What a replay of them needs."""
+"""The jobs that have ended, with what a replay needs: their shape and the times of submission, start and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodemanager.core.jobs import Job, JobId, JobState, Shape
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """Moments are wall-clock. ``ended_at`` is when we heard of it, a moment after the end."""
+    """Times are wall-clock. ``ended_at`` is when the service noticed the end, shortly after it."""
 
     id: JobId
     submitted_at: float
@@ -25,19 +25,19 @@ class EndedJob:
 
 
 class EndedJobTracker:
-    """Follows the publications; it remembers the active jobs only.
+    """Finds the jobs that ended between publications. It remembers the active jobs only.
 
-    The facts tell of a job that came and ended from one publication to the next, the snapshot of what was missed
-    where publications were left out. A job that ended while no manager ran is told of by neither.
+    A job submitted and ended between two publications is found in the facts. If publications were dropped, the
+    newest snapshot shows which jobs are gone. A job that ended while no manager ran is never found.
     """
 
     def __init__(self) -> None:
         self._jobs: Mapping[JobId, Job] = {}  # of the newest snapshot
 
     def update(self, publications: Sequence[Publication]) -> tuple[EndedJob, ...]:
-        """Those that ended since the last publication before these: at least one, in their order."""
+        """Return the jobs that ended since the last call. Takes at least one publication, the newest last."""
         ended: dict[JobId, EndedJob] = {}
-        between: dict[JobId, Job] = {}  # known by the facts alone
+        between: dict[JobId, Job] = {}  # known from facts only
         for it in publications:
             for fact in it.facts:
                 if isinstance(fact, QueueSeen):

@@ -1,7 +1,7 @@
-"""What happened, as entries: worked out from one publication of the manager's and the next.
+"""Events of the history, derived by comparing each of the manager's publications with the one before.
 
-Pure. A reason that stays the same but for its figures makes no entry, nor does a decision that is only said, in
-``observe`` mode, when it comes up again.
+Pure. A reason that changes only in its figures makes no event. Nor does a decision of observe mode that is repeated
+by the next plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nodemanager.core.reasons import Figure, Reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
 
-# Why so many jobs wait, the first of the queue, is followed for each; of the rest only their number is known.
+# For this many jobs at the head of the queue, a new reason to wait is an event. The other jobs are only counted.
 JOBS_FOLLOWED = 2000
 
 NO_FIGURES: Mapping[str, Figure] = {}
@@ -46,10 +46,11 @@ NO_FIGURES: Mapping[str, Figure] = {}
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One thing that happened. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
+    """One event. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
 
-    ``kind``: decided, would (in ``observe`` mode), node (``what``: its new state), because (the reason of a node or
-    job is another), job, failed (a call), operator, standstill, alarm. ``figures`` are as they are at the edge.
+    ``kind`` is one of: decided; would (a decision of observe mode); node (``what``: its new state); because (a
+    node, job or type has a new reason); job; failed (a call); operator; standstill; alarm; block. ``at`` and the
+    times in ``figures`` are wall-clock.
     """
 
     at: float
@@ -62,10 +63,12 @@ class HistoryEvent:
 
 
 def order_name(action: Action) -> str:
+    """The order's name, as the history and the log have it."""
     return type(action).__name__
 
 
 def launches_of(action: Action) -> tuple[LaunchId, ...]:
+    """The launches that an order is about: none, one, or several."""
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return (launch.id,)
@@ -78,45 +81,49 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
 
 
 def subject_of(action: Action) -> str:
-    """Whom the order is about: its launch; of a node that no launch owns, the provider's id."""
+    """The order's subject: its launches, or the provider's id of a node that belongs to no launch."""
     if isinstance(action, DestroyNode) and action.launch is None:
         return action.provider_id
     return ",".join(launches_of(action))
 
 
 def reason_of(action: Action) -> Reason | None:
+    """The reason for an order, if its kind carries one."""
     reason: Reason | None = getattr(action, "reason", None)
     return reason
 
 
 class EventTracker:
-    """Follows the publications; it remembers the last one only."""
+    """Derives events from publications. It remembers the last one only."""
 
     def __init__(self) -> None:
         self._last: Publication | None = None
-        self._waits: Mapping[JobId, str] = {}  # why jobs waited, by the code of the reason
+        self._waits: Mapping[JobId, str] = {}  # the code of each job's reason to wait
         self._would: frozenset[str] = frozenset()
 
     def update(self, publications: Sequence[Publication]) -> tuple[HistoryEvent, ...]:
-        """What happened since the last publication before these: at least one, in their order."""
+        """Return the events since the last call. Takes at least one publication, the newest last.
+
+        Decisions and facts are read from every publication, changes of nodes and jobs from the newest.
+        """
         newest = publications[-1]
         last, self._last = self._last, newest
-        entries: list[HistoryEvent] = []
+        events: list[HistoryEvent] = []
         for it in publications:
             edge = ClockReading(it.snapshot.now_s, it.snapshot.wall_at)
-            entries += (entry for fact in it.facts for entry in _fact_events(fact, edge))
-            entries += self._decision_events(it, edge)
+            events += (event for fact in it.facts for event in _fact_events(fact, edge))
+            events += self._decision_events(it, edge)
         edge = ClockReading(newest.snapshot.now_s, newest.snapshot.wall_at)
         for changes in (_node_events, _reason_events, _job_events):
-            entries += changes(last, newest, edge)
-        entries += self._wait_events(last, newest, edge)
-        entries += _service_events(last, newest, edge)
-        return tuple(entries)
+            events += changes(last, newest, edge)
+        events += self._wait_events(last, newest, edge)
+        events += _service_events(last, newest, edge)
+        return tuple(events)
 
     def _wait_events(
         self, last: Publication | None, now: Publication, edge: ClockReading
     ) -> Iterator[HistoryEvent]:
-        """Why each of the first jobs waits, whenever that has become another reason."""
+        """Yield an event for each of the first jobs whose reason to wait has a new code."""
         known, self._waits = self._waits, {}
         if now.plan.stands_still is not None:
             return
@@ -124,21 +131,21 @@ class EventTracker:
         codes: dict[JobId, str] = {}
         for job_id, reason in islice(now.plan.jobs.items(), JOBS_FOLLOWED):
             codes[job_id] = reason.code
-            said = known.get(job_id)
-            if said is None and (earlier := before.get(job_id)) is not None:
-                said = earlier.code  # it was not yet among the first
-            if said != reason.code:
+            code = known.get(job_id)
+            if code is None and (earlier := before.get(job_id)) is not None:
+                code = earlier.code  # the job was not yet among the first
+            if code != reason.code:
                 yield HistoryEvent(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
         self._waits = codes
 
     def _decision_events(self, published: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
-        said: set[str] = set()
-        only_said = (("would", action) for action in published.plan.would)
-        given = "decided" if published.acts else "would"
-        for kind, action in (*((given, action) for action in published.plan.actions), *only_said):
+        lines: set[str] = set()
+        observed = (("would", action) for action in published.plan.would)
+        action_kind = "decided" if published.acts else "would"
+        for kind, action in (*((action_kind, action) for action in published.plan.actions), *observed):
             subject = subject_of(action)
             line = f"{order_name(action)} {_slot_of(action) or subject}"
-            said.add(line)
+            lines.add(line)
             if kind == "would" and line in self._would:
                 continue
             reason = reason_of(action)
@@ -148,13 +155,13 @@ class EventTracker:
             node_type = type_of_action(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
             yield HistoryEvent(edge.wall_at, kind, subject, order_name(action), code, figures, node_type)
-        if not published.plan.settled:  # nothing is said of buying until it is
-            said |= {line for line in self._would if line.startswith(BootNode.__name__)}
-        self._would = frozenset(said)
+        if not published.plan.settled:  # until the queue has settled, a plan has no decisions on buying
+            lines |= {line for line in self._would if line.startswith(BootNode.__name__)}
+        self._would = frozenset(lines)
 
 
 def _slot_of(action: Action) -> str:
-    """Where a launch is only thought of, its id is another at every plan, and its slot the same."""
+    """The slot of a planned launch, else "". In observe mode each plan makes a new launch id for the same slot."""
     return action.launch.slot if isinstance(action, BootNode) else ""
 
 
@@ -206,12 +213,12 @@ def _end_figures(launch: Launch) -> Mapping[str, Figure]:
 
 
 def type_subject(name: str) -> str:
-    """By what a node type is found again: a slot may have its name. No launch and no slot has a space."""
+    """The subject of a node type's events. The space keeps it apart from slots and launches, which have none."""
     return f"type {name}"
 
 
 def _reason_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
-    """Why a node, or a type, is left or treated as it is: whenever that has become another reason."""
+    """Yield an event for each node and each type whose reason has a new code."""
     if now.plan.stands_still is not None:
         return
     before = last.plan if last is not None else None
@@ -225,14 +232,14 @@ def _reason_events(last: Publication | None, now: Publication, edge: ClockReadin
             figures, node_type = edge.figures(reason), node.launch.type_name
             yield HistoryEvent(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
     for name, reason in now.plan.types.items():
-        said = before.types.get(name) if before is not None else None
-        if said is None or said.code != reason.code:
+        earlier = before.types.get(name) if before is not None else None
+        if earlier is None or earlier.code != reason.code:
             figures = edge.figures(reason)
             yield HistoryEvent(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
 
 
 def _nodes_with_other_reasons(last: Publication | None, now: Publication) -> Iterable[LaunchId]:
-    """The nodes whose reason may be another."""
+    """The nodes whose reason may have changed."""
     before, nodes = last.plan.nodes if last is not None else None, now.plan.nodes
     if isinstance(nodes, NodeReasons) and isinstance(before, NodeReasons):
         return nodes.changed_since(before)

@@ -1,8 +1,8 @@
-"""The thread that follows what the manager publishes, and tells whoever keeps count: metrics, events, the journal.
+"""The thread that turns the manager's publications into history, and passes it on: board, metrics, history file.
 
-The brain only puts a reference into a queue. Under load several publications are taken together: every decision and
-fact of each still counts, and what became of nodes and jobs is read off the newest. Where even that is not enough,
-publications are left out, and counted.
+The manager only puts a reference into the backlog. Under load this thread takes several publications together: each
+one's decisions and facts still count, while nodes and jobs are read from the newest. If even that is too slow, the
+backlog drops publications and counts them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from nodemanager.history.events import EventTracker, HistoryEvent
 from nodemanager.history.node_lives import LifeTracker, NodeLife
 from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker
 
-# It shares the interpreter with the brain, so it rests for so many times as long as it has worked; but not so long
-# that people would miss what has happened.
+# This thread shares the interpreter with the manager. So after working it rests this many times as long, but at
+# most a second, to keep the dashboard up to date.
 REST_FACTOR = 19.0
 REST_MAX_S = 1.0
 
 
 def rest_s(worked_s: float) -> float:
-    """For how long the chronicle leaves the interpreter to the brain."""
+    """How long the history thread rests, to leave the interpreter to the manager, after working ``worked_s``."""
     return min(REST_MAX_S, REST_FACTOR * worked_s)
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """What publications show to have happened since those before; ``published`` is the newest of them."""
+    """What happened in some publications since those before. ``newest``: the last of them.
+
+    ``life_changes``: each changed life as (before, now), before being None for a new node.
+    """
 
     newest: Publication
     facts: tuple[Fact, ...]
@@ -47,17 +50,17 @@ class HistoryUpdate:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the journal has anything of it to keep."""
+        """Whether there is anything to write to the history file."""
         return any((self.events, self.life_changes, self.costs, self.savings, self.ended_jobs))
 
     @property
     def condensed(self) -> HistoryUpdate:
-        """What happened, without all that was known: for who keeps it a while."""
+        """The same without the large snapshot, the facts and the phases: for a reader that keeps it for a while."""
         return replace(self, newest=condense(self.newest), facts=(), phases_s=())
 
 
 class Follower:
-    """Works out what happened."""
+    """Derives the history from publications, by one tracker for each kind of record."""
 
     def __init__(self) -> None:
         self._entries = EventTracker()
@@ -67,7 +70,7 @@ class Follower:
         self._ended = EndedJobTracker()
 
     def follow(self, publications: Sequence[Publication]) -> HistoryUpdate:
-        """From one publication at the least, in their order: the newest whole, those before it as ``passed``."""
+        """Take at least one publication: the newest last and complete, the earlier ones possibly condensed."""
         newest = publications[-1]
         facts = tuple(fact for it in publications for fact in it.facts)
         return HistoryUpdate(
@@ -83,36 +86,37 @@ class Follower:
 
 
 class HistoryThread:
-    """Its ``publish`` is the manager's; the sinks are called from its own thread, in their order."""
+    """The thread between the manager, which calls ``publish``, and the sinks, which the thread calls in order."""
 
     def __init__(self, sinks: Sequence[Callable[[HistoryUpdate], None]]) -> None:
         self._sinks = sinks
-        self._waiting = Backlog()
+        self._backlog = Backlog()
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
         self._ended = threading.Event()
 
     @property
     def dropped(self) -> int:
-        """How many publications were not followed."""
-        return self._waiting.dropped
+        """How many publications were dropped."""
+        return self._backlog.dropped
 
     def start(self) -> None:
         self._thread.start()
 
     def publish(self, published: Publication) -> None:
-        self._waiting.add(published)
+        """Hand a publication over. Never blocks."""
+        self._backlog.add(published)
 
     def stop(self, within_s: float) -> None:
-        """End after what waits is taken in, but within a time."""
+        """Process the backlog and end, but wait no longer than ``within_s``."""
         self._ended.set()
-        self._waiting.end()
+        self._backlog.end()
         self._thread.join(within_s)
 
     def _follow(self) -> None:
         follower = Follower()
-        while publications := self._waiting.take():
+        while publications := self._backlog.take():
             began_s = time.monotonic()
-            happened = follower.follow(publications)
+            update = follower.follow(publications)
             for sink in self._sinks:
-                sink(happened)
+                sink(update)
             self._ended.wait(rest_s(time.monotonic() - began_s))

@@ -1,4 +1,4 @@
-"""How each node's life goes: when it was asked for, up, joined, first at work and gone, and how that turned out."""
+"""The life of each node: when it was requested, up, joined, first used and gone, and how its boot ended."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ JOINED_STATES = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """Moments are wall-clock; None is not yet, or not known: what a manager finds standing has lived before.
+    """One node's life. Times are wall-clock; None means not yet, or unknown because an earlier process saw it.
 
-    ``outcome`` of the boot: "" while it is open, "joined", or why it never did: ``create_`` with the kind of the
-    failure, the code of the reason it was given up for, or "never_appeared".
+    ``outcome`` of the boot: "" while it is open; "joined"; or why the node never joined: ``create_`` and the kind
+    of the failure, the code of the reason it was given up for, "never_appeared", "failed_at_provider" or
+    "dead_on_arrival".
     """
 
     launch: LaunchId
     slot: str
     node_type: str
     requested_at: float
-    found: bool = False  # by this process: it had been ordered by an earlier one
+    found: bool = False  # an earlier process ordered the node, and this one found it
     up_at: float | None = None
     joined_at: float | None = None
     first_job_at: float | None = None
     ended_at: float | None = None
     outcome: str = ""
-    why: str = ""  # it went
+    why: str = ""  # the code of the reason for its end
     cost: float = 0.0
 
 
 class LifeTracker:
-    """Follows the publications, and gives the lives in which something happened."""
+    """Keeps the lives of the present nodes, and finds those that change."""
 
     def __init__(self) -> None:
         self._lives: dict[LaunchId, NodeLife] = {}
@@ -46,7 +47,7 @@ class LifeTracker:
         self._nodes: Mapping[LaunchId, Node] = {}
 
     def update(self, published: Publication, facts: Iterable[Fact]) -> tuple[tuple[NodeLife | None, NodeLife], ...]:
-        """Each life that is not as it was, as it was (None: it begins) and as it is."""
+        """Return each changed life as (before, now). Before is None for a new node."""
         for fact in facts:
             if isinstance(fact, CloudCallFailed) and fact.operation == "create" and fact.launch is not None:
                 self._failures[fact.launch] = str(fact.kind)

@@ -1,10 +1,12 @@
-"""What it would have come to, had been done what is only said: the fleet as advised, beside the fleet that stands.
+"""What the fleet would have cost if the decisions of observe mode had been carried out.
 
-It follows the publications of a manager that observes, and of one that acts the node types that are only observed.
-An estimate, on the careful side: a node that would have been sent away costs nothing more, but a job that begins
-there is charged a whole boot; one that would have been bought costs from its order on, for as long as the plan
-wants it, and what it is bought for begins when it would be up. Boots take as long as has been learned of the type,
-or the boot timeout where none was seen.
+The tracker compares the fleet that exists with the advised one, for every node type that is only observed. The
+result is a conservative estimate:
+
+- A node that would have been terminated costs nothing more. A job that starts there is charged a whole boot.
+- A node that would have been bought costs from its order on, as long as plans want it. Its jobs start once it
+  would have booted.
+- A boot takes as long as was learned for the type, or ``boot_timeout_s`` if none was seen.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ REPORT_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WaitComparison:
-    """How long a job that has begun waited, and would have waited."""
+    """How long a job waited before it started, and how long it would have waited, in seconds."""
 
     actual_s: float
     advised_s: float
@@ -36,9 +38,9 @@ class WaitComparison:
 
 @dataclass(frozen=True, slots=True)
 class ObserveSavings:
-    """What was seen in ``span_s``: what the fleet cost, and would have cost; of money, an estimate.
+    """What the fleet cost in ``span_s``, and what it would have cost; both are estimates.
 
-    ``busy_touched``: nodes that would have been sent away while a job ran there. It is there to stay 0.
+    ``busy_touched``: nodes that would have been drained while a job ran there. It should stay 0.
     """
 
     hour: int  # since the epoch
@@ -50,20 +52,22 @@ class ObserveSavings:
 
 
 class SavingsTracker:
-    """Follows the publications, and gives what they come to, once a minute and whenever a job begins."""
+    """Compares the fleet with the advised fleet. It reports once a minute, and whenever a job starts."""
 
     def __init__(self) -> None:
         self._last: Publication | None = None
-        self._jobs: Mapping[JobId, Job] | None = None  # as they were last looked at; None: not yet
-        self._away: frozenset[LaunchId] = frozenset()  # would have been sent away by now
-        self._bought: Counter[TypeName] = Counter()  # would have been bought, and nobody stands there
-        self._ordered: dict[JobId, tuple[float, TypeName]] = {}  # when, and what, for a job at first
+        self._jobs: Mapping[JobId, Job] | None = None  # as last seen; None: not yet
+        self._away: frozenset[LaunchId] = frozenset()  # nodes that would have been terminated by now
+        self._bought: Counter[TypeName] = Counter()  # nodes that would have been bought, by type
+        self._ordered: dict[
+            JobId, tuple[float, TypeName]
+        ] = {}  # the first order for each job: when, and which type
         self._span_s = self._cost = self._cost_advised = 0.0
         self._busy_touched = 0
         self._waits: dict[JobId, WaitComparison] = {}
 
     def update(self, publications: Sequence[Publication]) -> ObserveSavings | None:
-        """Of all but the newest, the nodes and what was said of them count; the jobs are read off the newest."""
+        """Take at least one publication, the newest last. Jobs are read from the newest only."""
         newest = publications[-1]
         away = self._away
         for it in publications:
@@ -96,7 +100,7 @@ class SavingsTracker:
         self._waits = {}
         return told
 
-    # --- what it costs ---
+    # --- cost ---
 
     def _charge(self, last: Publication, now: Publication) -> None:
         span_s = min(STEP_MAX_S, max(0.0, now.snapshot.now_s - last.snapshot.now_s))
@@ -106,17 +110,20 @@ class SavingsTracker:
             for node in last.snapshot.nodes.values()
             if node.may_be_billed and _is_observed(node.launch.type_name, last)
         }
-        stands = sum(prices.values())
+        actual = sum(prices.values())
         away = sum(price for id_, price in prices.items() if id_ in self._away)
         bought = sum(float(types[name].price_per_hour) * count for name, count in self._bought.items())
         self._span_s += span_s
-        self._cost += stands * span_s / HOUR_S
-        self._cost_advised += (stands - away + bought) * span_s / HOUR_S
+        self._cost += actual * span_s / HOUR_S
+        self._cost_advised += (actual - away + bought) * span_s / HOUR_S
 
-    # --- how long jobs wait ---
+    # --- waits ---
 
     def _compare_waits(self, now: Publication, away: Collection[LaunchId]) -> None:
-        """``away``: the nodes that would have been away at any time since jobs were last looked at."""
+        """Compare the waits of the jobs that have started since the last call.
+
+        ``away``: the nodes that would have been terminated at any time since then.
+        """
         jobs = now.snapshot.jobs
         before, self._jobs = self._jobs, jobs
         if before is None or jobs is before:
@@ -142,19 +149,20 @@ class SavingsTracker:
             wait_s, min(wait_s, max(0.0, ordered_at + _boot_s(type_name, now) - job.submitted_at))
         )
 
-    # --- what is said ---
+    # --- advice ---
 
     def _apply_advice(self, published: Publication) -> None:
+        """Update the advised fleet by the decisions of one plan."""
         plan, nodes = published.plan, published.snapshot.nodes
         if plan.stands_still is not None:
             return
-        said: Sequence[Action] = plan.would if published.acts else plan.actions
-        drains = {order.launch for order in said if isinstance(order, DrainNode) and order.launch in nodes}
+        advice: Sequence[Action] = plan.would if published.acts else plan.actions
+        drains = {order.launch for order in advice if isinstance(order, DrainNode) and order.launch in nodes}
         self._busy_touched += sum(1 for id_ in drains - self._away if _is_at_work(nodes[id_]))
-        # Gone is gone, though the node that stands is paid for anew, until a job begins there.
+        # A terminated node stays away, even if the real one starts a new billing window, until a job starts there.
         self._away = frozenset(id_ for id_ in self._away | drains if id_ in nodes and not _is_at_work(nodes[id_]))
-        if plan.settled:  # until then nothing is said of buying
-            boots = [order for order in said if isinstance(order, BootNode)]
+        if plan.settled:  # until then a plan has no decisions on buying
+            boots = [order for order in advice if isinstance(order, BootNode)]
             self._bought = Counter(order.launch.type_name for order in boots)
             for order in boots:
                 for job in order.serves:
@@ -178,24 +186,24 @@ def _is_at_work(node: Node) -> bool:
     return node.state is NodeState.BUSY or (node.rank is not None and node.rank.online and node.rank.allocated)
 
 
-# --- in a line --------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------
 
 
 def format_savings(
     span_s: float, cost: float, cost_advised: float, busy_touched: int, p95_longer_s: float | None
 ) -> str:
-    """``7 days: 41 % cheaper, p95 wait +2 min, 0 busy nodes touched``"""
-    waits = f"p95 wait {_format_wait_change(p95_longer_s)}" if p95_longer_s is not None else "no job began"
+    """Summarise in one line: ``7 days: 41 % cheaper, p95 wait +2 min, 0 busy nodes touched``."""
+    waits = f"p95 wait {_format_wait_change(p95_longer_s)}" if p95_longer_s is not None else "no job started"
     change = _format_cost_change(cost, cost_advised)
     return f"{_format_span(span_s)}: {change}, {waits}, {busy_touched} busy nodes touched"
 
 
 def _format_cost_change(cost: float, cost_advised: float) -> str:
     if cost <= 0:
-        return f"{cost_advised:.2f} where no node stood"
+        return f"{cost_advised:.2f} instead of 0"
     percent = round(100 * (cost_advised - cost) / cost)
     if percent == 0:
-        return "as dear"
+        return "same cost"
     return f"{abs(percent)} % {'cheaper' if percent < 0 else 'dearer'}"
 
 

@@ -50,15 +50,15 @@ PAGES: tuple[tuple[str, str, str], ...] = (
 # --- the application --------------------------------------------------------------------------------------
 
 
-def make_application(served: WebContext, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
+def make_application(context: WebContext, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
     """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end then."""
-    streams = EventStreams(served.board, ended)
+    streams = EventStreams(context.board, ended)
     routes = [
-        *(_route(served, endpoint) for endpoint in ENDPOINTS),
+        *(_route(context, endpoint) for endpoint in ENDPOINTS),
         Route("/events", streams.respond, methods=["GET"]),
-        Route("/openapi.json", _http_handler(served, allow_anybody, _openapi), methods=["GET"]),
+        Route("/openapi.json", _http_handler(context, allow_anybody, _openapi), methods=["GET"]),
         *(
-            Route(path, _http_handler(served, allow_anybody, _page_handler(file, kind)), methods=["GET"])
+            Route(path, _http_handler(context, allow_anybody, _page_handler(file, kind)), methods=["GET"])
             for path, file, kind in PAGES
         ),
     ]
@@ -73,21 +73,21 @@ def make_application(served: WebContext, hosts: Sequence[str], ended: Callable[[
     )
 
 
-def _route(served: WebContext, endpoint: Endpoint) -> Route:
+def _route(context: WebContext, endpoint: Endpoint) -> Route:
     return Route(
         endpoint.path,
-        _http_handler(served, endpoint.access_check, endpoint.handler),
+        _http_handler(context, endpoint.access_check, endpoint.handler),
         methods=[endpoint.method],
         name=f"{endpoint.method} {endpoint.path}",
     )
 
 
-def _http_handler(served: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
+def _http_handler(context: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
-            allows(served.access, request)
+            allows(context.access, request)
             body = await _read_body(request)
-            response = await run_in_threadpool(answers, served, request, body)
+            response = await run_in_threadpool(answers, context, request, body)
         except RequestRefused as refused:
             response = json_response({"error": refused.why}, refused.status)
             if refused.status == 401:
@@ -131,14 +131,14 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     )
 
 
-def _openapi(served: WebContext, request: Request, body: bytes) -> Response:
-    del served, request, body
+def _openapi(context: WebContext, request: Request, body: bytes) -> Response:
+    del context, request, body
     return json_response(openapi.document([it.operation for it in ENDPOINTS]))
 
 
 def _page_handler(file: str, media_type: str) -> Handler:
-    def answer(served: WebContext, request: Request, body: bytes) -> Response:
-        del served, request, body
+    def answer(context: WebContext, request: Request, body: bytes) -> Response:
+        del context, request, body
         return FileResponse(STATIC / file, media_type=media_type)
 
     return answer

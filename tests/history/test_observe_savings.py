@@ -120,8 +120,8 @@ def test_the_report_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ((7 * 86_400.0, 100.0, 59.0, 0, 120.0), "7 days: 41 % cheaper, p95 wait +2 min, 0 busy nodes touched"),
         ((9_000.0, 1.0, 1.5, 1, -20.0), "2 hours: 50 % dearer, p95 wait -20 s, 1 busy nodes touched"),
-        ((300.0, 0.0, 2.5, 0, None), "5 minutes: 2.50 where no node stood, no job began, 0 busy nodes touched"),
-        ((300.0, 1.0, 1.0, 0, 0.0), "5 minutes: as dear, p95 wait +0 s, 0 busy nodes touched"),
+        ((300.0, 0.0, 2.5, 0, None), "5 minutes: 2.50 instead of 0, no job started, 0 busy nodes touched"),
+        ((300.0, 1.0, 1.0, 0, 0.0), "5 minutes: same cost, p95 wait +0 s, 0 busy nodes touched"),
     ],
 )
 def test_a_line_says_what_it_was(told_: tuple[float, float, float, int, float | None], line: str) -> None:

@@ -1,4 +1,4 @@
-"""Who writes a journal: one process at a time. The lock goes with that process, its file stays."""
+"""The lock on the history file: one process writes at a time. The lock ends with the process, its file stays."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import fcntl
 import os
 from pathlib import Path
 
-LOCK_SUFFIX = ".lock"  # follows the name of the journal's file
+LOCK_SUFFIX = ".lock"  # appended to the history file's name
 
 
 class WrittenByAnother(OSError):
-    """Another process writes this journal; says what to do about it."""
+    """Another process writes this history file. The message says what to do about it."""
 
 
 class WriteLock:
-    """Of one journal. Two that wrote it together would double its entries and mix up what nodes have cost."""
+    """The write lock on one history file. Two writers would duplicate its events and falsify the costs."""
 
-    def __init__(self, journal: Path) -> None:
-        self._journal = journal
+    def __init__(self, history_file: Path) -> None:
+        self._history_file = history_file
         self._file: int | None = None
 
     def take(self) -> None:
-        """Unless it is held already. Raises ``WrittenByAnother``, or ``OSError`` where no lock can be had."""
+        """Take the lock, unless held already. Raises ``WrittenByAnother``, or ``OSError`` if locking fails."""
         if self._file is not None:
             return
-        file = os.open(self._journal.with_name(self._journal.name + LOCK_SUFFIX), os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(
+            self._history_file.with_name(self._history_file.name + LOCK_SUFFIX), os.O_RDWR | os.O_CREAT, 0o600
+        )
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(file)
             raise WrittenByAnother(
-                "another service writes it; one that observes beside it needs a [Site] state_dir of its own"
+                "another service writes it; a second service that observes needs a [Site] state_dir of its own"
             ) from error
         except BaseException:
             os.close(file)

@@ -1,4 +1,4 @@
-"""What the journal tells: spend, reports, why something was so in the past. Read-only, for any thread."""
+"""Reads the history file: costs, reports, past reasons, ended jobs, nodes' lives. Any thread may use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
 
-TEXT_COLUMNS = ("kind", "subject", "what", "code", "figures", "node_type")  # of an entry
+TEXT_COLUMNS = ("kind", "subject", "what", "code", "figures", "node_type")  # of the table ``entries``
 SELECT_STOP_DURATIONS = """
     SELECT node_type,
         MIN(CASE WHEN kind = 'node' THEN at END) - MIN(CASE WHEN kind = 'decided' THEN at END) AS took_s
@@ -31,10 +31,12 @@ SELECT_STOP_DURATIONS = """
 
 
 class HistoryUnreadable(Exception):
-    """There is no journal, or not one that can be read: what it would tell is not known."""
+    """The history file is missing or cannot be read."""
 
 
 class HistoryReader:
+    """Reads one history file, opened read-only for each query. Queries raise ``HistoryUnreadable``."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -57,26 +59,26 @@ class HistoryReader:
         with self._connected() as connection:
             return [dict(row) for row in connection.execute(query, values)]
 
-    # --- how far it reaches ---
+    # --- where the history begins ---
 
     def begins_at(self) -> float | None:
-        """The moment before which it knows nothing; None where nothing was written yet."""
+        """The time at which the history begins; None if nothing has been written yet."""
         rows = self._rows("SELECT MIN(at) AS at FROM begun")
         found = rows[0]["at"]
         return found if isinstance(found, float) else None
 
     def set_aside_files(self) -> list[str]:
-        """The names of earlier files, beside it, that could not be used: the oldest first."""
+        """The names of earlier files in the same folder that could not be used, the oldest first."""
         return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE_SUFFIX}*"))
 
-    # --- entries ---
+    # --- events ---
 
     def events(
         self, *, since_at: float = 0.0, subject: str = "", kinds: Sequence[str] = (), limit: int = ENTRIES_MAX
     ) -> list[dict[str, Any]]:
-        """The latest, oldest first. ``subject``: a launch, a job's id, a type.
+        """Return the latest events, oldest first. ``subject``: a launch, a job's id, or "type NAME".
 
-        Of one that is spoilt where SQLite takes no notice, the others are told, and it is said in the log.
+        Events damaged in a way that SQLite does not notice are skipped and logged.
         """
         conditions = ["at >= ?"]
         values: list[object] = [since_at]
@@ -103,19 +105,19 @@ class HistoryReader:
         return whole
 
     def reason_at(self, subject: str, at: float) -> dict[str, Any] | None:
-        """The last thing that was said of a subject before a moment; None where nothing was.
+        """Return the last event with a reason for a subject before a time; None if there is none.
 
-        Its ``code`` is "" where no reason stood any more: a job had begun, it or the node had ended (``what`` says
-        which), or decisions had stood still meanwhile. Where they still did, it is that which stood.
+        Its ``code`` is "" if no reason applied any longer: the job had started, the job or node had ended (``what``
+        says which), or decisions had stood still since. If they still did, the standstill's event is returned.
         """
-        said = self._last_event(
+        event = self._last_event(
             subject, at, "(code != '' OR kind = 'job' OR (kind = 'node' AND what = 'ended'))", f"of {subject}"
         )
-        if said is None or not said["code"]:
-            return said
+        if event is None or not event["code"]:
+            return event
         still = self._last_event("", at, "kind = 'standstill' AND what = 'begins'", "of what stood still")
-        if still is None or still["id"] < said["id"]:
-            return said
+        if still is None or still["id"] < event["id"]:
+            return event
         ended = self._last_event("", at, "kind = 'standstill' AND what = 'ends'", "of what stood still")
         return {**ended, "code": ""} if ended is not None and ended["id"] > still["id"] else still
 
@@ -129,10 +131,10 @@ class HistoryReader:
         try:
             return _parse_event(rows[0]) if rows else None
         except _CorruptEventError as fault:  # an older one would be a wrong answer
-            raise HistoryUnreadable(f"{self._path}: what was last said {what} before {at}: {fault}") from fault
+            raise HistoryUnreadable(f"{self._path}: the last event {what} before {at}: {fault}") from fault
 
     def launch_on_slot(self, slot: str, at: float) -> str | None:
-        """Which launch had a slot at a moment."""
+        """The launch that had a slot at a time."""
         rows = self._rows(
             "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? AND (ended_at IS NULL OR ended_at >= ?)"
             " ORDER BY requested_at DESC LIMIT 1",
@@ -145,25 +147,25 @@ class HistoryReader:
     # --- jobs ---
 
     def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
-        """Those that had ended by a moment, in the order of their submission, one by one: they may be very many."""
+        """Yield the jobs that had ended by a time, in order of submission. There may be very many."""
         query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
         with self._connected() as connection:
             yield from connection.execute(query, (until_at,))
 
     def last_job_ended_at(self) -> float:
-        """When the last job ended that is in it now; 0 where there is none."""
+        """When the last recorded job ended; 0 if there is none."""
         (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
         return float(row["last_at"] or 0.0)
 
     def count_jobs(self) -> int:
-        """How many jobs have ended."""
+        """The number of recorded jobs."""
         (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
         return int(row["count"])
 
     # --- nodes' lives ---
 
     def lives(self, within_s: float) -> Iterator[NodeLife]:
-        """Those asked for within a time of the latest, in the order in which they were, one by one."""
+        """Yield the lives of nodes requested at most ``within_s`` before the latest one, in order of request."""
         with self._connected() as connection:
             for row in connection.execute(
                 "SELECT * FROM lives WHERE requested_at >= (SELECT MAX(requested_at) FROM lives) - ?"
@@ -173,25 +175,25 @@ class HistoryReader:
                 yield NodeLife(**{**dict(row), "found": bool(row["found"])})
 
     def stop_durations(self) -> list[tuple[str, float]]:
-        """By type, how long each node took from the order to end it until it was seen gone, in seconds."""
+        """Return for each ended node its type and the seconds from the order to destroy it until it was gone."""
         rows = self._rows(SELECT_STOP_DURATIONS)
         return [(row["node_type"], row["took_s"]) for row in rows]
 
-    # --- spend ---
+    # --- cost ---
 
     def cost_since(self, since_at: float) -> float:
-        """What was spent since a moment, by whole hours; an estimate."""
+        """The cost since the beginning of the hour of ``since_at``; an estimate."""
         rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
         return float(rows[0]["cost"] or 0.0)
 
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
-        """Cost by type, user, queue and use; waits; boots and how they ended; what failed.
+        """Return cost by type, user, queue and use; waits; boots with their outcomes; failures; decisions.
 
-        ``begins_at``: where the history begins only after ``since_at``; ``set_aside``: files with what was before.
-        ``cost_since_at``: spend is kept by the hour, so sums of it begin with that in which ``since_at`` lies.
-        ``entries_since_at``: from when on there are waits, failures and decisions, which are not kept as long.
+        ``begins_at``: set only if the history begins after ``since_at``; ``set_aside``: the files that may have
+        what was before. ``cost_since_at``: costs are kept by the hour, so their sums begin with the hour of
+        ``since_at``. ``entries_since_at``: waits, failures and decisions are kept less long, and begin here.
         """
         begins_at = self.begins_at()
         begins_late = begins_at is not None and begins_at > since_at
@@ -240,7 +242,7 @@ class HistoryReader:
         return {"jobs": len(waits_s), "median_s": quantile(waits_s, 0.5), "p95_s": quantile(waits_s, 0.95)}
 
     def _observed(self, since_at: float) -> Mapping[str, Any] | None:
-        """What it would have come to, had been done what was only said; None where everything was done."""
+        """What the decisions of observe mode would have changed; None if all decisions were carried out."""
         (row,) = self._rows(
             "SELECT SUM(span_s) AS span_s, SUM(cost) AS cost, SUM(cost_advised) AS cost_advised,"
             " SUM(busy_touched) AS busy_touched FROM advised WHERE hour >= ?",
@@ -289,20 +291,20 @@ def _decode_text(found: bytes) -> str:
 
 
 class _CorruptEventError(Exception):
-    """An entry cannot be what was written; the text says why."""
+    """An event is damaged; the message says how."""
 
 
 def _parse_event(entry: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(entry["at"], float) or not all(isinstance(entry[name], str) for name in TEXT_COLUMNS):
-        raise _CorruptEventError("it is spoilt")
+        raise _CorruptEventError("it is damaged")
     try:
         figures = json.loads(entry["figures"]).items()
     except (ValueError, AttributeError) as fault:
-        raise _CorruptEventError(f"its figures are spoilt: {fault}") from fault
-    # As they were when they were told: JSON has lists only.
+        raise _CorruptEventError(f"its figures are damaged: {fault}") from fault
+    # Figures are tuples; JSON has only lists.
     return {**entry, "figures": {name: tuple(it) if isinstance(it, list) else it for name, it in figures}}
 
 
 def quantile(ordered: Sequence[float], part: float) -> float | None:
-    """Of values in ascending order; the nearest rank. None where there are none."""
+    """The quantile ``part`` of values in ascending order, by the nearest rank. None if there are no values."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None

@@ -1,4 +1,4 @@
-"""What publications come to in the journal's tables."""
+"""The rows that updates of the history add to the tables of its file."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ INSERT_BEGUN = "INSERT INTO begun SELECT ? WHERE NOT EXISTS (SELECT 1 FROM begun
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is inserted for some publications. It keeps none of them, nor their snapshots, alive.
+    """The rows of some updates. It keeps no reference to them, so their snapshots can be freed.
 
-    ``of_each``: by statement. ``begins_at``, ``wall_at``: the times of the oldest and the newest that it tells of.
+    ``by_statement``: each SQL statement with its rows. ``begins_at``, ``wall_at``: wall-clock times of the oldest
+    and the newest record.
     """
 
     by_statement: tuple[tuple[str, Sequence[Row]], ...]
@@ -49,35 +50,37 @@ class Rows:
     wall_at: float
 
     @classmethod
-    def from_updates(cls, batch: Sequence[HistoryUpdate]) -> Rows:
-        """From one publication at the least."""
-        entries = [entry for happened in batch for entry in happened.events]
-        lives = {now.launch: now for happened in batch for _, now in happened.life_changes}
-        advised = [happened.savings for happened in batch if happened.savings is not None]
+    def from_updates(cls, updates: Sequence[HistoryUpdate]) -> Rows:
+        """Make the rows of at least one update."""
+        events = [event for update in updates for event in update.events]
+        lives = {now.launch: now for update in updates for _, now in update.life_changes}
+        savings = [update.savings for update in updates if update.savings is not None]
         of_each = (
-            (INSERT_EVENT, [_event_row(it) for it in entries]),
+            (INSERT_EVENT, [_event_row(it) for it in events]),
             (INSERT_LIFE, [_life_row(it) for it in lives.values()]),
-            (ADD_COST, list(_cost_rows(batch))),
-            (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in advised]),
-            (INSERT_WAIT, list(_wait_rows(entries, advised))),
-            (INSERT_JOB, [_job_row(job) for happened in batch for job in happened.ended_jobs]),
+            (ADD_COST, list(_cost_rows(updates))),
+            (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in savings]),
+            (INSERT_WAIT, list(_wait_rows(events, savings))),
+            (INSERT_JOB, [_job_row(job) for update in updates for job in update.ended_jobs]),
         )
-        begins_at = min([batch[0].newest.snapshot.wall_at, *(it.at for it in entries)])
-        return cls(of_each, len(batch), begins_at, batch[-1].newest.snapshot.wall_at)
+        begins_at = min([updates[0].newest.snapshot.wall_at, *(it.at for it in events)])
+        return cls(of_each, len(updates), begins_at, updates[-1].newest.snapshot.wall_at)
 
     @property
     def count(self) -> int:
+        """The number of rows."""
         return sum(len(rows) for _, rows in self.by_statement)
 
     def insert(self, connection: sqlite3.Connection) -> None:
+        """Write the rows. The caller commits."""
         connection.execute(INSERT_BEGUN, (self.begins_at,))
         for statement, rows in self.by_statement:
             connection.executemany(statement, rows)
 
 
-def _event_row(entry: HistoryEvent) -> Row:
-    figures = json.dumps(entry.figures, default=str)
-    return entry.at, entry.kind, entry.subject, entry.what, entry.code, figures, entry.node_type
+def _event_row(event: HistoryEvent) -> Row:
+    figures = json.dumps(event.figures, default=str)
+    return event.at, event.kind, event.subject, event.what, event.code, figures, event.node_type
 
 
 def _life_row(life: NodeLife) -> Row:
@@ -103,33 +106,33 @@ def _job_row(job: EndedJob) -> Row:
     return str(job.id), *times, job.userid, job.queue, shape
 
 
-def _cost_rows(batch: Sequence[HistoryUpdate]) -> Iterable[Row]:
+def _cost_rows(updates: Sequence[HistoryUpdate]) -> Iterable[Row]:
     sums: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
-    for happened in batch:
-        for account, spent in happened.costs.items():
-            sums[account].cost += spent.cost
-            sums[account].node_s += spent.node_s
-    for account, total in sums.items():
+    for update in updates:
+        for key, cost_sum in update.costs.items():
+            sums[key].cost += cost_sum.cost
+            sums[key].node_s += cost_sum.node_s
+    for key, total in sums.items():
         yield (
-            account.hour,
-            account.node_type,
-            account.userid,
-            account.queue,
-            account.use,
+            key.hour,
+            key.node_type,
+            key.userid,
+            key.queue,
+            key.use,
             total.cost,
             total.node_s,
         )
 
 
-def _wait_rows(entries: list[HistoryEvent], advised: list[ObserveSavings]) -> Iterable[Row]:
-    waits = {str(job): wait for it in advised for job, wait in it.waits.items()}
-    for entry in entries:
-        if entry.kind == "job" and entry.what == "began":
+def _wait_rows(events: list[HistoryEvent], savings: list[ObserveSavings]) -> Iterable[Row]:
+    waits = {str(job): wait for it in savings for job, wait in it.waits.items()}
+    for event in events:
+        if event.kind == "job" and event.what == "began":
             yield (
-                entry.subject,
-                entry.at,
-                entry.figures["wait_s"],
-                entry.figures["user"],
-                entry.figures["queue"],
-                waits[entry.subject].advised_s if entry.subject in waits else None,
+                event.subject,
+                event.at,
+                event.figures["wait_s"],
+                event.figures["user"],
+                event.figures["queue"],
+                waits[event.subject].advised_s if event.subject in waits else None,
             )

@@ -1,4 +1,4 @@
-"""The journal's tables, and how they came to be: ``PRAGMA user_version`` says how many steps a file has taken."""
+"""The tables of the history file, as a list of migrations. ``PRAGMA user_version`` counts those already applied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HISTORY_FILE = "journal.sqlite"  # in the site's state_dir
 ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
 JOBS_KEPT_S = 100 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0  # and lives
-SET_ASIDE_SUFFIX = ".unusable-"  # follows the name of a file that could not be used; then when that was found
+SET_ASIDE_SUFFIX = ".unusable-"  # appended, with the time in seconds, to the name of an unusable file
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -42,16 +42,16 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE spend (
         hour INTEGER NOT NULL,      -- since the epoch
         node_type TEXT NOT NULL,
-        userid INTEGER NOT NULL,    -- -1: nobody's job
+        userid INTEGER NOT NULL,    -- -1: no job
         queue TEXT NOT NULL,
-        use TEXT NOT NULL,          -- job, or what else the node did
+        use TEXT NOT NULL,          -- job, boot, idle, stop or unused
         cost REAL NOT NULL,
         node_s REAL NOT NULL,
         PRIMARY KEY (hour, node_type, userid, queue, use)
     ) WITHOUT ROWID;
     CREATE TABLE waits (
         job TEXT PRIMARY KEY,
-        at REAL NOT NULL,           -- when it began
+        at REAL NOT NULL,           -- when it started
         wait_s REAL NOT NULL,
         userid INTEGER NOT NULL,
         queue TEXT NOT NULL
@@ -62,8 +62,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE advised (
         hour INTEGER PRIMARY KEY,
         span_s REAL NOT NULL,
-        cost REAL NOT NULL,         -- of the nodes that stood
-        cost_advised REAL NOT NULL, -- had been done what was only said
+        cost REAL NOT NULL,         -- of the actual nodes
+        cost_advised REAL NOT NULL, -- if the decisions of observe mode had been carried out
         busy_touched INTEGER NOT NULL
     );
     ALTER TABLE waits ADD COLUMN advised_s REAL;
@@ -72,9 +72,9 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE jobs (
         job TEXT PRIMARY KEY,
         submitted_at REAL NOT NULL,
-        began_at REAL,              -- NULL: it ended before it could
+        began_at REAL,              -- NULL: it ended without starting
         ended_at REAL NOT NULL,
-        duration_s REAL NOT NULL,   -- asked for; 0 is unlimited
+        duration_s REAL NOT NULL,   -- the time limit; 0 is unlimited
         userid INTEGER NOT NULL,
         queue TEXT NOT NULL,
         shape TEXT NOT NULL         -- JSON
@@ -82,7 +82,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX jobs_by_time ON jobs (submitted_at);
     """,
     """
-    CREATE TABLE begun (at REAL NOT NULL);  -- one row: of before that moment this file knows nothing
+    CREATE TABLE begun (at REAL NOT NULL);  -- one row: when the history begins
     INSERT INTO begun
         SELECT at FROM (
             SELECT MIN(at) AS at FROM (SELECT at FROM entries UNION ALL SELECT hour * 3600.0 FROM spend)
@@ -93,13 +93,13 @@ VERSION = len(MIGRATIONS)
 
 
 class SchemaTooNew(Exception):
-    """The file was written by a later program, and is not ours to change."""
+    """A later version of the program wrote the file, so this one must not change it."""
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a file to the tables of this program. Raises ``TooNew``."""
+    """Apply the migrations that a file lacks. Raises ``SchemaTooNew``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
-        raise SchemaTooNew(f"it has version {version}, and this program knows {VERSION}")
+        raise SchemaTooNew(f"it has version {version}; this program knows versions up to {VERSION}")
     for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

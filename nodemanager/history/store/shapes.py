@@ -1,4 +1,4 @@
-"""What jobs ask for, as JSON values and back: for journals, which outlive the program that wrote them."""
+"""Job shapes as JSON values and back, for the history file, which outlives the program version that wrote it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty,
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
+    """Write a shape; members with their default value are left out."""
     written: dict[str, Any] = {"slots": shape.slots, "cores_per_slot": shape.cores_per_slot}
     if shape.gpus_per_slot:
         written["gpus_per_slot"] = shape.gpus_per_slot
@@ -26,6 +27,7 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
 
 
 def shape_from_json(written: Mapping[str, Any]) -> Shape:
+    """Read what ``shape_to_json`` wrote. Raises ``ValueError`` or ``TypeError`` if it is something else."""
     fields = dict(written)
     constraint = _constraint_from_json(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
     return Shape(constraint=constraint, **fields)
@@ -63,4 +65,4 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
         case "not":
             return Not(_constraint_from_json(rest[0]))
         case _:
-            raise ValueError(f"no such constraint: {kind}")
+            raise ValueError(f"unknown constraint: {kind}")

@@ -1,10 +1,12 @@
-"""The one writer of the journal: SQLite, in a thread of its own.
+"""The only writer of the history file (SQLite), in a thread of its own.
 
-The journal is history for people, and nothing needs it to run. So whatever becomes of it (it was deleted, cannot be
-read, the disk is full) is said in the log, once, and is no reason to stop: a file that cannot be used is moved
-aside; what the disk does not take is held, and written when it does; what is too much to hold is left out, the
-oldest first, and counted. While another process writes it (``lock.py``), one that has taken over holds what it has,
-too; one that waits to act has nothing to tell; one that only observes writes nothing there, ever.
+The history is for people; the service does not need it to run. So a fault of the file (deleted, unreadable, disk
+full) is logged once and never stops the service:
+
+- A file that cannot be used is moved aside, and a new one begins.
+- Rows that cannot be written are held, and written later. If too many are held, the oldest are dropped and counted.
+- While another process has the lock (``lock.py``), a manager that acts holds its rows until the lock is free. A
+  manager that waits to act has nothing to write. A manager that only observes gives up for good.
 """
 
 from __future__ import annotations
@@ -37,51 +39,52 @@ from nodemanager.history.store.schema import (
 
 FLUSH_S = 1.0
 WAITING_MAX = 2000
-HELD_MAX = 20_000  # rows: some ten megabytes, and a day of a quiet site
+HELD_MAX = 20_000  # rows: about ten megabytes, a day of a quiet site
 TRY_AGAIN_S = 10.0
-BUSY_S = 5.0  # what a reader may keep the writer waiting
+BUSY_S = 5.0  # how long the writer waits for a reader
 PRUNE_EVERY_S = 3600.0
-PRUNE_AGAIN_S = 300.0  # after one that failed
+PRUNE_AGAIN_S = 300.0  # after a failure
 
 
 class HistoryWriter:
-    """Its ``take_in`` may be called from any thread and never waits.
+    """Writes updates to the history file. ``take_in`` may be called from any thread and never blocks.
 
-    ``succeeds``: whether it goes on with the file once another process that writes it has ended.
+    ``succeeds``: whether to continue the file once another process that writes it has ended.
     """
 
     def __init__(self, path: Path, *, succeeds: bool = True) -> None:
         self.path = path
-        self.is_written_elsewhere = False  # whether another process writes it now
+        self.is_written_elsewhere = False  # whether another process writes the file now
         self._succeeds = succeeds
         self._given_up = False
         self._lock = WriteLock(path)
-        self.lost = 0  # publications of which nothing was written
-        self.failure = ""  # why nothing is being written now; "" where it is
+        self.lost = 0  # updates that were not written
+        self.failure = ""  # why nothing can be written now; "" while writing works
         self._waiting: queue.Queue[HistoryUpdate | None] = queue.Queue(WAITING_MAX)
-        self._held: deque[Rows] = deque()  # what is not written yet, the oldest first
-        self._newest_at = 0.0  # the wall-clock time of what was written last
+        self._held: deque[Rows] = deque()  # rows not written yet, the oldest first
+        self._newest_at = 0.0  # the wall-clock time of the last row written
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._checked: tuple[int, int] | None = None  # the file that was found whole
+        self._checked: tuple[int, int] | None = None  # the last file that passed the check
         self._prune_at_s = 0.0
-        self._prune_failure = ""  # why the old was not let go the last time; "" where it was
+        self._prune_failure = ""  # why old rows could not be deleted the last time; "" if they were
         self._log: Any = structlog.get_logger()
 
     def start(self) -> None:
         self._thread.start()
 
-    def take_in(self, happened: HistoryUpdate) -> None:
-        if not happened.has_rows:
+    def take_in(self, update: HistoryUpdate) -> None:
+        """Queue an update for writing. If the queue is full, the update is dropped and counted."""
+        if not update.has_rows:
             return
         try:
-            self._waiting.put_nowait(happened.condensed)  # it waits for the others of its commit
+            self._waiting.put_nowait(update.condensed)  # may wait a second for its commit
         except queue.Full:
             self.lost += 1
 
     def stop(self, within_s: float) -> None:
-        """End after what waits is written, but within a time."""
+        """Write what is queued and end, but wait no longer than ``within_s`` for either step."""
         with suppress(queue.Full):
             self._waiting.put(None, timeout=within_s)
             self._thread.join(within_s)
@@ -100,9 +103,9 @@ class HistoryWriter:
         self.close()
 
     def _next_batch(self) -> tuple[list[HistoryUpdate], bool]:
-        """What came within ``FLUSH_S`` of the first: many publications are one commit.
+        """Return the updates within ``FLUSH_S`` of the first, for one commit, and whether the thread must end.
 
-        Nothing where it is time to try again what is held. And whether this is the end.
+        The batch is empty if it is time to try the held rows again.
         """
         try:
             first = self._waiting.get(timeout=TRY_AGAIN_S if self._held else None)
@@ -123,7 +126,7 @@ class HistoryWriter:
         return batch, False
 
     def write(self, batch: Sequence[HistoryUpdate]) -> None:
-        """Write them now, after what is held. For the journal's thread, or for who has none."""
+        """Write the held rows and then these updates. For the writer's thread, or for callers without one."""
         if self._given_up:
             self.lost += len(batch)
             return
@@ -135,7 +138,7 @@ class HistoryWriter:
         if error is not None and _is_broken(error):
             self._log_failure_once(error)
             self._move_aside(error)
-            error = self._try_to_write()  # to the one that is begun anew
+            error = self._try_to_write()  # to a new file
         self.is_written_elsewhere = isinstance(error, WrittenByAnother)
         if error is None:
             if self.failure:
@@ -145,14 +148,14 @@ class HistoryWriter:
         else:
             self._log_failure_once(error)
             self._given_up = self.is_written_elsewhere and not self._succeeds
-            told_there = self.is_written_elsewhere and (
+            other_records = self.is_written_elsewhere and (
                 self._given_up or (bool(batch) and _another_manager_acts(batch[-1]))
             )
-            # What breaks a new file too would break each.
-            self._drop_oldest(0 if told_there or _is_broken(error) else HELD_MAX)
+            # Rows that break a new file too would break every file.
+            self._drop_oldest(0 if other_records or _is_broken(error) else HELD_MAX)
 
     def _drop_oldest(self, most: int) -> None:
-        """Hold so many rows at the most."""
+        """Drop the oldest held rows until at most ``most`` are left."""
         count = sum(rows.count for rows in self._held)
         while self._held and count > most:
             oldest = self._held.popleft()
@@ -160,7 +163,7 @@ class HistoryWriter:
             self.lost += oldest.publications
 
     def _try_to_write(self) -> Exception | None:
-        """Why what is held could not be written; None where it is, and is held no more."""
+        """Write the held rows. Return the error, or None if they were written and are no longer held."""
         try:
             connection = self._open()
             with connection:
@@ -174,7 +177,7 @@ class HistoryWriter:
         return None
 
     def _log_failure_once(self, error: Exception) -> None:
-        """Once for each kind of failure, not once a second."""
+        """Log each kind of failure once, not once a second."""
         text = f"{type(error).__name__}: {error}"
         if text != self.failure:
             self._log.error("journal_not_written", path=str(self.path), why=text)
@@ -184,12 +187,14 @@ class HistoryWriter:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None and self._file != _file_id(self.path):
-            self._log.warning("journal_gone", path=str(self.path), what="it was deleted or replaced: begun anew")
+            self._log.warning(
+                "journal_gone", path=str(self.path), what="it was deleted or replaced; a new file begins"
+            )
             self._disconnect()
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.take()
-            # What users ran stands in it: for the owner's eyes.
+            # It shows what users ran, so only the owner may read it.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level="DEFERRED")
             try:
@@ -204,19 +209,19 @@ class HistoryWriter:
         return self._connection
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Raise ``DatabaseError`` for a file that is spoilt, though what is written next may not meet with that.
+        """Raise ``DatabaseError`` if the file is damaged anywhere, even where the next write would not notice.
 
-        Each is looked through once: it takes a second for some hundred megabytes.
+        Each file is checked once: a check takes a second for a few hundred megabytes.
         """
         found = _file_id(self.path)
         if found != self._checked:
-            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if said != "ok":
-                raise sqlite3.DatabaseError(said)
+            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if result != "ok":
+                raise sqlite3.DatabaseError(result)
             self._checked = found
 
     def close(self) -> None:
-        """Let go of the file: another process may write it now."""
+        """Close the file and release the lock, so that another process may write it."""
         self._disconnect()
         self._lock.release()
 
@@ -237,12 +242,12 @@ class HistoryWriter:
         else:
             self._log.error("journal_moved_aside", path=str(self.path), to=str(aside), why=str(error))
 
-    # --- what is old ---
+    # --- old rows ---
 
     def _prune(self) -> None:
-        """Let go of what is old, when it is time to. One that fails leaves what was written as it is.
+        """Delete old rows, once an hour. A failure is logged and does not affect what was written.
 
-        It needs room itself, before it makes any: on a disk that is nearly full it may fail where writing did not.
+        Deleting needs disk space before it frees any, so on a nearly full disk it may fail although writing worked.
         """
         now_s = time.monotonic()
         if now_s < self._prune_at_s:
@@ -252,7 +257,7 @@ class HistoryWriter:
         except (sqlite3.Error, OSError, SchemaTooNew) as error:
             self._prune_at_s = now_s + PRUNE_AGAIN_S
             if _is_broken(error):
-                self._checked = None  # it is looked through before anything more is written there
+                self._checked = None  # the file is checked again before the next write
             self._disconnect()
             text = f"{type(error).__name__}: {error}"
             if text != self._prune_failure:
@@ -277,8 +282,8 @@ def _delete_older(wall_at: float, connection: sqlite3.Connection) -> None:
             connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
 
 
-def _another_manager_acts(happened: HistoryUpdate) -> bool:
-    stands_still = happened.newest.plan.stands_still
+def _another_manager_acts(update: HistoryUpdate) -> bool:
+    stands_still = update.newest.plan.stands_still
     return stands_still is not None and stands_still.code == "not_the_actor"
 
 
@@ -291,7 +296,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether it is the file itself that cannot be used, and not the disk or a lock."""
+    """Whether the file itself is unusable, as opposed to a fault of the disk or a lock."""
     if isinstance(error, SchemaTooNew):
         return True
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)

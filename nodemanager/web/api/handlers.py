@@ -46,8 +46,8 @@ Handler = Callable[[WebContext, Request, bytes], Response]
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-def _latest_publication(served: WebContext) -> Publication:
-    posted = served.board.latest
+def _latest_publication(context: WebContext) -> Publication:
+    posted = context.board.latest
     if posted is None:
         raise RequestRefused(503, "nothing is known yet: the service has just begun")
     return posted.published
@@ -57,35 +57,35 @@ def json_response(document: object, status: int = 200) -> Response:
     return JSONResponse(document, status_code=status)
 
 
-def status(served: WebContext, request: Request, body: bytes) -> Response:
+def status(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    document = documents.status(_latest_publication(served))
+    document = documents.status(_latest_publication(context))
     return json_response(
-        {**document, "spent": _cost_document(served, document["at"]), "silent_s": served.board.silent_s}
+        {**document, "spent": _cost_document(context, document["at"]), "silent_s": context.board.silent_s}
     )
 
 
-def _cost_document(served: WebContext, now_at: float) -> Document:
+def _cost_document(context: WebContext, now_at: float) -> Document:
     """Today in UTC, by the journal, which may be unreadable; and since this process began."""
     day_at = now_at // 86_400 * 86_400
     try:
-        return {"today": served.journal.cost_since(day_at), "since_start": served.board.spent}
+        return {"today": context.journal.cost_since(day_at), "since_start": context.board.spent}
     except HistoryUnreadable:
-        return {"today": None, "since_start": served.board.spent}
+        return {"today": None, "since_start": context.board.spent}
 
 
-def nodes(served: WebContext, request: Request, body: bytes) -> Response:
+def nodes(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    published = _latest_publication(served)
+    published = _latest_publication(context)
     return json_response({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
 
 
-def fleet(served: WebContext, request: Request, body: bytes) -> Response:
+def fleet(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return json_response(documents.fleet(_latest_publication(served)))
+    return json_response(documents.fleet(_latest_publication(context)))
 
 
-def history(served: WebContext, request: Request, body: bytes) -> Response:
+def history(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
     return json_response(
         {
@@ -98,53 +98,53 @@ def history(served: WebContext, request: Request, body: bytes) -> Response:
                     "price_per_hour": it.price_per_hour,
                     "spent": it.spent,
                 }
-                for it in served.board.samples()
+                for it in context.board.samples()
             ]
         }
     )
 
 
-def jobs(served: WebContext, request: Request, body: bytes) -> Response:
+def jobs(context: WebContext, request: Request, body: bytes) -> Response:
     del body
-    published = _latest_publication(served)
+    published = _latest_publication(context)
     limit = int(_query_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
-    if served.access.may_see_jobs(request):
+    if context.access.may_see_jobs(request):
         return json_response({**documents.jobs(published, limit=limit), "shown": True})
     return json_response({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
 
 
-def explain_job(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explain(served, request, body, "job", explain.job)
+def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
+    return _explain(context, request, body, "job", explain.job)
 
 
-def explain_node(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explain(served, request, body, "node", explain.node)
+def explain_node(context: WebContext, request: Request, body: bytes) -> Response:
+    return _explain(context, request, body, "node", explain.node)
 
 
-def explain_type(served: WebContext, request: Request, body: bytes) -> Response:
-    return _explain(served, request, body, "type", explain.node_type)
+def explain_type(context: WebContext, request: Request, body: bytes) -> Response:
+    return _explain(context, request, body, "type", explain.node_type)
 
 
 def _explain(
-    served: WebContext, request: Request, body: bytes, kind: str, now: Callable[[Publication, str], Document]
+    context: WebContext, request: Request, body: bytes, kind: str, now: Callable[[Publication, str], Document]
 ) -> Response:
     del body
     name = request.path_params["name"]
     if "at" in request.query_params:
         at = _query_number(request, "at", 0.0, 0.0, 1e11)
-        return json_response(explain.explain_past(served.journal, kind, name, at))
-    return json_response(now(_latest_publication(served), name))
+        return json_response(explain.explain_past(context.journal, kind, name, at))
+    return json_response(now(_latest_publication(context), name))
 
 
-def plan(served: WebContext, request: Request, body: bytes) -> Response:
+def plan(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return json_response(documents.plan(_latest_publication(served)))
+    return json_response(documents.plan(_latest_publication(context)))
 
 
-def plan_with_policy(served: WebContext, request: Request, body: bytes) -> Response:
+def plan_with_policy(context: WebContext, request: Request, body: bytes) -> Response:
     """By another policy, on what is known now. Nothing is ordered."""
     del request
-    published = _latest_publication(served)
+    published = _latest_publication(context)
     try:
         policy = POLICY.validate_json(body)
     except ValidationError as error:
@@ -160,29 +160,29 @@ def _first_fault(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def recent_events(served: WebContext, request: Request, body: bytes) -> Response:
+def recent_events(context: WebContext, request: Request, body: bytes) -> Response:
     del body
     limit = int(_query_number(request, "limit", 200, 0, 2000))
-    events = served.board.events_after(0, max(1, limit))
-    return json_response({"events": [event_document(number, entry) for number, entry in events] if limit else []})
+    events = context.board.events_after(0, max(1, limit))
+    return json_response({"events": [event_document(number, event) for number, event in events] if limit else []})
 
 
-def event_document(number: int, entry: HistoryEvent) -> Document:
+def event_document(number: int, event: HistoryEvent) -> Document:
     return {
         "number": number,
-        "at": entry.at,
-        "kind": entry.kind,
-        "subject": entry.subject,
-        "what": entry.what,
-        "node_type": entry.node_type,
-        "reason": documents.reason_fields(entry.code, entry.figures) if entry.code else None,
-        "figures": {name: documents.json_value(value) for name, value in entry.figures.items()},
+        "at": event.at,
+        "kind": event.kind,
+        "subject": event.subject,
+        "what": event.what,
+        "node_type": event.node_type,
+        "reason": documents.reason_fields(event.code, event.figures) if event.code else None,
+        "figures": {name: documents.json_value(value) for name, value in event.figures.items()},
     }
 
 
-def report(served: WebContext, request: Request, body: bytes) -> Response:
+def report(context: WebContext, request: Request, body: bytes) -> Response:
     del body
-    now_at = _latest_publication(served).snapshot.wall_at
+    now_at = _latest_publication(context).snapshot.wall_at
     try:
         since_s = _query_number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
     except RequestRefused as refused:
@@ -190,50 +190,50 @@ def report(served: WebContext, request: Request, body: bytes) -> Response:
         raise RequestRefused(
             400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}"
         ) from None
-    document = served.journal.report(now_at - since_s, now_at)
+    document = context.journal.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = documents.user_name(row["userid"])
     return json_response(document)
 
 
-def healthz(served: WebContext, request: Request, body: bytes) -> Response:
+def healthz(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    well, document = health.check_health(served.board)
+    well, document = health.check_health(context.board)
     return json_response(document, 200 if well else 503)
 
 
-def readyz(served: WebContext, request: Request, body: bytes) -> Response:
+def readyz(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    well, document = health.check_readiness(served.board)
+    well, document = health.check_readiness(context.board)
     return json_response(document, 200 if well else 503)
 
 
-def metrics(served: WebContext, request: Request, body: bytes) -> Response:
+def metrics(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return Response(served.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def custom_metrics(served: WebContext, request: Request, body: bytes) -> Response:
-    del served, request, body
+def custom_metrics(context: WebContext, request: Request, body: bytes) -> Response:
+    del context, request, body
     return json_response(kubernetes_metrics.metric_list())
 
 
-def custom_metric(served: WebContext, request: Request, body: bytes) -> Response:
+def custom_metric(context: WebContext, request: Request, body: bytes) -> Response:
     del body
     name = request.path_params["metric"]
     if name not in kubernetes_metrics.METRICS:
         raise RequestRefused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
     namespace = request.path_params.get("namespace", "default")
     described = request.path_params.get("name", "node-manager")
-    return json_response(kubernetes_metrics.metric_value(_latest_publication(served), name, namespace, described))
+    return json_response(kubernetes_metrics.metric_value(_latest_publication(context), name, namespace, described))
 
 
 # --- steering ---------------------------------------------------------------------------------------------
 
 
 def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
-    def answer(served: WebContext, request: Request, body: bytes) -> Response:
-        done = act(served.control, request.path_params.get("name", ""), _operator_name(body))
+    def answer(context: WebContext, request: Request, body: bytes) -> Response:
+        done = act(context.control, request.path_params.get("name", ""), _operator_name(body))
         return json_response(done, 200 if done["on_record"] else 202)
 
     return answer
@@ -253,9 +253,9 @@ def _operator_name(body: bytes) -> str:
     return by
 
 
-def reload(served: WebContext, request: Request, body: bytes) -> Response:
+def reload(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
-    return json_response(served.control.reload())
+    return json_response(context.control.reload())
 
 
 def _query_number(request: Request, name: str, default: float, least: float, most: float) -> float:

@@ -83,21 +83,21 @@ class Metrics:
 
     # --- counting ---
 
-    def take_in(self, happened: HistoryUpdate) -> None:
+    def take_in(self, update: HistoryUpdate) -> None:
         """By the chronicle's thread."""
-        self._start_boot_series(happened.newest.policy.node_types)
-        for entry in happened.events:
-            if entry.kind in ("decided", "would"):
-                self._decisions.labels(entry.kind, entry.what, entry.code).inc()
-            elif entry.kind == "job" and entry.what == "began":
+        self._start_boot_series(update.newest.policy.node_types)
+        for event in update.events:
+            if event.kind in ("decided", "would"):
+                self._decisions.labels(event.kind, event.what, event.code).inc()
+            elif event.kind == "job" and event.what == "began":
                 self._began.inc()
-        for fact in happened.facts:
+        for fact in update.facts:
             self._count_call(fact)
-        for was, now in happened.life_changes:
+        for was, now in update.life_changes:
             self._count_life(was, now)
-        for account, spent in happened.costs.items():
-            self._cost.labels(account.node_type, account.use).inc(spent.cost)
-        for phases_s in happened.phases_s:
+        for key, cost_sum in update.costs.items():
+            self._cost.labels(key.node_type, key.use).inc(cost_sum.cost)
+        for phases_s in update.phases_s:
             for phase, took_s in phases_s.items():
                 self._phases.labels(phase).observe(took_s)
 

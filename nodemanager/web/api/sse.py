@@ -41,11 +41,11 @@ class EventStreams:
         try:
             yield ": from here on\n\n"
             while not self._ended():
-                for number, entry in self._board.events_after(after):
+                for number, event in self._board.events_after(after):
                     after = number
                     quiet_s = 0.0
-                    data = json.dumps(event_document(number, entry))
-                    yield f"id: {number}\nevent: {entry.kind}\ndata: {data}\n\n"
+                    data = json.dumps(event_document(number, event))
+                    yield f"id: {number}\nevent: {event.kind}\ndata: {data}\n\n"
                 await asyncio.sleep(POLL_S)
                 quiet_s += POLL_S
                 if quiet_s >= KEEP_ALIVE_S:

@@ -66,16 +66,16 @@ class Board:
             self._latest = LatestPublication(published, self._clock_s())
             self._changed.notify_all()
 
-    def take_in(self, happened: HistoryUpdate) -> None:
+    def take_in(self, update: HistoryUpdate) -> None:
         """By the chronicle's."""
         with self._changed:
-            for entry in happened.events:
-                if entry.kind in HISTORY_ONLY_KINDS:
+            for event in update.events:
+                if event.kind in HISTORY_ONLY_KINDS:
                     continue
                 self._numbered += 1
-                self._events.append((self._numbered, entry))
-            self.spent += sum(spent.cost for spent in happened.costs.values())
-        self._sample(happened.newest)
+                self._events.append((self._numbered, event))
+            self.spent += sum(spent.cost for spent in update.costs.values())
+        self._sample(update.newest)
 
     def _sample(self, published: Publication) -> None:
         now_s = self._clock_s()
