@@ -1,7 +1,6 @@
-"""The snapshot once a plan's orders are given: every call under way stands in it, with its deadline.
+"""Record a plan's orders in the snapshot: every call in flight is in it, with its deadline.
 
-So what is ordered counts at once, a node ordered today is not ordered again tomorrow, and an answer that never
-comes is noticed.
+So an order counts at once, no order is given twice, and a missing answer is noticed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
-# What an order to a node is while it is under way, and the move that giving it makes.
+# For each order to a node: the kind of its call, and the move in the lifecycle that giving it makes.
 CALL_AND_MOVE: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
     DrainNode: (CallKind.DRAIN, Event.RETIRED),
     CordonNode: (CallKind.DRAIN, None),
@@ -56,55 +55,59 @@ CALL_AND_MOVE: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
 
 
 def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
-    """After the plan was made and the outside asked for news, whether its actions are ordered or only said."""
+    """The snapshot after the plan's asks were sent. Call it for every plan, also in observe mode."""
     due_s = snapshot.now_s + policy.call_timeout_s
     if plan.settled:
         snapshot = replace(snapshot, unsettled_s=None)
     if plan.stands_still is not None:
-        snapshot = _stops_held_up(snapshot)
+        snapshot = _mark_stops_delayed(snapshot)
     for ask in plan.asks:
         match ask:
             case ClaimInstance():
-                snapshot = replace(snapshot, claim=_asked(snapshot.claim, due_s))
+                snapshot = replace(snapshot, claim=_await_answer(snapshot.claim, due_s))
             case LookAtRanks():
-                snapshot = replace(snapshot, flux=_asked(snapshot.flux, due_s))
+                snapshot = replace(snapshot, flux=_await_answer(snapshot.flux, due_s))
             case ListCloud():
-                snapshot = replace(snapshot, cloud=_asked(snapshot.cloud, due_s))
+                snapshot = replace(snapshot, cloud=_await_answer(snapshot.cloud, due_s))
             case SweepCloud():
                 snapshot = replace(snapshot, swept_s=snapshot.now_s)
             case KeepSteering():
-                snapshot = replace(snapshot, steering_write=_asked(snapshot.steering_write, due_s))
+                snapshot = replace(snapshot, steering_write=_await_answer(snapshot.steering_write, due_s))
             case KeepSpend():
-                snapshot = replace(snapshot, spend_write=_asked(snapshot.spend_write, due_s))
+                snapshot = replace(snapshot, spend_write=_await_answer(snapshot.spend_write, due_s))
             case _:
                 assert_never(ask)
     return snapshot
 
 
-def _stops_held_up(snapshot: Snapshot) -> Snapshot:
-    """While nothing is decided no stop gets any further."""
+def _mark_stops_delayed(snapshot: Snapshot) -> Snapshot:
+    """Mark every stop as delayed: while nothing is decided, none proceeds."""
     leaving = [node for node in node_index_of(snapshot).to_check.values() if node.state in LEAVING]
     return with_nodes(snapshot, {node.id: delay_stop(node) for node in leaving if not node.stop_delayed})
 
 
 def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
-    """After the plan's actions were ordered."""
+    """The snapshot after the plan's actions were ordered. Not for observe mode."""
     changed: dict[LaunchId, Node] = {}
     strays = dict(snapshot.strays)
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
         match action:
             case BootNode(launch=launch):
-                changed[launch.id] = _call(_leased(launch, snapshot), CallKind.RECORD, snapshot, policy)
+                changed[launch.id] = _with_call(
+                    _requested_node(launch, snapshot), CallKind.RECORD, snapshot, policy
+                )
             case RecordLaunches(launches=launches):
                 for launch in launches:
                     known = changed.get(launch.id) or snapshot.nodes.get(launch.id)
-                    changed[launch.id] = _call(known or _found(launch, snapshot), CallKind.RECORD, snapshot, policy)
+                    changed[launch.id] = _with_call(
+                        known or _readopted_stray(launch, snapshot), CallKind.RECORD, snapshot, policy
+                    )
             case CreateNode(launch=launch, node_type=node_type):
                 credit -= 1
-                node = _latest(launch.id, changed, snapshot)
+                node = _node_after(launch.id, changed, snapshot)
                 sent = {"create_sent_s": snapshot.now_s, "image": node_type.image}
-                changed[launch.id] = _call(node, CallKind.CREATE, snapshot, policy, **sent)
+                changed[launch.id] = _with_call(node, CallKind.CREATE, snapshot, policy, **sent)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
@@ -114,15 +117,15 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                     if stray.node.identity is not None and stray.node.identity.launch == id_:
                         strays[provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
-                node = _latest(launch.id, changed, snapshot)
-                changed[launch.id] = _call(node, CallKind.END_LEASE, snapshot, policy)
+                node = _node_after(launch.id, changed, snapshot)
+                changed[launch.id] = _with_call(node, CallKind.END_LEASE, snapshot, policy)
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
                 if action.launch is None:
                     continue
-                node = _latest(action.launch, changed, snapshot)
+                node = _node_after(action.launch, changed, snapshot)
                 if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
-                    snapshot = _boot_given_up(snapshot, node, action.reason.code, policy)
-                changed[action.launch] = _ordered(node, action, snapshot, policy)
+                    snapshot = _count_failed_boot(snapshot, node, action.reason.code, policy)
+                changed[action.launch] = _after_order(node, action, snapshot, policy)
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case ChangeSlots() | RefuseSlots():
@@ -137,62 +140,62 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
     )
 
 
-def _latest(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:
-    """The node after the orders before this one."""
+def _node_after(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:
+    """The node after the earlier orders of this plan."""
     return changed.get(id_) or snapshot.nodes[id_]
 
 
-def _boot_given_up(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
-    """Once for a node: its drain may be ordered again."""
+def _count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
+    """Count a failed boot, once for each node: its drain may be ordered again."""
     return count_failed_boot(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
 
 
-def _asked(source: Source, due_s: float) -> Source:
+def _await_answer(source: Source, due_s: float) -> Source:
     return replace(source, answer_due_s=due_s)
 
 
-def _call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, **otherwise: Any) -> Node:
-    return replace(node, call=_sent(kind, snapshot, policy), **otherwise)
+def _with_call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, **changes: Any) -> Node:
+    return replace(node, call=_new_call(kind, snapshot, policy), **changes)
 
 
-def _sent(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
+def _new_call(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
     return Call(kind, snapshot.now_s, snapshot.now_s + policy.call_timeout_s)
 
 
-def _ordered(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
+def _after_order(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
     kind, event = CALL_AND_MOVE[type(order)]
     now_s = snapshot.now_s
-    changes: dict[str, Any] = {"call": _sent(kind, snapshot, policy)}
+    changes: dict[str, Any] = {"call": _new_call(kind, snapshot, policy)}
     if isinstance(order, DrainNode):
-        again = node.retired_s is not None and node.retiring is not None
-        retired_s = node.retired_s if again else now_s
+        drained_before = node.retired_s is not None and node.retiring is not None
+        retired_s = node.retired_s if drained_before else now_s
         changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
-        changes["stop_delayed"] = again and node.stop_delayed
+        changes["stop_delayed"] = drained_before and node.stop_delayed
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
-        changes["retiring"] = order.reason  # it goes once its jobs have ended
+        changes["retiring"] = order.reason  # it leaves once its jobs have ended
     if isinstance(order, UndrainNode):
-        changes["drained_s"] = None  # whatever becomes of it, the second look has to be taken anew
-    # A drain or a destroy may be ordered again; the move was made the first time.
-    if event is not None and not _there_already(node, event):
+        changes["drained_s"] = None  # even if the undrain fails, a new second look is needed
+    # A drain or a destroy may be ordered again; only the first one moves the node.
+    if event is not None and not _has_moved_already(node, event):
         return move(node, event, now_s, **changes)
     return replace(node, **changes)
 
 
-def _there_already(node: Node, event: Event) -> bool:
+def _has_moved_already(node: Node, event: Event) -> bool:
     return (event is Event.RETIRED and node.state in (NodeState.DRAINING, NodeState.STOPPING)) or (
         event is Event.CONDEMNED and node.state is NodeState.STOPPING
     )
 
 
-def _leased(launch: Launch, snapshot: Snapshot) -> Node:
+def _requested_node(launch: Launch, snapshot: Snapshot) -> Node:
     return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s)
 
 
-def _found(launch: Launch, snapshot: Snapshot) -> Node:
-    """A stray that gets its lease back. Its create happened once; the next list pairs it."""
+def _readopted_stray(launch: Launch, snapshot: Snapshot) -> Node:
+    """A node for a stray that gets its lease back. Its create was sent long ago; the next list pairs it."""
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
     return replace(
-        _leased(launch, snapshot),
+        _requested_node(launch, snapshot),
         adopted=True,
         requested_s=snapshot.now_s - age_s,
         create_sent_s=snapshot.now_s,

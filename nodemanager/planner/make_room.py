@@ -1,4 +1,4 @@
-"""Which idle nodes go so that a job gets in that a limit keeps out."""
+"""Choose idle nodes to retire so that a limit admits the nodes of a stuck job."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from nodemanager.planner.state.snapshot import Node, Snapshot
 def make_room(
     snapshot: Snapshot,
     policy: Policy,
-    layout: Placement,
+    placement: Placement,
     needed: Collection[SlotName],
     ended: Collection[LaunchId] = (),
 ) -> tuple[JobId, frozenset[LaunchId]] | None:
-    """The first job in the queue that a limit keeps out, and the idle nodes that go for it; None if none do.
+    """The stuck job that a limit stops, and the idle nodes to retire for it; None if none are.
 
-    No node that it would run on itself is among them, and no more than it takes, the dearest first. Where they
-    would not be enough, or those that are on their way out already are, none goes: it would be for nothing.
-    ``ended``: leases that are ended now, and make room at no cost.
+    The dearest nodes go first, no more than needed, and none on which the job itself would run. No node goes if all
+    together would not be enough, or if the nodes that leave anyway are. ``ended``: leases that end now and make
+    room at no cost.
     """
-    if layout.stuck is None or layout.stuck[2].code not in infeasibility.CAPS:
+    if placement.stuck is None or placement.stuck[2].code not in infeasibility.CAPS:
         return None
-    job, shape, _ = layout.stuck
-    stays = {*needed, *(bin_.slot for bin_, _ in layout.seating.seats.get(job, ()))}
-    idle = [node for node in node_index_of(snapshot).to_check.values() if _may_go(node, snapshot, policy, stays)]
-    lacks = _lacks(job, shape, policy, layout) if idle else None
+    job, shape, _ = placement.stuck
+    kept = {*needed, *(bin_.slot for bin_, _ in placement.seating.seats.get(job, ()))}
+    idle = [node for node in node_index_of(snapshot).to_check.values() if _may_retire(node, snapshot, policy, kept)]
+    lacks = _shortfall(job, shape, policy, placement) if idle else None
     if lacks is None:
         return None
     nodes, price = lacks
@@ -44,43 +44,43 @@ def make_room(
         leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
         if leaves or node.id in ended:
             nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
-    going = []
+    retiring = []
     for node in sorted(idle, key=lambda node: (-price_per_hour(node.launch, policy), node.launch.id)):
         if nodes <= 0 and price <= 0:
             break
-        going.append(node.launch.id)
+        retiring.append(node.launch.id)
         nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
-    return (job, frozenset(going)) if going and nodes <= 0 and price <= 0 else None
+    return (job, frozenset(retiring)) if retiring and nodes <= 0 and price <= 0 else None
 
 
-def _may_go(node: Node, snapshot: Snapshot, policy: Policy, stays: Collection[SlotName]) -> bool:
-    if node.state is not NodeState.IDLE or node.launch.slot in stays or snapshot.steered(node):
+def _may_retire(node: Node, snapshot: Snapshot, policy: Policy, kept: Collection[SlotName]) -> bool:
+    if node.state is not NodeState.IDLE or node.launch.slot in kept or snapshot.steered(node):
         return False
     held = node.rank is not None and node.rank.drain_reason is not None
     return not held and node.launch.type_name not in policy.observed
 
 
-def _lacks(job: JobId, shape: Shape, policy: Policy, layout: Placement) -> tuple[int, Decimal] | None:
-    """By how many nodes, and by what price an hour, the limits are too narrow for it beside what is there.
+def _shortfall(job: JobId, shape: Shape, policy: Policy, placement: Placement) -> tuple[int, Decimal] | None:
+    """By how many nodes, and by what price per hour, the limits are too low for the job.
 
-    As it would be bought: of the cheapest types first. None where there would not be slots enough.
+    Counts the nodes that would be bought for it, the cheapest types first. None if there are not enough slots.
     """
-    market, memory = layout.supply, infeasibility.memory_per_piece(shape, layout.supply)
-    _, short = layout.seating.short.get(job, (None, pieces_of(shape)))
+    supply, memory = placement.supply, infeasibility.memory_per_piece(shape, placement.supply)
+    _, short = placement.seating.short.get(job, (None, pieces_of(shape)))
     free: Counter[TypeName] = Counter()
-    for offer, left in zip(layout.allocation.offers, layout.allocation.left, strict=True):
+    for offer, left in zip(placement.allocation.offers, placement.allocation.left, strict=True):
         if not offer.is_ordered:
             free[offer.node_type.name] += left
-        elif offer.suits(shape.constraint):  # on its way, and nobody ahead needs it
+        elif offer.suits(shape.constraint):  # booting, and no job ahead needs it
             short -= left * infeasibility.pieces_per_node(offer.node_type, shape)
     nodes, price = 0, Decimal(0)
     for node_type in infeasibility.by_preference(policy, shape):
         each = infeasibility.pieces_per_node(node_type, shape, memory)
-        if not each or short <= 0 or node_type.name in market.blocked:
+        if not each or short <= 0 or node_type.name in supply.blocked:
             continue
-        suit = market.count_free_for(node_type, shape.constraint)
+        suit = supply.count_free_for(node_type, shape.constraint)
         taken = min(free[node_type.name], suit, -(-short // each))
         short -= taken * each
         nodes += taken
         price += taken * node_type.price_per_hour
-    return (nodes - layout.allocation.nodes_left, price - layout.price_left) if short <= 0 else None
+    return (nodes - placement.allocation.nodes_left, price - placement.price_left) if short <= 0 else None

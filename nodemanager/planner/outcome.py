@@ -1,4 +1,4 @@
-"""What a layout means for each job and each node: why the one waits, and what the other is needed for."""
+"""What a placement means: why each job waits, what each node is needed for, and what is bought."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REASON_BY_AVAILABILITY: Mapping[Availability, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """One node to be bought. ``serves``: the first few of the jobs that it is bought for."""
+    """One node to buy. ``serves``: the first few of the jobs it is bought for; ``job_count``: all of them."""
 
     place: SlotAndRank
     node_type: NodeType
@@ -42,11 +42,11 @@ class Purchase:
 
 
 class JobReasons(Mapping[JobId, Reason]):
-    """Why each waiting job waits: worked out where it is asked for, as there may be very many."""
+    """Why each waiting job waits. A reason is computed on access, because there may be very many jobs."""
 
-    def __init__(self, jobs: Mapping[JobId, Job], layout: Placement, settling: Reason | None) -> None:
+    def __init__(self, jobs: Mapping[JobId, Job], placement: Placement, settling: Reason | None) -> None:
         self._jobs = jobs
-        self._layout = layout
+        self._layout = placement
         self._settling = settling
 
     def __getitem__(self, id_: JobId) -> Reason:
@@ -61,7 +61,7 @@ class JobReasons(Mapping[JobId, Reason]):
         return self._reason(key, ids, index)
 
     def __iter__(self) -> Iterator[JobId]:
-        """In the order of their ids, in whichever order they became known."""
+        """The jobs in the order of their ids."""
         return merge(sorted(self._layout.demand.withheld), *self._layout.demand.batches.values())
 
     def __len__(self) -> int:
@@ -72,15 +72,17 @@ class JobReasons(Mapping[JobId, Reason]):
         return _JobReasonsItems(self)
 
     def in_id_order(self) -> Iterator[tuple[JobId, Reason]]:
-        """All of them, by id, in less time than one by one: those of a batch that are not served wait alike."""
-        layout, demand = self._layout, self._layout.demand
-        stuck = layout.stuck[0] if layout.stuck is not None else None
+        """All jobs with their reasons, by id. Fast: all unserved jobs of a batch share one reason."""
+        placement, demand = self._layout, self._layout.demand
+        stuck = placement.stuck[0] if placement.stuck is not None else None
         alike: dict[BatchKey, Reason] = {}
-        withheld: Iterable[_Placed] = ((id_, None, (), 0) for id_ in sorted(demand.withheld))
-        for id_, key, ids, index in merge(withheld, *(_placed(key, ids) for key, ids in demand.batches.items())):
+        withheld: Iterable[_JobInBatch] = ((id_, None, (), 0) for id_ in sorted(demand.withheld))
+        for id_, key, ids, index in merge(
+            withheld, *(_jobs_in_batch(key, ids) for key, ids in demand.batches.items())
+        ):
             if key is None:
                 yield id_, demand.withheld[id_]
-            elif id_ == stuck or index < layout.served.get(key, 0):
+            elif id_ == stuck or index < placement.served.get(key, 0):
                 yield id_, self._reason(key, ids, index)
             else:
                 if key not in alike:
@@ -88,50 +90,52 @@ class JobReasons(Mapping[JobId, Reason]):
                 yield id_, alike[key]
 
     def count_by_reason(self) -> Mapping[str, int]:
-        """How many jobs wait for which reason. Those that are served count as one kind, whatever serves them."""
+        """Count the jobs by the code of their reason. Served jobs all count as "node_ordered"."""
         counts = Counter(reason.code for reason in self._layout.demand.withheld.values())
         for key, ids in self._layout.demand.batches.items():
             served = self._layout.served.get(key, 0)
             counts["node_ordered"] += served
             if served < len(ids):
                 counts[self._reason(key, ids, served).code] += (
-                    1  # it may be the stuck one, and say more than others
+                    1  # it may be the stuck job, which has its own reason
                 )
             if served + 1 < len(ids):
                 counts[self._reason(key, ids, served + 1).code] += len(ids) - served - 1
         return +counts
 
     def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
-        layout = self._layout
-        if key in layout.demand.put_off:
-            return layout.demand.put_off[key]
-        if index < layout.count_served(key):
-            return self._served(key, ids, index)
-        stuck = layout.stuck
+        placement = self._layout
+        if key in placement.demand.put_off:
+            return placement.demand.put_off[key]
+        if index < placement.count_served(key):
+            return self._why_served(key, ids, index)
+        stuck = placement.stuck
         if stuck is not None and ids[index] == stuck[0]:
             return stuck[2]
-        own = layout.unserved.get(key)
-        if stuck is not None and (own is None or key in layout.served):
+        own = placement.unserved.get(key)
+        if stuck is not None and (own is None or key in placement.served):
             return because("behind_a_stuck_job", job=str(stuck[0]))
         return own if own is not None else because("behind_a_stuck_job", job="")
 
-    def _served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
-        layout, id_ = self._layout, ids[index]
+    def _why_served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        placement, id_ = self._layout, ids[index]
         standing: dict[SlotName, Availability] = {}
         free_in_s = 0.0
-        for bin_, _ in layout.seating.seats.get(id_, ()):
+        for bin_, _ in placement.seating.seats.get(id_, ()):
             standing[bin_.slot] = bin_.availability
             free_in_s = max(free_in_s, bin_.free_in_s)
-        for place, offer in layout.assignment.nodes_of(key, index):
+        for place, offer in placement.assignment.nodes_of(key, index):
             standing[place[0]] = offer.availability
         latest = max(standing.values())
         if latest is Availability.NEW and self._settling is not None:
             return self._settling
         nodes = tuple(slot for slot, when in standing.items() if when is latest)
-        unheeded = {"unheeded": layout.demand.unheeded[id_]} if id_ in layout.demand.unheeded else {}
+        unheeded = {"unheeded": placement.demand.unheeded[id_]} if id_ in placement.demand.unheeded else {}
         soon = {"free_in_s": free_in_s} if latest is Availability.SOON else {}
         zone = (
-            {"zone": layout.zones[key.shape]} if latest is not Availability.UP and key.shape in layout.zones else {}
+            {"zone": placement.zones[key.shape]}
+            if latest is not Availability.UP and key.shape in placement.zones
+            else {}
         )
         return because(REASON_BY_AVAILABILITY[latest], nodes=nodes, **soon, **zone, **unheeded)
 
@@ -145,20 +149,20 @@ class _JobReasonsItems(ItemsView[JobId, Reason]):
         return self._reasons.in_id_order()
 
 
-# A job, its batch (None: it is withheld), the ids of that, and its own place among them.
-_Placed = tuple[JobId, BatchKey | None, Sequence[JobId], int]
+# A job, its batch (None: it is withheld), the batch's ids, and the job's index among them.
+_JobInBatch = tuple[JobId, BatchKey | None, Sequence[JobId], int]
 
 
-def _placed(key: BatchKey, ids: Sequence[JobId]) -> Iterator[_Placed]:
+def _jobs_in_batch(key: BatchKey, ids: Sequence[JobId]) -> Iterator[_JobInBatch]:
     return ((id_, key, ids, index) for index, id_ in enumerate(ids))
 
 
 class NodeReasons(Mapping[LaunchId, Reason]):
-    """Why each node stays or goes, in the order of their ids. Of thousands, most are only at work."""
+    """Why each node stays or goes, by id. Most nodes are simply busy, and share the reason ``rest``."""
 
     def __init__(self, nodes: Mapping[LaunchId, Node], decided: Mapping[LaunchId, Reason], rest: Reason) -> None:
         self._nodes = nodes
-        self.decided = decided  # of those, and of those that are bought now: all but those that are only at work
+        self.decided = decided  # of all nodes that are not simply busy, and of those bought now
         self._rest = rest
 
     def __getitem__(self, id_: LaunchId) -> Reason:
@@ -171,11 +175,11 @@ class NodeReasons(Mapping[LaunchId, Reason]):
         return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
 
     def changed_since(self, before: NodeReasons) -> Sequence[LaunchId]:
-        """Those whose reason may be another than it was before. Most are only at work, now as then."""
-        found = {*self.decided, *before.decided}
+        """The nodes whose reason may have changed. Nodes that were and are simply busy are left out."""
+        ids = {*self.decided, *before.decided}
         if self._nodes is not before._nodes:
-            found |= self._nodes.keys() - before._nodes.keys()
-        return sorted(id_ for id_ in found if id_ in self)
+            ids |= self._nodes.keys() - before._nodes.keys()
+        return sorted(id_ for id_ in ids if id_ in self)
 
     def __len__(self) -> int:
         return len(self._nodes) + sum(id_ not in self._nodes for id_ in self.decided)
@@ -183,25 +187,25 @@ class NodeReasons(Mapping[LaunchId, Reason]):
 
 @dataclass(frozen=True, slots=True)
 class FleetNeeds:
-    """``needed``: the slots that waiting jobs are laid out on, with the first few of those jobs."""
+    """What the placement needs of the fleet. ``needed``: the slots it uses, with the first few of their jobs."""
 
     needed: Mapping[SlotName, tuple[JobId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     purchases: tuple[Purchase, ...] = ()
 
 
-def fleet_needs(jobs: Mapping[JobId, Job], layout: Placement) -> FleetNeeds:
-    """What the layout needs of the fleet. Nodes for the first in the queue are bought first."""
+def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
+    """What the placement needs of the fleet. Nodes for the first jobs in the queue are bought first."""
     needed: dict[SlotName, list[JobId]] = {}
-    for key, seated in layout.seating.seated.items():
-        for id_ in layout.demand.batches[key][: min(seated, layout.count_served(key))]:
-            for bin_, _ in layout.seating.seats[id_]:
+    for key, seated in placement.seating.seated.items():
+        for id_ in placement.demand.batches[key][: min(seated, placement.count_served(key))]:
+            for bin_, _ in placement.seating.seats[id_]:
                 needed.setdefault(bin_.slot, []).append(id_)
     purchases: list[Purchase] = []
-    for laid in layout.assignment.nodes():
-        serves, count = layout.assignment.jobs_on(laid, NAMES_MAX)
-        if laid.offer.availability is Availability.NEW:
-            purchases.append(Purchase(laid.place, laid.offer.node_type, laid.zone, serves, count))
+    for node in placement.assignment.nodes():
+        serves, count = placement.assignment.jobs_on(node, NAMES_MAX)
+        if node.offer.availability is Availability.NEW:
+            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count))
         else:
-            needed.setdefault(laid.place[0], []).extend(serves)
+            needed.setdefault(node.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))
     return FleetNeeds({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))

@@ -1,8 +1,8 @@
-"""When the next plan is made, should nothing new come before.
+"""Decide when to plan again if no news arrives before.
 
-Time alone moves things too: what waits for a moment that is known is planned then, and what is under way is looked
-after every second. Where nodes only stand idle and no job waits, a plan would weigh each of them to find the same
-again: there the reasons say when the first one's time is up.
+Time alone changes decisions too. A wait whose end is known is planned for at its end; calls in flight are checked
+every second. If nodes are merely idle and no job waits, the reasons of the last plan tell when the first idle
+node's time is up, so no plan is needed before.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ PLAN_EVERY_S = 1.0
 QUIET_EVERY_S = 5.0
 
 
-def next_plan_s(snapshot: Snapshot, made: Plan, policy: Policy) -> float:
-    """When to plan again after a plan that was just made, and whose orders stand in the snapshot."""
+def next_plan_s(snapshot: Snapshot, plan: Plan, policy: Policy) -> float:
+    """When to plan again after a plan that was just made and committed to the snapshot."""
     now_s = snapshot.now_s
-    moments = [*_moments(snapshot, policy)]
-    if _quiet(snapshot, made):
-        moments += [now_s + QUIET_EVERY_S, *_patience_ends_s(snapshot, made)]
+    moments = [*_deadlines_s(snapshot, policy)]
+    if _is_quiet(snapshot, plan):
+        moments += [now_s + QUIET_EVERY_S, *_idle_deadlines_s(snapshot, plan)]
     else:
         moments.append(now_s + PLAN_EVERY_S)
     return min(moment for moment in moments if moment > now_s)
 
 
-def _quiet(snapshot: Snapshot, made: Plan) -> bool:
-    """Whether nothing is ordered or wanted, and whoever is not at work only stands idle."""
-    if made.stands_still is not None or made.actions or made.jobs or snapshot.strays or snapshot.doubted_lists:
+def _is_quiet(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether nothing is ordered, no job waits, and every node is either simply busy or merely idle."""
+    if plan.stands_still is not None or plan.actions or plan.jobs or snapshot.strays or snapshot.doubted_lists:
         return False
-    return all(map(_only_idle, node_index_of(snapshot).to_check.values()))
+    return all(map(_is_merely_idle, node_index_of(snapshot).to_check.values()))
 
 
-def _only_idle(node: Node) -> bool:
+def _is_merely_idle(node: Node) -> bool:
     return node.state is NodeState.IDLE and node.call is None and not node.retry_s and not node.absences
 
 
-def _patience_ends_s(snapshot: Snapshot, made: Plan) -> Iterator[float]:
-    """When each idle node has been so for long enough, or the window that is paid for it closes."""
+def _idle_deadlines_s(snapshot: Snapshot, plan: Plan) -> Iterator[float]:
+    """When each idle node's patience ends, or its paid window closes."""
     for id_ in node_index_of(snapshot).to_check:
-        reason = made.nodes[id_]
+        reason = plan.nodes[id_]
         match reason.code, reason.figures:
             case "idle_not_long", {"idle_s": float(idle_s), "idle_timeout_s": float(timeout_s)}:
                 yield snapshot.now_s + timeout_s - idle_s
@@ -56,8 +56,8 @@ def _patience_ends_s(snapshot: Snapshot, made: Plan) -> Iterator[float]:
                 pass
 
 
-def _moments(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
-    """When something is asked anew, is not waited for any longer, or may be bought."""
+def _deadlines_s(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
+    """When a source must be asked again, an answer is overdue, or the queue has settled."""
     if snapshot.stirred_s is not None and snapshot.flux.answer_due_s is None:
         yield snapshot.flux.retry_s
     if snapshot.unsettled_s is not None:

@@ -1,12 +1,12 @@
-"""What is to be done now, and why: ``plan(snapshot, policy)``. Read this first.
+"""Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
 
-1. What must be asked of the outside is asked (:func:`_asks`).
-2. On stale data, or while another manager acts, nothing is decided (:func:`_standstill`).
-3. The waiting jobs are laid out (``layout``): on what is up, as the scheduler will seat them; on what can be kept,
-   or will soon be free; what is short, on the nodes that come and on new ones, at the least cost. Those are bought,
-   but only once the queue has settled.
-4. Each node takes its next step (``steps``): one that drains and is wanted again is undrained before anything is
-   bought.
+1. Ask the outside for what is missing: the claim, fresh lists, records to be written (:func:`_asks_now`).
+2. Decide nothing on stale data, or while another manager acts (:func:`_why_standstill`).
+3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
+   nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
+   bought only once the queue has settled.
+4. Give each node its next step (``node_steps``). A draining node that is wanted again is undrained before anything
+   is bought.
 
 The same snapshot always gives the same plan, in the same order.
 """
@@ -52,7 +52,7 @@ from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
-from nodemanager.planner.state.frozen import replace, worked_out
+from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
@@ -68,65 +68,70 @@ Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a plan was made from, for what is said of it beside what is ordered."""
+    """What a plan was made from: kept to explain the plan later."""
 
     snapshot: Snapshot
     policy: Policy
-    layout: Placement
+    placement: Placement
     needs: FleetNeeds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Orders in the order in which they are given, and a reason for every job and every node."""
+    """The orders, in the order in which they are given, and a reason for every job and every node."""
 
     asks: tuple[Ask, ...] = ()
     actions: tuple[Action, ...] = ()
     jobs: Mapping[JobId, Reason] = field(default_factory=dict)
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
-    would: tuple[Action, ...] = ()  # what is only said, of node types that are only observed
-    stands_still: Reason | None = None  # why nothing is decided at all
+    would: tuple[Action, ...] = ()  # for observed node types: reported, never carried out
+    stands_still: Reason | None = None  # why nothing is decided; None if something may be
     settled: bool = False
-    price_per_hour: Decimal = Decimal(0)  # of all that is, or may be, on the bill
-    basis: Basis | None = field(default=None, repr=False, compare=False)  # None where nothing was laid out
+    price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
+    basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
 
-    @worked_out
+    @lazy_property
     def types(self) -> Mapping[TypeName, Reason]:
-        """Why each is bought, or not."""
-        of = self.basis
-        return type_reasons(of.policy, of.layout, of.needs) if of is not None else {}
+        """Why each node type is bought, or not."""
+        basis = self.basis
+        return type_reasons(basis.policy, basis.placement, basis.needs) if basis is not None else {}
 
-    @worked_out
+    @lazy_property
     def warnings(self) -> tuple[Reason, ...]:
-        """What the site should mend."""
-        of = self.basis
-        return warnings(of.snapshot, of.policy, of.layout, of.needs) if of is not None else ()
+        """What the site's administrator should fix."""
+        basis = self.basis
+        return warnings(basis.snapshot, basis.policy, basis.placement, basis.needs) if basis is not None else ()
 
     @property
     def decided(self) -> Mapping[LaunchId, Reason]:
-        """The reasons of those nodes about which there was something to decide."""
+        """The reasons of the nodes that needed a decision: all except those that are simply busy."""
         return self.nodes.decided if isinstance(self.nodes, NodeReasons) else self.nodes
 
     def count_by_reason(self) -> Mapping[str, int]:
-        """How many jobs wait for which reason."""
+        """Count the waiting jobs by the code of their reason."""
         return self.jobs.count_by_reason() if isinstance(self.jobs, JobReasons) else {}
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide. Pure: all it knows is in its arguments."""
-    made = _decided(snapshot, policy)
-    if not policy.observed or made.stands_still is not None:
-        return made
-    # Jobs are served by the types that act alone; what would be done with all of them is another plan.
-    said = _decided(snapshot, policy.acting_everywhere).actions
-    begun = [it for it in made.actions if type_of_action(it, snapshot) in policy.observed]
+    """Decide what to do. Pure: all it knows is in its arguments."""
+    acting = _decide(snapshot, policy)
+    if not policy.observed or acting.stands_still is not None:
+        return acting
+    # Only the acting types serve jobs. What all types together would do is a second, separate plan.
+    if_all_acted = _decide(snapshot, policy.acting_everywhere).actions
+    ordered = [action for action in acting.actions if type_of_action(action, snapshot) in policy.observed]
     return replace(
-        made, would=tuple(it for it in said if type_of_action(it, snapshot) in policy.observed and it not in begun)
+        acting,
+        would=tuple(
+            action
+            for action in if_all_acted
+            if type_of_action(action, snapshot) in policy.observed and action not in ordered
+        ),
     )
 
 
 def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
-    """The node type that an order is about; None where it is about several, or about a node that is not known."""
+    """The node type that an order concerns; None if it concerns several types or an unknown node."""
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return launch.type_name
@@ -140,10 +145,10 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
             return node.launch.type_name if node is not None else None
 
 
-def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
-    asks = _asks(snapshot, policy)
+def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
+    asks = _asks_now(snapshot, policy)
     price = supply.price_per_hour(snapshot, policy)
-    stands_still = _standstill(snapshot, policy)
+    stands_still = _why_standstill(snapshot, policy)
     if stands_still is not None:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
@@ -153,30 +158,30 @@ def _decided(snapshot: Snapshot, policy: Policy) -> Plan:
             )
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    layout = place_within_budget(snapshot, policy, price)
-    found = fleet_needs(snapshot.jobs, layout)
+    placement = place_within_budget(snapshot, policy, price)
+    needs = fleet_needs(snapshot.jobs, placement)
     quiet = is_settled(snapshot, policy)
     settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
-    unsent = unsent_leases.review(snapshot, policy, price, layout, found, settling)
-    steps, reasons = _steps(snapshot, policy, layout, found, unsent)
-    boots = _boots(snapshot, policy, layout, found) if quiet else ()
+    unsent = unsent_leases.review(snapshot, policy, price, placement, needs, settling)
+    steps, reasons = _step_nodes(snapshot, policy, placement, needs, unsent)
+    boots = _boot_orders(snapshot, policy, placement, needs) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
-        jobs=JobReasons(snapshot.jobs, layout, settling),
+        jobs=JobReasons(snapshot.jobs, placement, settling),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
         ),
         settled=quiet,
         price_per_hour=price,
-        basis=Basis(snapshot, policy, layout, found),
+        basis=Basis(snapshot, policy, placement, needs),
     )
 
 
 # --- asking -----------------------------------------------------------------------------------------------
 
 
-def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
+def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     now_s = snapshot.now_s
     asks: list[Ask] = []
     if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
@@ -196,7 +201,7 @@ def _asks(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
 
 
 def _sweeps(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
-    """Rarely, and never while another one acts: a sweep deletes."""
+    """The sweep for leftovers, if it is due. Never while another manager acts: a sweep deletes."""
     due = snapshot.swept_s is None or snapshot.now_s - snapshot.swept_s >= policy.sweep_s
     return (SweepCloud(),) if due else ()
 
@@ -210,18 +215,18 @@ def _older_than(source: Source, age_s: float, now_s: float) -> bool:
 
 
 def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
-    """While something is on its way in or out the list is news; else it is a check."""
-    roll = node_index_of(snapshot)
+    """How often to list the cloud: often while nodes boot or stop, else only now and then as a check."""
+    node_index = node_index_of(snapshot)
     moving = (
-        any(roll.count_by_state.get(state) for state in IN_TRANSITION)
+        any(node_index.count_by_state.get(state) for state in IN_TRANSITION)
         or snapshot.strays
         or snapshot.doubted_lists
-        or any(node.absences for node in roll.to_check.values())
+        or any(node.absences for node in node_index.to_check.values())
     )
     return policy.probe_s if moving else policy.relist_s
 
 
-def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
+def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     if not snapshot.claimed:
         return because("not_the_actor", why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
@@ -245,11 +250,11 @@ def _standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
 
 
 def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
-    """When the queue will have been quiet long enough to buy for it, if nothing more comes.
+    """When the queue will have been quiet long enough to buy nodes for it, if nothing else happens.
 
-    Two waits make it up: for more jobs that are submitted together, and the short one after any change, which
-    keeps a job from counting both as waiting and as just begun (its start reaches us from the ranks and from the
-    queue, one a moment after the other). Neither goes beyond ``settle_max_s``.
+    Two waits apply. The longer one (``settle_s``) gives jobs that are submitted together time to arrive. The short
+    one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
+    is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
     """
     quiet_s = snapshot.changed_s + policy.quiet_s
     if snapshot.newest_job_s is not None:
@@ -260,10 +265,10 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
 
 
 def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether it is time to buy: the queue is quiet, and the ranks were looked at since they last stirred.
+    """Whether it is time to buy: the queue is quiet, and the ranks were read since they last changed.
 
-    And it is known which queues are stopped. Somebody may have stopped one while the instance was away, or while it
-    had no scheduler, which hides it: so they are asked for since.
+    The list of stopped queues must also be current. A queue may have been stopped while the instance was
+    unreachable or had no scheduler, which hides it. So the list must be newer than that.
     """
     if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
@@ -275,46 +280,51 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def _steps(
+def _step_nodes(
     snapshot: Snapshot,
     policy: Policy,
-    layout: Placement,
-    found: FleetNeeds,
+    placement: Placement,
+    needs: FleetNeeds,
     unsent: Mapping[LaunchId, unsent_leases.LeaseReview],
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
-    roll = node_index_of(snapshot)
-    leaving = roll.count_by_state.get(NodeState.DRAINING, 0) + roll.count_by_state.get(NodeState.STOPPING, 0)
+    node_index = node_index_of(snapshot)
+    leaving = node_index.count_by_state.get(NodeState.DRAINING, 0) + node_index.count_by_state.get(
+        NodeState.STOPPING, 0
+    )
     leaving -= count_held(snapshot, NodeState.DRAINING)
     ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
     ended |= {node.id for node in unsent_leases.ending_leases(snapshot)}
-    outlook = StepContext(
+    context = StepContext(
         snapshot=snapshot,
         policy=policy,
-        needed=found.needed,
-        makes_room=make_room(snapshot, policy, layout, found.needed, ended),
+        needed=needs.needed,
+        makes_room=make_room(snapshot, policy, placement, needs.needed, ended),
         unsent=unsent,
-        count_live=sum(roll.count_by_type.values()) - leaving - len(ended),
+        count_live=sum(node_index.count_by_type.values()) - leaving - len(ended),
         count_usable=count_usable(snapshot, policy),
-        count_ready=count_ready(snapshot, policy, found.needed, ended),
-        overspent=layout.overspent,
+        count_ready=count_ready(snapshot, policy, needs.needed, ended),
+        overspent=placement.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
-    # With the budget spent, something is to be decided about those at work, too.
-    to_decide = {**(roll.to_check if layout.overspent is None else snapshot.nodes), **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: _turn(node, policy)):
-        taken = next_step(node, outlook)
-        reasons[node.launch.id] = taken.reason
-        if taken.action is not None:
-            actions.append(taken.action)
+    # Once the budget is spent, busy nodes need a decision too.
+    to_decide = {
+        **(node_index.to_check if placement.overspent is None else snapshot.nodes),
+        **steered_nodes(snapshot),
+    }
+    for node in sorted(to_decide.values(), key=lambda node: _step_order(node, policy)):
+        chosen = next_step(node, context)
+        reasons[node.launch.id] = chosen.reason
+        if chosen.action is not None:
+            actions.append(chosen.action)
     return actions, reasons
 
 
-def _turn(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
-    """Of those that may go, as they are idle, the dearest does first: fewer are kept, and the cheap ones."""
+def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
     node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
     return (
         STATE_RANKING[node.state],
@@ -323,21 +333,23 @@ def _turn(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     )
 
 
-def _boots(snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds) -> tuple[BootNode, ...]:
-    spares = spare_purchases(snapshot, policy, layout, found)
-    # What quotas and breakers leave is less than the layout asks for: what is beyond it is had no more at the next.
+def _boot_orders(
+    snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
+) -> tuple[BootNode, ...]:
+    spares = spare_purchases(snapshot, policy, placement, needs)
+    # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
-        _boot(purchase, why, snapshot, policy)
-        for purchase, why in (*((purchase, "demand") for purchase in found.purchases), *spares)
+        _boot_order(purchase, why, snapshot, policy)
+        for purchase, why in (*((purchase, "demand") for purchase in needs.purchases), *spares)
         if allowance.take(purchase.node_type)
     )
 
 
-def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
+def _boot_order(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
     return BootNode(
         launch,
         purchase.serves,
@@ -346,22 +358,22 @@ def _boot(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> B
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:
-    """Nodes of ours that no launch owns: taken back where their slot is free, else destroyed in the end.
+    """Handle our nodes that no launch owns: give them a lease again if their slot is free, else destroy them.
 
-    One that a job could begin on is drained before that, and looked at once more.
+    If a job could start on such a node, it is drained first and looked at once more.
     """
     ownerless = sorted(supply.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
-        launch = _lease_of(stray, snapshot, policy)
+        launch = _launch_of_stray(stray, snapshot, policy)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
-        elif _may_go(stray, leased, snapshot, policy):
+        elif _may_destroy(stray, leased, snapshot, policy):
             reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
-            up = _rank_up(stray, snapshot)
+            up = _online_rank(stray, snapshot)
             if up is not None and up[1].schedulable and up[0].slot not in leased:
                 actions.append(CordonNode(up[0].launch, up[1].rank, drain_text(up[0].launch), reason))
             else:
@@ -369,20 +381,23 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
     return actions
 
 
-def _rank_up(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
-    """The rank that may be its own, where that is up."""
+def _online_rank(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
+    """The identity of a stray and the rank it may serve; None unless that rank is online."""
     identity = stray.node.identity
     rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
     return (identity, rank) if identity is not None and rank is not None and rank.online else None
 
 
-def _may_go(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
-    """Nobody missed it for long enough, no job runs on the rank that may be its own, and nobody holds that."""
+def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a stray may be destroyed.
+
+    It must have been ownerless long enough, and no job may run on its rank. An operator's drain protects it too.
+    """
     identity = stray.node.identity
     if identity is not None and identity.type_name in policy.observed:
         return False
-    if (up := _rank_up(stray, snapshot)) is not None:
+    if (up := _online_rank(stray, snapshot)) is not None:
         known, rank = up
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
         if rank.allocated or not ours:
@@ -391,18 +406,18 @@ def _may_go(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, poli
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
-def _lease_of(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
-    """The launch that a stray's tags tell of; None where there is no such slot."""
+def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
+    """The launch that a stray's tags name; None if the site has no such slot."""
     identity = stray.node.identity
     if identity is None or identity.slot not in snapshot.rank_of_slot or identity.slot not in policy.type_of_slot:
         return None
     if policy.type_of_slot[identity.slot].name != identity.type_name:
-        return None  # the slot has changed its type since: this node is not what R says stands there
+        return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    return _launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    return _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
 
 
-def _launch(
+def _new_launch(
     id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
 ) -> Launch:
     node_type = policy.type_of_slot[slot]
@@ -411,7 +426,7 @@ def _launch(
         slot=slot,
         rank=snapshot.rank_of_slot[slot],
         type_name=node_type.name,
-        # Makes the create idempotent: the same for the same launch, at most 64 characters of ASCII.
+        # Makes the create idempotent: equal for equal launches, at most 64 ASCII characters.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
         requested_at=requested_at,
         zone=zone,

@@ -1,7 +1,7 @@
-"""Jobs that are to run again: those that asked for it, and whose node its provider is about to take back.
+"""Resubmit jobs whose node the provider is about to take back, if they ask for it.
 
-Flux does not start a job again whose node has died. A job that says ``node-manager.requeue`` is submitted once
-more, to start only if it does not end well: the new one names the old one, and the old one the new one.
+Flux does not restart a job whose node has died. A job with the attribute ``node-manager.requeue`` is submitted once
+more. The copy starts only if the original fails. Each of the two names the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
 def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
-    """The jobs that are to be submitted once more now, each once; none of those on nodes that are only observed."""
+    """The orders to resubmit jobs, each job once. Jobs on nodes of observed types are left out."""
     taken_back = {
         node.launch.rank: node
         for node in node_index_of(snapshot).to_check.values()
-        if node.reclaimed is not None and _takes_no_job(node) and node.launch.type_name not in policy.observed
+        if node.reclaimed is not None and _is_drained(node) and node.launch.type_name not in policy.observed
     }
-    if not taken_back or _may_have_been(snapshot):
+    if not taken_back or _is_unconfirmed(snapshot):
         return ()
     again = {job.requeued_from for job in snapshot.jobs.values() if job.requeued_from is not None}
     orders = []
@@ -34,12 +34,12 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
     return tuple(orders)
 
 
-def _may_have_been(snapshot: Snapshot) -> bool:
-    """Whether a job was submitted, and not answered, since the queue was last seen."""
+def _is_unconfirmed(snapshot: Snapshot) -> bool:
+    """Whether a resubmission without an answer may not be visible in the queue yet."""
     failed_s, seen_s = snapshot.requeue_failed_s, snapshot.queue.seen_s
     return failed_s is not None and (seen_s is None or seen_s <= failed_s)
 
 
-def _takes_no_job(node: Node) -> bool:
-    """Drained first: for a tenth of a second after a node's death Flux would give it to the next job."""
+def _is_drained(node: Node) -> bool:
+    """Whether the node is drained. For a tenth of a second after a node's death Flux may still give it to a job."""
     return node.rank is not None and node.rank.drain_reason is not None

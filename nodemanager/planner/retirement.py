@@ -1,4 +1,4 @@
-"""Which nodes go, when, and why the others stay."""
+"""Decide which idle nodes are retired, when, and why the others stay."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def should_retire(
     stop_lead_s: float | None = None,
     quickest_stop_s: float | None = None,
 ) -> tuple[bool, Reason]:
-    """Whether an idle node that no waiting job would use goes now, and why, or why not.
+    """Whether to retire an idle node that no waiting job would use, and why, or why not.
 
-    ``surplus``: how many nodes there are beyond ``nodes_min``; ``spare``: it is one of its type's spares. A node
-    goes at the last safe moment of a window that is paid for, which is ``stop_lead_s`` before its end; where
-    windows are shorter than ``idle_timeout_s`` it goes after that long without work. Where they are longer and not
-    even the quickest stop (``quickest_stop_s``; None: none was measured) would end within this one, it is kept for
-    the next, which is paid anyway.
+    A node is retired at the last safe moment of its paid window, ``stop_lead_s`` before the end. If windows are no
+    longer than ``idle_timeout_s``, it must also have been idle for that long. If they are longer and even the
+    quickest stop would end after this window, the node is kept for the next one, which is paid anyway.
+
+    ``surplus``: how many nodes there are beyond ``nodes_min``. ``spare``: the node is one of its type's spares.
+    ``quickest_stop_s``: the shortest stop measured; None if there is none.
     """
     lead_s = policy.stop_lead_s if stop_lead_s is None else stop_lead_s
     idle_s = now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
@@ -49,7 +50,8 @@ def should_retire(
     if left_s > lead_s:
         return False, because("paid_time_left", **figures)
     if quickest_stop_s is not None and rule.window_s > policy.idle_timeout_s:
-        # A stop is seen by the list after it: what was measured may be longer by that much, and a decision be late.
+        # Measured stops may be one interval too long, because only the next list shows a stop. Decisions may be
+        # late too.
         too_late_s = min(quickest_stop_s, lead_s) - policy.probe_s
         if left_s < too_late_s:
             goes_in_s = left_s + max(0.0, rule.window_s - lead_s)
@@ -60,7 +62,7 @@ def should_retire(
 
 
 def second_look(node: Node, rank: FluxRank) -> Reason | None:
-    """What, after the drain was answered, still forbids to stop the node; None when nothing does."""
+    """What still forbids stopping the node after its drain was answered; None if nothing does."""
     if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
         return because("held_by_drain", drain_reason=rank.drain_reason or "")
     if rank.allocated:

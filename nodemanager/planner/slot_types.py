@@ -1,7 +1,7 @@
-"""How the slots are divided among the node types, and which of them change their type to fulfil a wish.
+"""The types of the slots, and which slots change their type to fulfil a wish.
 
-A slot may move while nobody stands on it and nobody is on the way: offline, not allocated, not leased, held by no
-drain but ours. So no core that a job holds ever leaves the instance's resources.
+A slot may change its type while it has no node and none is coming: offline, not allocated, not leased, and not
+drained by anybody else. So no core that a job holds ever leaves the instance's resources.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from nodemanager.planner.state.snapshot import Snapshot
 SlotTypes = Mapping[SlotName, TypeName]
 
 
-def with_slot_types(policy: Policy, division: SlotTypes) -> Policy:
-    """The policy with the slots where the instance has them; where that does not say, where the site has them."""
-    if not division:
+def with_slot_types(policy: Policy, type_of_slot: SlotTypes) -> Policy:
+    """The policy with each slot's type as the instance reports it, or as the site sets it if it does not."""
+    if not type_of_slot:
         return policy
-    said = {slot: node_type.name for node_type in policy.node_types for slot in node_type.slots} | dict(division)
+    merged = {slot: node_type.name for node_type in policy.node_types for slot in node_type.slots}
+    merged |= type_of_slot
     slots: dict[TypeName, list[SlotName]] = {}
-    for slot, type_name in said.items():
+    for slot, type_name in merged.items():
         slots.setdefault(type_name, []).append(slot)
     types = tuple(replace(node_type, slots=tuple(slots.get(node_type.name, ()))) for node_type in policy.node_types)
     return policy if types == policy.node_types else replace(policy, node_types=types)
 
 
 def movable_slots(snapshot: Snapshot) -> tuple[SlotName, ...]:
-    """The slots that may change their type now, the last rank first: the first ones are leased first."""
+    """The slots that may change their type now, the last rank first, because low ranks are leased first."""
     leased = {node.launch.slot for node in snapshot.nodes.values()}
     leased |= {stray.node.identity.slot for stray in ownerless_strays(snapshot) if stray.node.identity is not None}
     ranks = sorted(snapshot.ranks.values(), key=lambda rank: -rank.rank)
@@ -44,12 +45,12 @@ def movable_slots(snapshot: Snapshot) -> tuple[SlotName, ...]:
 
 
 def may_move(rank: FluxRank) -> bool:
-    """Whether nobody is there, and nobody else holds it by a drain."""
+    """Whether the rank has no node, and nobody else has drained it."""
     return not (rank.online or rank.allocated or rank.excluded or drained_by_others(rank))
 
 
 def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:
-    """What becomes of a wish. It is answered at once, one way or the other; nothing is kept for later."""
+    """Fulfil a wish or refuse it, at once; nothing is kept for later."""
     in_place = {
         slot: node_type.name for slot, node_type in policy.type_of_slot.items() if slot in snapshot.rank_of_slot
     }
@@ -61,23 +62,23 @@ def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSl
 
 @dataclass(frozen=True, slots=True)
 class SlotMoves:
-    """The slots that change, each with the type that it gets. Empty where all is as wished."""
+    """The slots that change, each with its new type. Empty if all is as wished."""
 
     slot_types: SlotTypes
 
 
 def choose_moves(
-    counts: Mapping[TypeName, int], division: SlotTypes, free: Iterable[SlotName], types: Iterable[TypeName]
+    counts: Mapping[TypeName, int], type_of_slot: SlotTypes, free: Iterable[SlotName], types: Iterable[TypeName]
 ) -> SlotMoves | Reason:
-    """Which slots to move so that the named types have as many as wished; or why that cannot be.
+    """Choose the slots that change so that the named types get the wished numbers; or say why that cannot be.
 
-    ``free``: those that may move, best first. Types that are not named keep theirs, so the named ones together
-    must have as many as before.
+    ``free``: the slots that may change, best first. Types that are not named keep theirs, so the named types
+    together must have as many as before.
     """
     unknown = counts.keys() - set(types)
     if unknown:
         return because("slots_unknown_type", node_type=min(unknown))
-    have = Counter(division.values())
+    have = Counter(type_of_slot.values())
     wanted, there = sum(counts.values()), sum(have[name] for name in counts)
     if wanted != there:
         return because("slots_do_not_add_up", wanted=wanted, have=there, types=tuple(sorted(counts)))
@@ -86,7 +87,7 @@ def choose_moves(
     going: list[SlotName] = []
     left = dict(surplus)
     for slot in free:
-        giver = division.get(slot)
+        giver = type_of_slot.get(slot)
         if giver is not None and left.get(giver, 0) > 0:
             left[giver] -= 1
             going.append(slot)
@@ -97,7 +98,7 @@ def choose_moves(
 
 
 def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
-    """Have a type declared as its nodes really are, at a moment at which none of its slots is in use."""
+    """Declare a type with what its nodes really have, once none of its slots is in use; None if nothing is due."""
     if not snapshot.to_promise:
         return None
     free = set(movable_slots(snapshot))

@@ -1,4 +1,4 @@
-"""Nodes that no job needs yet: those that keep the fleet at its least size, and a type at its spares."""
+"""Nodes that no job needs yet: they keep the fleet at ``nodes_min``, and each type at its number of spares."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
 def spare_purchases(
-    snapshot: Snapshot, policy: Policy, layout: Placement, found: FleetNeeds
+    snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
 ) -> list[tuple[Purchase, str]]:
-    """What is to be bought beside what jobs need, each with why."""
+    """The purchases beyond what jobs need, each with its reason: "spare" or "nodes_min"."""
     bought: list[tuple[Purchase, str]] = []
     if not policy.has_spares and policy.nodes_min <= 0:
         return bought
-    till = _Till(layout.supply, layout, found)
-    have = count_ready(snapshot, policy, found.needed)
+    purchaser = _Purchaser(placement.supply, placement, needs)
+    have = count_ready(snapshot, policy, needs.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
-            place = till.take(node_type)
+            place = purchaser.take(node_type)
             bought += (
-                [(Purchase(place, node_type, layout.supply.open_zones[node_type.name][0], (), 0), "spare")]
+                [(Purchase(place, node_type, placement.supply.open_zones[node_type.name][0], (), 0), "spare")]
                 if place is not None
                 else []
             )
     short = -count_beyond_nodes_min(snapshot, policy)
-    for _ in range(short - len(found.purchases) - len(bought)):
+    for _ in range(short - len(needs.purchases) - len(bought)):
         for node_type in sorted(policy.node_types, key=by_price):
-            place = till.take(node_type)
+            place = purchaser.take(node_type)
             if place is not None:
                 bought.append(
-                    (Purchase(place, node_type, layout.supply.open_zones[node_type.name][0], (), 0), "nodes_min")
+                    (Purchase(place, node_type, placement.supply.open_zones[node_type.name][0], (), 0), "nodes_min")
                 )
                 break
-            if till.waits_for(node_type):
+            if purchaser.frees_soon(node_type):
                 break
     return bought
 
 
 def count_usable(snapshot: Snapshot, policy: Policy) -> int:
-    """How many nodes are up and take jobs. Where no least number is to be kept they are not told apart."""
+    """How many nodes are up and take jobs. Without ``nodes_min`` every node that is up counts."""
     if policy.nodes_min <= 0:
         return sum(node_index_of(snapshot).count_by_state.get(state, 0) for state in USABLE)
     return sum(node.state in USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values())
 
 
 def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
-    """How many nodes that take jobs, or will, there are beyond the least number; those ended are not counted."""
+    """How many nodes that take jobs, now or soon, exceed ``nodes_min``. Nodes in ``ended`` are not counted."""
     counted = (*USABLE, *COMING)
     nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
     return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.nodes_min
@@ -67,9 +67,9 @@ def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[
 def count_ready(
     snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object], ended: Container[LaunchId] = ()
 ) -> dict[TypeName, int]:
-    """How many nodes of each type stand ready, or will, that no waiting job needs; not counted without spares.
+    """How many nodes of each type are idle or booting and needed by no waiting job; empty if no type has spares.
 
-    ``ended``: those that are not counted, as their leases are ended.
+    ``ended``: nodes that are not counted because their leases end.
     """
     counts: dict[TypeName, int] = {}
     if not policy.has_spares:
@@ -83,12 +83,12 @@ def count_ready(
 
 
 def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether a node that is up, or will be, gets work then: it is none to keep ready otherwise.
+    """Whether a node gets jobs once it is up. If not, keeping it ready is useless.
 
-    A scheduler that has not noticed a node yet, or was loaded anew, does in a moment: that is waited for.
+    A scheduler that was reloaded, or has not noticed the node yet, gets a moment to do so.
     """
     rank = node.rank
-    if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s) or _lease_ends(node):
+    if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s) or _is_lease_ending(node):
         return False
     if rank is None:
         return True
@@ -98,32 +98,32 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     return not unschedulable or snapshot.now_s - node.rank_seen_s < policy.rejoin_timeout_s
 
 
-def _lease_ends(node: Node) -> bool:
+def _is_lease_ending(node: Node) -> bool:
     return node.call is not None and node.call.kind is CallKind.END_LEASE
 
 
 @dataclass(slots=True)
-class _Till:
-    """What is left to buy once the jobs have theirs."""
+class _Purchaser:
+    """Buys what is left after the jobs' purchases, within the limits."""
 
     market: Supply
-    layout: Placement
-    found: FleetNeeds
+    placement: Placement
+    needs: FleetNeeds
     nodes_left: int = field(init=False)
     price_left: Decimal = field(init=False)
     taken: set[SlotName] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes_left = self.layout.allocation.nodes_left
-        self.price_left = self.layout.price_left
-        self.taken = {purchase.place[0] for purchase in self.found.purchases} | set(self.found.needed)
+        self.nodes_left = self.placement.allocation.nodes_left
+        self.price_left = self.placement.price_left
+        self.taken = {purchase.place[0] for purchase in self.needs.purchases} | set(self.needs.needed)
 
     def take(self, node_type: NodeType) -> SlotAndRank | None:
-        """A free slot of the type, within the limits; None if there is none."""
+        """Take a free slot of the type, within the limits; None if there is none."""
         return self._first(node_type, self.market.slots_free_now(node_type))
 
-    def waits_for(self, node_type: NodeType) -> bool:
-        """Whether a slot of the type is free in a moment: that is waited for before a dearer one is bought."""
+    def frees_soon(self, node_type: NodeType) -> bool:
+        """Whether a slot of the type is free in a moment. Wait for it before buying a dearer type."""
         return self._first(node_type, self.market.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:

@@ -1,7 +1,7 @@
-"""Leases whose create was not sent yet: each is weighed again until it is, as ending one costs nothing.
+"""Review leases whose create was not sent yet: until it is, ending a lease costs nothing.
 
-Creates go out one by one, at the pace that the site sets, or wait for a provider that refuses: meanwhile jobs are
-cancelled or start elsewhere, and limits are lowered.
+Creates are sent one by one at the site's pace, or wait for a provider that refuses them. Meanwhile jobs may be
+cancelled or start elsewhere, and limits may be lowered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
 class LeaseReview(NamedTuple):
-    """Why a lease's create is not sent; ``ends``: whether the slot is given back, or it only waits for a moment."""
+    """Why a lease's create is not sent now. ``ends``: True if the lease ends, False if it only waits."""
 
     reason: Reason
     ends: bool = True
@@ -37,37 +37,37 @@ def review(
     snapshot: Snapshot,
     policy: Policy,
     price_per_hour: Decimal,
-    layout: Placement,
-    found: FleetNeeds,
+    placement: Placement,
+    needs: FleetNeeds,
     settling: Reason | None,
 ) -> Mapping[LaunchId, LeaseReview]:
-    """The leases that no create is to be sent for now.
+    """The leases for which no create is sent now.
 
-    ``settling``: why no node is bought yet. What nobody wants is given back only when one could be: what is bought
-    for the same jobs by the next plan would else be leased and given back in turns.
+    ``settling``: why no node is bought yet; None if nodes may be. Unwanted leases end only when nodes may be
+    bought: if not, the same jobs could lease a slot and give it back in turns.
     """
     unsent = [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
     if not unsent:
         return {}
-    weighed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
-    rest = [node for node in unsent if node.id not in weighed]
-    weighed |= _above_limits(rest, snapshot, policy, price_per_hour, found, weighed)
-    kept = _not_to_be_had(snapshot, policy, layout)
+    reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
+    rest = [node for node in unsent if node.id not in reviewed]
+    reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)
+    kept = _unavailable_types(snapshot, policy, placement)
     idle = [
         node
         for node in rest
-        if node.id not in weighed
-        and node.launch.slot not in found.needed
+        if node.id not in reviewed
+        and node.launch.slot not in needs.needed
         and node.launch.type_name not in kept
         and not snapshot.steered(node)
     ]
     if settling is not None:
-        return weighed | {node.id: LeaseReview(settling, ends=False) for node in idle}
-    return weighed | _unwanted(idle, snapshot, policy, found, weighed)
+        return reviewed | {node.id: LeaseReview(settling, ends=False) for node in idle}
+    return reviewed | _unwanted(idle, snapshot, policy, needs, reviewed)
 
 
 def may_end(node: Node) -> bool:
-    """Whether it is surely nothing but a lease, and that on record, and something may be done about it now."""
+    """Whether it is certainly nothing but a lease on record, without a call in flight."""
     return is_unsent(node) and node.recorded and node.call is None
 
 
@@ -76,7 +76,7 @@ def is_unsent(node: Node) -> bool:
 
 
 def ending_leases(snapshot: Snapshot) -> list[Node]:
-    """Those that are being ended: still on record, and nothing will come of them."""
+    """The nodes whose lease is being ended: still on record, but they will not be made."""
     return [
         node
         for node in node_index_of(snapshot).with_call.values()
@@ -88,13 +88,13 @@ def _only_observed(node: Node) -> LeaseReview:
     return LeaseReview(because("only_observed", node_type=node.launch.type_name))
 
 
-def _not_to_be_had(snapshot: Snapshot, policy: Policy, layout: Placement) -> Container[TypeName]:
-    """The types of which no more may be had now, while more is wanted: what is leased of them is not given back.
+def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement) -> Container[TypeName]:
+    """The types that cannot be bought now although jobs want more nodes: their leases are kept.
 
-    One that is bought to learn whether there is more (``refusals``) serves no job where several are short; were it
-    given back, there would be one to be had again. And what all types are blocked for is waited out.
+    A single node that probes a quota (``backoff``) may serve no job if a job needs several. If its lease ended, the
+    next plan would buy it again. Leases also outlast a block of all types.
     """
-    if all(layout.count_served(key) == len(ids) for key, ids in layout.batches.items()):
+    if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
     return {**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy)}
 
@@ -107,17 +107,17 @@ def _above_limits(
     snapshot: Snapshot,
     policy: Policy,
     price_per_hour: Decimal,
-    found: FleetNeeds,
+    needs: FleetNeeds,
     ended: Mapping[LaunchId, LeaseReview],
 ) -> dict[LaunchId, LeaseReview]:
-    """As many as the fleet is above a limit by, which was lowered, or which strays have come to be under too."""
-    roll = node_index_of(snapshot)
+    """End as many leases as the fleet is above a limit, because it was lowered or because strays count too."""
+    node_index = node_index_of(snapshot)
     going = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
-    nodes = sum(roll.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(going)
+    nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(going)
     price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in going), Decimal(0))
-    weighed: dict[LaunchId, LeaseReview] = {}
+    reviewed: dict[LaunchId, LeaseReview] = {}
     if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
-        return weighed
+        return reviewed
     reason = because(
         "lease_above_limits",
         nodes=nodes,
@@ -125,41 +125,41 @@ def _above_limits(
         price_per_hour=price,
         price_per_hour_max=policy.price_per_hour_max,
     )
-    for node in sorted(leases, key=lambda node: _worth(node, snapshot, found)):
+    for node in sorted(leases, key=lambda node: _order_of_worth(node, snapshot, needs)):
         its_price = billing.price_per_hour(node.launch, policy)
         if nodes > policy.nodes_max or (price > policy.price_per_hour_max and its_price > 0):
-            weighed[node.id] = LeaseReview(reason)
+            reviewed[node.id] = LeaseReview(reason)
             nodes, price = nodes - 1, price - its_price
-    return weighed
+    return reviewed
 
 
-def _worth(node: Node, snapshot: Snapshot, found: FleetNeeds) -> tuple[bool, int, int, float, LaunchId]:
-    """The least first: what nobody wants, then what is for the last in the queue; of equals the latest."""
-    jobs = found.needed.get(node.launch.slot, ())
-    first = min((_place(job, snapshot) for job in jobs), default=(0, 0))
+def _order_of_worth(node: Node, snapshot: Snapshot, needs: FleetNeeds) -> tuple[bool, int, int, float, LaunchId]:
+    """The sort key of leases, the least useful first: unwanted ones, then those for the last jobs in the queue."""
+    jobs = needs.needed.get(node.launch.slot, ())
+    first = min((_queue_position(job, snapshot) for job in jobs), default=(0, 0))
     return bool(jobs), -first[0], -first[1], -node.requested_s, node.id
 
 
-def _place(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
+def _queue_position(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
     return -snapshot.jobs[job].priority, job
 
 
-# --- demand that is gone ----------------------------------------------------------------------------------
+# --- unwanted leases --------------------------------------------------------------------------------------
 
 
 def _unwanted(
     leases: list[Node],
     snapshot: Snapshot,
     policy: Policy,
-    found: FleetNeeds,
+    needs: FleetNeeds,
     ended: Mapping[LaunchId, LeaseReview],
 ) -> dict[LaunchId, LeaseReview]:
-    """Of those that no job wants, what neither ``nodes_min`` nor the spares of a type take; the dearest first."""
-    weighed: dict[LaunchId, LeaseReview] = {}
+    """End the leases that no job wants and that neither ``nodes_min`` nor spares need, the dearest first."""
+    reviewed: dict[LaunchId, LeaseReview] = {}
     if not leases:
-        return weighed
+        return reviewed
     beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.nodes_min > 0 else len(leases)
-    ready = count_ready(snapshot, policy, found.needed, ended)
+    ready = count_ready(snapshot, policy, needs.needed, ended)
     for node in sorted(
         leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.requested_s, node.id)
     ):
@@ -168,7 +168,7 @@ def _unwanted(
         spare = node_type is not None and node_type.spares > 0 and ready.get(name, 0) <= node_type.spares
         if spare or beyond <= 0:
             continue
-        weighed[node.id] = LeaseReview(because("lease_not_wanted"))
+        reviewed[node.id] = LeaseReview(because("lease_not_wanted"))
         beyond -= 1
         ready[name] = ready.get(name, 0) - 1
-    return weighed
+    return reviewed

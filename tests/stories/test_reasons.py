@@ -484,7 +484,7 @@ def _makes_room(case: Case, node: Node, figures: Figures) -> None:
     assert capped.code in ("nodes_max", "price_per_hour_max")
     assert case.orders_for(node) == [DrainNode]
     assert case.made.basis is not None
-    seats = case.made.basis.layout.seating.seats.get(JobId(int(figures["job"])), ())
+    seats = case.made.basis.placement.seating.seats.get(JobId(int(figures["job"])), ())
     assert node.launch.slot not in {bin_.slot for bin_, _ in seats}
 
 

@@ -1,11 +1,13 @@
-"""What was spent in this day and this month (UTC), and what the budget forbids for it.
+"""Count what was spent on this day and in this month (UTC), and derive what the budget still allows.
 
-A node is paid by its billing rule, from its creation on; what is paid counts in the period in which it falls due. A
-job is taken to have spent its share of a node's cores at the node's price. Every figure is an estimate, in the
-site's currency. What is gone is added up in the snapshot (``Snapshot.spend``); what stands is counted when asked.
+A node costs what its billing rule says, from its creation; each payment counts in the period in which it falls due.
+A job costs its share of a node's cores at the node's price. Every figure is an estimate in the site's currency. The
+cost of gone nodes and ended jobs is added up in ``Snapshot.spend``; the cost of existing nodes is computed on
+demand.
 
-The sum outlives the manager: it lies in the instance beside the leases. A node that is gone keeps its lease until
-the sum with it is on record, which names it until then: so each is counted once, whenever the manager is killed.
+The sum outlives the manager: the instance stores it next to the leases. A gone node keeps its lease until a sum
+that includes it is on record, and the record names the node until then. So each node is counted exactly once, even
+if the manager is killed at any moment.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 SECONDS_PER_DAY = 86_400
-CHEAPEST_ONLY_FROM = Decimal("0.9")  # of the budget, by the forecast
+CHEAPEST_ONLY_FROM = Decimal(
+    "0.9"
+)  # of the budget: if the forecast exceeds this part, only the cheapest types are bought
 
-WHOLE_SITE = ""  # the account of the whole site
-KEEP_AGAIN_S = 1.0  # after it could not be put on record
-PERIODS_KEPT = 4  # the latest days and months that have begun, and the next that have not, by the clock
+WHOLE_SITE = ""  # the owner of the site's own budget
+KEEP_AGAIN_S = 1.0  # after a failed write of the record
+PERIODS_KEPT = 4  # so many days and months, before and after now by the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Period:
 
 
 def periods(wall_at: float) -> tuple[Period, Period]:
-    """The day and the month that a moment lies in."""
+    """The day and the month (UTC) that contain a moment. ``wall_at``: seconds since the epoch."""
     day = int(wall_at // SECONDS_PER_DAY)
     first, following = _month_of(day)
     return (
@@ -54,7 +58,7 @@ def periods(wall_at: float) -> tuple[Period, Period]:
 
 
 def _month_of(day: int) -> tuple[int, int]:
-    """The first day of the month, and of the next one, as days since 1970: in the proleptic Gregorian calendar."""
+    """The first day of the month and of the next month, as days since 1970 (proleptic Gregorian calendar)."""
     year, month = 1970 + day // 366, 1  # not later than it is
     while _first_day(year + 1, 1) <= day:
         year += 1
@@ -71,43 +75,45 @@ def _first_day(year: int, month: int) -> int:
     return (year - 1970) * 365 + leap_days + sum(lengths[: month - 1])
 
 
-# --- adding up what is gone -------------------------------------------------------------------------------
+# --- adding up past cost ----------------------------------------------------------------------------------
 
 
 def accrue(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
-    """Add what has just gone: nodes by their bill, jobs by their share. Nothing to do where there is no budget."""
+    """Add the cost of nodes that are gone and jobs that ended with this fact. Without a budget nothing is added."""
     if not policy.budgets or after.spend_on_record is None:
         return after
-    gone: dict[tuple[str, int, str], Decimal] = {}
+    added: dict[tuple[str, int, str], Decimal] = {}
     ended: list[Node] = []
     if after.nodes is not before.nodes:
-        ended = list(_ended(before, after))
+        ended = list(_nodes_just_gone(before, after))
         counted = {*(id_ for id_ in after.spend_counted if id_ in after.nodes), *(node.id for node in ended)}
         after = replace(after, spend_counted=frozenset(counted))
     for period in periods(after.wall_at):
         for node in ended:
-            _add(gone, period, WHOLE_SITE, _paid_within(node, period, after, policy))
+            _add(added, period, WHOLE_SITE, _node_cost_within(node, period, after, policy))
         if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
-            for job in _finished(before.jobs, after.jobs, fact):
+            for job in _jobs_just_ended(before.jobs, after.jobs, fact):
                 for account in accounts_of(job.userid, job.queue):
-                    _add(gone, period, account, job_cost_within(job, period, before, policy))
-    return replace(after, spend=_added(after.spend, gone, after.wall_at)) if gone else after
+                    _add(added, period, account, job_cost_within(job, period, before, policy))
+    return replace(after, spend=_with_amounts(after.spend, added, after.wall_at)) if added else after
 
 
-def _added(
+def _with_amounts(
     spend: Mapping[tuple[str, int, str], Decimal], more: Mapping[tuple[str, int, str], Decimal], wall_at: float
 ) -> Mapping[tuple[str, int, str], Decimal]:
     made = dict(spend)
     for key, amount in more.items():
         made[key] = made.get(key, Decimal(0)) + amount
-    return _recent(made, wall_at) if len(made) > len(spend) else made
+    return _without_old_periods(made, wall_at) if len(made) > len(spend) else made
 
 
-def _recent(spend: Mapping[tuple[str, int, str], Decimal], wall_at: float) -> dict[tuple[str, int, str], Decimal]:
-    """Without what is long over: the few periods are kept in which something was spent last.
+def _without_old_periods(
+    spend: Mapping[tuple[str, int, str], Decimal], wall_at: float
+) -> dict[tuple[str, int, str], Decimal]:
+    """Drop old periods: keep only the few latest in which something was spent.
 
-    They are counted, not dated: a clock that is far ahead for a moment, or far behind, takes nothing from the
-    period that it comes back to.
+    Periods are kept by their number, not by age. So a clock that is far off for a moment loses nothing of the
+    period to which it returns.
     """
     kept: set[tuple[str, int]] = set()
     for name in ("day", "month"):
@@ -122,7 +128,7 @@ def _add(amounts: dict[tuple[str, int, str], Decimal], period: Period, account: 
     amounts[key] = amounts.get(key, Decimal(0)) + amount
 
 
-def _ended(before: Snapshot, after: Snapshot) -> Iterator[Node]:
+def _nodes_just_gone(before: Snapshot, after: Snapshot) -> Iterator[Node]:
     for id_, node in node_index_of(after).to_check.items():
         was = before.nodes.get(id_)
         has_gone = node.state is NodeState.GONE and was is not None and was.may_be_billed
@@ -130,7 +136,7 @@ def _ended(before: Snapshot, after: Snapshot) -> Iterator[Node]:
             yield node
 
 
-def _finished(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen) -> Iterator[Job]:
+def _jobs_just_ended(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen) -> Iterator[Job]:
     named = before if fact.complete else dict.fromkeys([*(job.id for job in fact.jobs), *fact.ended])
     for id_ in named:
         was, is_ = before.get(id_), after.get(id_)
@@ -142,16 +148,16 @@ def accounts_of(userid: int, queue: str) -> tuple[str, str]:
     return f"user {userid}", f"queue {queue}"
 
 
-def _paid_within(
-    node: Node, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
+def _node_cost_within(
+    node: Node, period: Period, snapshot: Snapshot, policy: Policy, until_at: float | None = None
 ) -> Decimal:
-    """What falls due for a node from the period's begin until now, or until a moment."""
+    """What falls due for a node from the start of the period until now, or until ``until_at``."""
     tariff = billing.tariff_of(node.launch, policy)
     if tariff is None:
         return Decimal(0)
-    age_s = billing.age_s(node, at.now_s)
-    end_s = age_s + (until_at - at.wall_at if until_at is not None else 0.0)
-    begin_s = age_s - (at.wall_at - period.begins_at)
+    age_s = billing.age_s(node, snapshot.now_s)
+    end_s = age_s + (until_at - snapshot.wall_at if until_at is not None else 0.0)
+    begin_s = age_s - (snapshot.wall_at - period.begins_at)
     return _bill(tariff, end_s) - _bill(tariff, begin_s)
 
 
@@ -160,26 +166,26 @@ def _bill(tariff: NodeType | Tariff, age_s: float) -> Decimal:
 
 
 def job_cost_within(
-    job: Job, period: Period, at: Snapshot, policy: Policy, until_at: float | None = None
+    job: Job, period: Period, snapshot: Snapshot, policy: Policy, until_at: float | None = None
 ) -> Decimal:
-    """What a running job's share of its nodes has cost in a period, or will have by a moment."""
+    """What a running job's share of its nodes has cost in a period until now, or until ``until_at``."""
     if job.began_at is None:
         return Decimal(0)
-    seconds = max(0.0, (until_at or at.wall_at) - max(job.began_at, period.begins_at))
-    return job_price_per_hour(job, at, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
+    seconds = max(0.0, (until_at or snapshot.wall_at) - max(job.began_at, period.begins_at))
+    return job_price_per_hour(job, snapshot, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
 
 
-def job_price_per_hour(job: Job, at: Snapshot, policy: Policy) -> Decimal:
-    """What a running job's share of its nodes costs an hour."""
+def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
+    """What a running job's share of its nodes costs per hour."""
     price = Decimal(0)
     for held in job.allocations:
-        rank = at.ranks.get(held.rank)
+        rank = snapshot.ranks.get(held.rank)
         place = policy.index_of_slot.get(rank.host) if rank is not None else None
         if place is not None:
             node_type = policy.types[place[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
-        elif rank is not None and (owner := node_index_of(at).launch_of_rank.get(held.rank)) is not None:
-            tariff = billing.tariff_of(at.nodes[owner].launch, policy)
+        elif rank is not None and (owner := node_index_of(snapshot).launch_of_rank.get(held.rank)) is not None:
+            tariff = billing.tariff_of(snapshot.nodes[owner].launch, policy)
             price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
     return price
 
@@ -188,12 +194,12 @@ def job_price_per_hour(job: Job, at: Snapshot, policy: Policy) -> Decimal:
 
 
 def current_spend(snapshot: Snapshot) -> Spend:
-    """What is to be put on record."""
+    """The spend as it is written to the record."""
     return Spend(snapshot.spend, snapshot.spend_counted)
 
 
 def spend_to_write(snapshot: Snapshot, policy: Policy) -> Spend | None:
-    """What is to be put on record now, if anything: at once where a lease waits for it, else every little while."""
+    """The spend to write to the record now, or None. It is due at once if a lease waits, else at intervals."""
     on_record = snapshot.spend_on_record
     if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
@@ -203,13 +209,13 @@ def spend_to_write(snapshot: Snapshot, policy: Policy) -> Spend | None:
 
 
 def waits_for_record(node: Node, snapshot: Snapshot) -> bool:
-    """Whether its cost is not on record yet: until then its lease is not ended."""
+    """Whether the node's cost is not on record yet; until it is, the lease must not end."""
     on_record = snapshot.spend_on_record or NOTHING_SPENT
     return node.id in snapshot.spend_counted and node.id not in on_record.counted
 
 
 def apply_spend_record(snapshot: Snapshot, on_record: Spend) -> Snapshot:
-    """After the record was read. What we know ourselves is in it, unless it was not kept yet: the larger counts."""
+    """After the record was read. Our own amounts are in it unless they were not written yet: the larger counts."""
     amounts = dict(on_record.amounts)
     for key, amount in snapshot.spend.items():
         amounts[key] = max(amount, amounts.get(key, amount))
@@ -225,60 +231,66 @@ def apply_spend_written(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> S
     return replace(snapshot, spend_write=failed)
 
 
-# --- what it forbids --------------------------------------------------------------------------------------
+# --- what the budget allows -------------------------------------------------------------------------------
 
 
-# How many of a batch, from its first job on, are within the budgets of its accounts; and what is said of the next.
+# By batch: how many of its first jobs are within the budgets of their accounts, and why the next one is not.
 Cuts = Mapping[BatchKey, tuple[int, Reason]]
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """``left_per_hour``: what the nodes bought now may cost an hour, to stay within what is left."""
+    """What the budget allows now. ``left_per_hour``: the most that nodes bought now may cost per hour, and why."""
 
-    obstacle: Reason | None = None  # what keeps types from being bought
+    obstacle: Reason | None = None  # why types may not be bought; None if all may
     cheapest_only: bool = False
     drain_all: bool = False
     left_per_hour: tuple[Decimal, Reason] | None = None
-    cuts: Cuts = field(default_factory=dict)  # where there are budgets of users and queues: by ``accounts``
+    cuts: Cuts = field(default_factory=dict)  # from the budgets of users and queues (``account_budgets``)
 
 
 def current_limits(
-    snapshot: Snapshot, policy: Policy, line: QueueIndex, promised: Mapping[Rank, float]
+    snapshot: Snapshot, policy: Policy, queue_index: QueueIndex, promised: Mapping[Rank, float]
 ) -> BudgetLimits:
-    """How far the budget lets the fleet go now, by the period that is worst off.
+    """What the site's budget allows now, by the stricter of its periods.
 
-    ``promised``: until when some ranks may be at work for jobs that have not begun.
+    Two amounts count: what has been billed so far, and a forecast. The forecast is the cost of every node until the
+    time limits of its jobs expire. ``promised``: until when ranks may be busy with jobs that have not started.
     """
-    verdict = BudgetLimits()
+    limits = BudgetLimits()
     if not policy.budgets:
-        return verdict
-    ends = _ends_of_nodes(snapshot, line)
+        return limits
+    ends = _last_job_ends(snapshot, queue_index)
     for rank, ends_at in promised.items():
         ends[rank] = max(ends_at, ends.get(rank, 0.0))
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
-            verdict = _worse(verdict, _weigh_period(snapshot, policy, period, limit, ends, line))
-    return verdict
+            limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, ends, queue_index))
+    return limits
 
 
-def _weigh_period(
-    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, ends: Mapping[Rank, float], line: QueueIndex
+def _period_limits(
+    snapshot: Snapshot,
+    policy: Policy,
+    period: Period,
+    limit: Decimal,
+    ends: Mapping[Rank, float],
+    queue_index: QueueIndex,
 ) -> BudgetLimits:
     spent = forecast = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
     for node in snapshot.nodes.values():
         if node.may_be_billed:
             until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
-            spent += _paid_within(node, period, snapshot, policy)
-            forecast += _paid_within(node, period, snapshot, policy, until_at)
+            spent += _node_cost_within(node, period, snapshot, policy)
+            forecast += _node_cost_within(node, period, snapshot, policy, until_at)
     figures: dict[str, Figure] = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
     if spent >= limit:
         return BudgetLimits(because("budget_spent", **figures), drain_all=True)
     if forecast >= limit:
         return BudgetLimits(because("budget_no_new_nodes", **figures))
-    longest_s = max((key.span_s for key in line.batches), default=0.0)
-    hours = _paid_h(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
+    longest_s = max((key.span_s for key in queue_index.batches), default=0.0)
+    hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
     left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
         return BudgetLimits(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
@@ -286,14 +298,14 @@ def _weigh_period(
 
 
 def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
-    """What is left of the site's budgets, by their period; only of those that are given."""
+    """What is left of the site's budgets, by the name of the period; only for budgets that are set."""
     found: dict[str, Decimal] = {}
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
             gone = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
             due = (
-                _paid_within(node, period, snapshot, policy)
+                _node_cost_within(node, period, snapshot, policy)
                 for node in snapshot.nodes.values()
                 if node.may_be_billed
             )
@@ -301,10 +313,10 @@ def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
     return found
 
 
-def _paid_h(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float) -> Decimal:
-    """For how long a node is paid in what is left of a period, from its order on, if it runs the longest job.
+def _hours_billed(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float) -> Decimal:
+    """The hours billed within the period for a node that is ordered now and runs the longest waiting job.
 
-    Of the type for which that is longest; an hour at the least.
+    Of all types the longest time counts, and at least an hour.
     """
     lived_s = (
         (it.billing, min(left_s, (timings.boot_s(snapshot, it.name) or 0.0) + longest_s))
@@ -313,32 +325,32 @@ def _paid_h(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float)
     return Decimal(max((3600.0, *(billing.paid_s(rule, age_s) for rule, age_s in lived_s)))) / 3600
 
 
-def _worse(one: BudgetLimits, other: BudgetLimits) -> BudgetLimits:
-    def badness(verdict: BudgetLimits) -> int:
-        return 0 if verdict.obstacle is None else 3 if verdict.drain_all else 1 if verdict.cheapest_only else 2
+def _stricter(one: BudgetLimits, other: BudgetLimits) -> BudgetLimits:
+    def badness(limits: BudgetLimits) -> int:
+        return 0 if limits.obstacle is None else 3 if limits.drain_all else 1 if limits.cheapest_only else 2
 
     worst = max(one, other, key=badness)
-    lefts = [verdict.left_per_hour for verdict in (one, other) if verdict.left_per_hour is not None]
+    lefts = [limits.left_per_hour for limits in (one, other) if limits.left_per_hour is not None]
     least = min(lefts, key=lambda left: left[0], default=None)
     return replace(worst, left_per_hour=least)
 
 
-def _ends_of_nodes(snapshot: Snapshot, line: QueueIndex) -> dict[Rank, float]:
-    """When the last running job of each rank must have ended."""
+def _last_job_ends(snapshot: Snapshot, queue_index: QueueIndex) -> dict[Rank, float]:
+    """When the time limit of each rank's last running job expires."""
     ends: dict[Rank, float] = {}
-    for ends_at, id_ in line.job_ends:
+    for ends_at, id_ in queue_index.job_ends:
         for held in snapshot.jobs[id_].allocations:
             ends[held.rank] = ends_at
     return ends
 
 
-def closed_types(verdict: BudgetLimits, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that the budget keeps from being bought: all, or all but those with the cheapest cores."""
-    if verdict.obstacle is None:
+def closed_types(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Reason]:
+    """The types that the budget forbids to buy: all, or all except those with the cheapest cores."""
+    if limits.obstacle is None:
         return {}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
     return {
-        it.name: verdict.obstacle
+        it.name: limits.obstacle
         for it in policy.node_types
-        if not (verdict.cheapest_only and it.price_per_hour / it.cores == least)
+        if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
     }

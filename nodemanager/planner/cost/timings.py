@@ -1,4 +1,4 @@
-"""How long things take, learned from what is seen: boots and stops, the latest few of each node type."""
+"""Learn how long boots and stops take, from the latest few of each node type."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
 SAMPLES_MAX = 32
-SAMPLES_MIN = 3  # before a shorter time than the site's own is believed
-# No stop is begun sooner before a window's end than this part of it, however long stops were seen to take. With a
-# few samples nine in ten are all of them, so a single slow one decides; and by a node that goes sooner than half
-# way more of what is paid is thrown away, each time and for certain, than is used.
+SAMPLES_MIN = 3  # samples needed before a time shorter than the site's setting is believed
+# The longest lead of a stop, as a part of the billing window. With few samples the 90th percentile is the slowest
+# one, so a single slow stop would decide. And a node that stops before half its window wastes more of the paid time
+# than it uses, every time.
 LEAD_MAX = 0.5
 
 
 def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
-    """Take in those nodes that have just joined. How long one took that was found booting is not known."""
+    """Add the boot times of nodes that have just joined. Adopted nodes are left out: their start is unknown."""
     joined = [
         (node.launch.type_name, snapshot.now_s - node.requested_s)
         for id_, node in changed.items()
@@ -28,14 +28,14 @@ def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot
         and snapshot.nodes[id_].state is NodeState.BOOTING
         and not node.adopted
     ]
-    return replace(snapshot, boots_s=_with(snapshot.boots_s, joined)) if joined else snapshot
+    return replace(snapshot, boots_s=_with_samples(snapshot.boots_s, joined)) if joined else snapshot
 
 
 def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: float) -> Snapshot:
-    """Take in those nodes that a list begun at a moment shows gone, by their absence or by the provider's word.
+    """Add the stop times of nodes that a list shows gone. ``listed_s``: when that list was begun.
 
-    Until then it may be on the bill: that a provider has taken the order to end it does not say so. A stop that was
-    held up says how long the trouble lasted, not how long stops take; one that is only slow is none of those.
+    A stop lasts until the list shows it: until then the node may be billed, even if the provider accepted the
+    order. Delayed stops are left out: they show how long the trouble lasted. A stop that is merely slow counts.
     """
     gone = [
         (node.launch.type_name, (listed_s if node.absent_s is None else node.absent_s) - node.retired_s)
@@ -45,19 +45,19 @@ def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: f
         and node.retired_s is not None
         and not node.stop_delayed
     ]
-    return replace(snapshot, stops_s=_with(snapshot.stops_s, gone)) if gone else snapshot
+    return replace(snapshot, stops_s=_with_samples(snapshot.stops_s, gone)) if gone else snapshot
 
 
 def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
-    """How long a node takes from its order to being up, nine times out of ten; None if none was seen yet."""
-    return _nine_in_ten(snapshot.boots_s.get(type_name, ()))
+    """How long a node takes from order to join, as the 90th percentile; None if none was seen yet."""
+    return _percentile_90(snapshot.boots_s.get(type_name, ()))
 
 
 def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> float:
-    """How long before the end of a paid window a node must be told to go, for its end to fall within it."""
+    """How long before the end of a paid window a stop must begin so that it ends within the window."""
     assumed_s = policy.stop_lead_s
     samples = snapshot.stops_s.get(type_name, ())
-    measured_s = _nine_in_ten(samples)
+    measured_s = _percentile_90(samples)
     if measured_s is None:
         return assumed_s
     lead_s = measured_s if len(samples) >= SAMPLES_MIN else max(measured_s, assumed_s)
@@ -65,12 +65,12 @@ def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> floa
 
 
 def quickest_stop_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
-    """The least that a stop of the type has taken; None if none was seen yet."""
+    """The shortest stop of the type; None if none was seen yet."""
     return min(snapshot.stops_s.get(type_name, ()), default=None)
 
 
 def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
-    """Without a bound where what is paid at once is no longer than an idle node stays anyway."""
+    """The longest lead for a type; unlimited if its windows are no longer than an idle node is kept anyway."""
     node_type = policy.types.get(type_name)
     if node_type is None:
         return math.inf
@@ -78,7 +78,7 @@ def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
     return LEAD_MAX * paid_s if paid_s > policy.idle_timeout_s else math.inf
 
 
-def _with(
+def _with_samples(
     samples: Mapping[TypeName, tuple[float, ...]], more: Iterable[tuple[TypeName, float]]
 ) -> Mapping[TypeName, tuple[float, ...]]:
     made = dict(samples)
@@ -87,5 +87,5 @@ def _with(
     return made
 
 
-def _nine_in_ten(samples: Sequence[float]) -> float | None:
+def _percentile_90(samples: Sequence[float]) -> float | None:
     return sorted(samples)[(len(samples) * 9 - 1) // 10] if samples else None

@@ -1,1 +1,1 @@
-"""How facts change the snapshot. Read ``observe`` first."""
+"""Take facts into the snapshot. Read ``observe`` first."""

@@ -1,9 +1,9 @@
-"""What a refused create, and a boot that failed, say of the next one.
+"""Back off after refused creates and failed boots.
 
-A refusal blocks what it concerns for a while, and for longer each time that it comes again (:func:`refused`). One
-for want of quota teaches how many nodes we may have: so many are had again whenever there is need, and one more is
-tried after a while. Boots that fail in a row open the breaker of their node type and image: nothing more of it is
-bought until one is tried again. A node that an earlier process ordered says nothing here: its image may be another.
+A refusal blocks its scope for a while, and longer each time it recurs (:func:`apply_refusal`). A refusal for lack
+of quota teaches how many nodes the provider allows. The manager then buys up to that number whenever needed, and
+tries one more after a while. Boots that fail in a row open the breaker of their node type and image: no more of it
+is bought until a trial boot. Only boots ordered by this process count: for others the image is unknown.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from nodemanager.planner.state.snapshot import (
 
 NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
-# What passes by itself, so it is waited out for longer each time that it does not.
+# Failures that pass by themselves: each time one recurs, the wait doubles.
 TRANSIENT_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, FailureKind.GONE})
 PROBE_S_MAX = 3600.0  # the longest pause before one node above a learned quota is tried
-RETRY_S_MAX = 4 * 3600.0  # and before a node of an open breaker is
+RETRY_S_MAX = 4 * 3600.0  # the longest pause before a trial boot while a breaker is open
 
-# Why a node that never came up is given up: what says something of its image.
+# Reasons for giving up a node that never came up, if they may be the image's fault.
 BOOT_FAILURES = frozenset({"never_joined", "failed_at_provider", "join_failed"})
 DIED = "died_booting"
 
@@ -52,10 +52,10 @@ def apply_refusal(
     retry_after_s: float = 0.0,
     reach: QuotaScope | None = None,
 ) -> Snapshot:
-    """The snapshot with what a refused create, or one that was taken back, says of the next."""
+    """The snapshot after a refused create, or after the provider took a node back: block what it concerns."""
     if kind is FailureKind.QUOTA:
-        return _quota_met(snapshot, node, detail, policy, retry_after_s, reach)
-    scope = _scope(node, kind, policy)
+        return _learn_quota(snapshot, node, detail, policy, retry_after_s, reach)
+    scope = _refusal_scope(node, kind, policy)
     known = snapshot.blocks.get(scope)
     rounds = 1 if known is None else known.rounds + (known.until_s <= snapshot.now_s)
     wait_s = policy.block_s[kind]
@@ -67,41 +67,43 @@ def apply_refusal(
 
 
 def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
-    """The snapshot after a create brought a node: what was waited out is over, and a quota may be more."""
+    """The snapshot after a successful create: expired blocks end, and a learned quota may grow."""
     node_type = policy.types.get(node.launch.type_name)
     if node_type is None:
         return snapshot
     if not (snapshot.blocks or snapshot.quotas):
         return snapshot
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, node.launch.zone))
-    over = [scope for scope in scopes if scope in snapshot.blocks and _is_over(snapshot.blocks[scope], snapshot)]
+    over = [
+        scope for scope in scopes if scope in snapshot.blocks and _has_expired(snapshot.blocks[scope], snapshot)
+    ]
     if over:
         blocks = {scope: block for scope, block in snapshot.blocks.items() if scope not in over}
         snapshot = replace(snapshot, blocks=blocks)
     for scope in scopes:
         quota = snapshot.quotas.get(scope)
-        if quota is not None and (standing := _standing(scope, snapshot, policy)) > quota.cap:
-            # There is room: the next one is tried at once, and each success lets one more be tried.
+        if quota is not None and (standing := _count_granted(scope, snapshot, policy)) > quota.cap:
+            # The quota is larger than learned. Try the next node at once; each success allows one more.
             more = replace(quota, cap=standing, probe_s=snapshot.now_s, pause_s=policy.block_s[FailureKind.QUOTA])
             snapshot = replace(snapshot, quotas={**snapshot.quotas, scope: more})
     return snapshot
 
 
-def _is_over(block: Block, snapshot: Snapshot) -> bool:
+def _has_expired(block: Block, snapshot: Snapshot) -> bool:
     return block.until_s <= snapshot.now_s
 
 
-def _quota_met(
+def _learn_quota(
     snapshot: Snapshot, node: Node, detail: str, policy: Policy, retry_after_s: float, reach: QuotaScope | None
 ) -> Snapshot:
-    """What stands is what we may have. Refused again, it is probed more rarely."""
-    scope = _scope_of_quota(node, reach, policy)
+    """Learn a quota: the nodes that exist now are what the provider allows. A failed probe doubles the pause."""
+    scope = _quota_scope(node, reach, policy)
     known = snapshot.quotas.get(scope)
     least_s = policy.block_s[FailureKind.QUOTA]
     probed = known is not None and known.probe_s <= snapshot.now_s
     pause_s = least_s if known is None else min(PROBE_S_MAX, known.pause_s * (2.0 if probed else 1.0))
     quota = Quota(
-        cap=_standing(scope, snapshot, policy),
+        cap=_count_granted(scope, snapshot, policy),
         probe_s=snapshot.now_s + max(retry_after_s, pause_s),
         pause_s=pause_s,
         detail=detail,
@@ -109,16 +111,16 @@ def _quota_met(
     return replace(snapshot, quotas={**snapshot.quotas, scope: quota})
 
 
-def _scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
-    """What a refused create says something about."""
+def _refusal_scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
+    """What a refused create blocks."""
     name = node.launch.type_name
     if kind is FailureKind.CAPACITY and name in policy.types:
         return Scope(name, policy.types[name].market, node.launch.zone)
     return Scope(name) if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else EVERYTHING
 
 
-def _scope_of_quota(node: Node, reach: QuotaScope | None, policy: Policy) -> Scope:
-    """Where the provider does not say how far it reaches, it is taken for the account's."""
+def _quota_scope(node: Node, reach: QuotaScope | None, policy: Policy) -> Scope:
+    """What a refusal for lack of quota limits: the whole account, unless the provider says otherwise."""
     name = node.launch.type_name
     if reach is QuotaScope.TYPE:
         return Scope(name)
@@ -133,20 +135,20 @@ def _scope_of_quota(node: Node, reach: QuotaScope | None, policy: Policy) -> Sco
 def count_ended_boots(
     before: Mapping[LaunchId, Node], changed: Mapping[LaunchId, Node], snapshot: Snapshot, policy: Policy
 ) -> Snapshot:
-    """Take in which boots have just ended well, and which by a death that nobody ordered."""
+    """Count the boots that have just succeeded, and those whose node died although nobody stopped it."""
     for id_, node in changed.items():
         was = before.get(id_)
         if was is None or was.state is node.state or was.state not in NOT_UP_YET or node.state in NOT_UP_YET:
             continue
         if node.state in (NodeState.IDLE, NodeState.BUSY):
-            snapshot = _boot_succeeded(snapshot, node)
+            snapshot = _forget_failures(snapshot, node)
         elif node.state is NodeState.GONE and node.cloud is not None and node.cloud.died_of is None:
             snapshot = count_failed_boot(snapshot, node, DIED, policy)
     return snapshot
 
 
 def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
-    """One more boot of its type and image has failed."""
+    """Count one more failed boot of the node's type and image."""
     if node.image is None:
         return snapshot
     key = (node.launch.type_name, node.image)
@@ -157,33 +159,33 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
         pause_s = policy.boot_retry_s
         retry_s = snapshot.now_s + pause_s
     elif failures > policy.boot_failures_max and snapshot.now_s >= known.retry_s:
-        pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the one that was tried has failed, too
+        pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the trial boot has failed too
         retry_s = snapshot.now_s + pause_s
     return replace(snapshot, streaks={**snapshot.streaks, key: FailureStreak(failures, retry_s, pause_s, why)})
 
 
-def _boot_succeeded(snapshot: Snapshot, node: Node) -> Snapshot:
+def _forget_failures(snapshot: Snapshot, node: Node) -> Snapshot:
     key = (node.launch.type_name, node.image)
     if key not in snapshot.streaks:
         return snapshot
     return replace(snapshot, streaks={it: streak for it, streak in snapshot.streaks.items() if it != key})
 
 
-# --- what follows -----------------------------------------------------------------------------------------
+# --- what may be bought -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Allowance:
-    """How many more nodes may be bought, by quotas and breakers. ``take`` counts them as they are bought."""
+    """How many more nodes quotas and breakers allow. ``take`` counts nodes as they are bought."""
 
     snapshot: Snapshot
     policy: Policy
-    sent_only: bool = False  # count only nodes whose create was sent: for those that are leased and wait for it
+    sent_only: bool = False  # count only nodes whose create was sent: used for leases that wait for theirs
     _taken: dict[Scope, int] = field(default_factory=dict)
 
     def why_none(self, node_type: NodeType) -> Reason | None:
         """Why no node of the type may be bought now; None if one may."""
-        broken = self._broken(node_type)
+        broken = self._why_breaker_open(node_type)
         if broken is not None:
             return broken
         for scope in scopes_of(node_type) if self.snapshot.quotas else ():
@@ -191,7 +193,7 @@ class Allowance:
             if quota is not None and self._left(scope, quota) <= 0:
                 return because(
                     "at_quota",
-                    scope=_named(scope),
+                    scope=_scope_name(scope),
                     nodes=quota.cap,
                     detail=quota.detail,
                     until_s=max(quota.probe_s, self.snapshot.now_s),
@@ -203,16 +205,16 @@ class Allowance:
         if self.why_none(node_type) is not None:
             return False
         counts = self.snapshot.quotas or self.snapshot.streaks
-        for scope in (*scopes_of(node_type), _trial(node_type)) if counts else ():
+        for scope in (*scopes_of(node_type), _trial_scope(node_type)) if counts else ():
             self._taken[scope] = self._taken.get(scope, 0) + 1
         return True
 
     def _left(self, scope: Scope, quota: Quota) -> int:
         probing = 1 if quota.probe_s <= self.snapshot.now_s else 0
-        had = _counted(scope, self.snapshot, self.policy, self.sent_only)
-        return quota.cap + probing - had - self._taken.get(scope, 0)
+        count = _count_billed(scope, self.snapshot, self.policy, self.sent_only)
+        return quota.cap + probing - count - self._taken.get(scope, 0)
 
-    def _broken(self, node_type: NodeType) -> Reason | None:
+    def _why_breaker_open(self, node_type: NodeType) -> Reason | None:
         streak = open_breaker(node_type, self.snapshot, self.policy)
         if streak is None:
             return None
@@ -224,10 +226,10 @@ class Allowance:
         }
         if self.snapshot.now_s < streak.retry_s:
             return because("breaker_open", **figures, retry_s=streak.retry_s)
-        tried = self._on_trial(node_type) + self._taken.get(_trial(node_type), 0)
+        tried = self._count_trial_boots(node_type) + self._taken.get(_trial_scope(node_type), 0)
         return because("breaker_trying", **figures) if tried else None
 
-    def _on_trial(self, node_type: NodeType) -> int:
+    def _count_trial_boots(self, node_type: NodeType) -> int:
         return sum(
             1
             for node in node_index_of(self.snapshot).to_check.values()
@@ -238,25 +240,25 @@ class Allowance:
 
 
 def open_breaker(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> FailureStreak | None:
-    """The boots of the type and its image that failed in a row, where so many did that its breaker is open."""
+    """The streak of failed boots that keeps the breaker of a type and its image open; None if it is closed."""
     streak = snapshot.streaks.get((node_type.name, node_type.image))
     return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
 
 
 def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types of which no node may be bought now, by quotas and breakers."""
+    """The types that quotas and breakers keep from being bought now, each with the reason."""
     if not snapshot.quotas and not snapshot.streaks:
         return {}
     allowance = Allowance(snapshot, policy)
     return {it.name: why for it in policy.node_types if (why := allowance.why_none(it)) is not None}
 
 
-def _trial(node_type: NodeType) -> Scope:
-    """Stands for those of a type that are tried while its breaker is open."""
+def _trial_scope(node_type: NodeType) -> Scope:
+    """The scope under which trial boots of a type are counted while its breaker is open."""
     return Scope(node_type.name, node_type.market, "trial")
 
 
-def _named(scope: Scope) -> str:
+def _scope_name(scope: Scope) -> str:
     if scope.type_name != ALL_TYPES:
         return str(scope.type_name)
     return str(scope.market) if scope.market is not None else "account"
@@ -265,30 +267,30 @@ def _named(scope: Scope) -> str:
 # --- counting ---------------------------------------------------------------------------------------------
 
 
-def _standing(scope: Scope, snapshot: Snapshot, policy: Policy) -> int:
-    """How many the provider has given us, as far as it has shown them."""
-    return sum(node.exists_at_provider for node in _in(scope, snapshot.nodes.values(), policy))
+def _count_granted(scope: Scope, snapshot: Snapshot, policy: Policy) -> int:
+    """How many nodes of the scope exist at the provider, as far as it has listed them."""
+    return sum(node.exists_at_provider for node in _nodes_in(scope, snapshot.nodes.values(), policy))
 
 
-def _counted(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: bool) -> int:
-    """How many of the scope are, or may be, on the bill."""
+def _count_billed(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: bool) -> int:
+    """How many nodes of the scope are, or may be, billed."""
     if sent_only:
         waits = sum(
             1
-            for node in _in(scope, node_index_of(snapshot).to_check.values(), policy)
+            for node in _nodes_in(scope, node_index_of(snapshot).to_check.values(), policy)
             if node.state is NodeState.REQUESTED and node.create_sent_s is None
         )
-        return _counted(scope, snapshot, policy, sent_only=False) - waits
+        return _count_billed(scope, snapshot, policy, sent_only=False) - waits
     return sum(
-        count for name, count in node_index_of(snapshot).count_by_type.items() if _is_in(scope, name, policy)
+        count for name, count in node_index_of(snapshot).count_by_type.items() if _is_in_scope(scope, name, policy)
     )
 
 
-def _in(scope: Scope, nodes: Iterable[Node], policy: Policy) -> Iterable[Node]:
-    return (node for node in nodes if _is_in(scope, node.launch.type_name, policy))
+def _nodes_in(scope: Scope, nodes: Iterable[Node], policy: Policy) -> Iterable[Node]:
+    return (node for node in nodes if _is_in_scope(scope, node.launch.type_name, policy))
 
 
-def _is_in(scope: Scope, name: TypeName, policy: Policy) -> bool:
+def _is_in_scope(scope: Scope, name: TypeName, policy: Policy) -> bool:
     if scope.type_name != ALL_TYPES:
         return name == scope.type_name
     return scope.market is None or _market_of(name, policy) is scope.market

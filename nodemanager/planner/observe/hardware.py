@@ -1,8 +1,8 @@
-"""What a node really has, against what its slot declares.
+"""Compare a node's real hardware with what its slot declares.
 
-A slot promises cores, GPUs and memory before anybody stands there. A node with less would have jobs share what they
-were promised alone, so by default it gets no work, goes once no job runs there, and its type is not bought for a
-while. One with more is of use as it is, and stays.
+A slot declares cores, GPUs and memory before a node exists. On a node with less, jobs would share resources that
+Flux gave to one of them. So by default such a node gets no work and leaves once it is free, and its type is not
+bought for a while. A node with more than declared is kept as it is.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Scope, Snapshot
 
-# Of its memory a machine shows its jobs less than it was sold with: firmware and kernel keep some back.
+# Firmware and kernel keep part of a machine's memory, so jobs see less than the nominal size.
 MEMORY_RESERVED = 1 / 8
 WISH_PREFIX = "hardware-"
 _LEAVING = (NodeState.STOPPING, NodeState.GONE)
 
 
-def find_misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason | None:
-    """What a machine has less of than its slot declares; None where it has enough.
+def find_misfit(hardware: Hardware, node_type: NodeType, rank: FluxRank | None) -> Reason | None:
+    """What the machine has less of than its slot declares; None if it has enough.
 
-    A site may count a type's cores or their hardware threads: what is declared must be there as either. ``rank``
-    is the slot as R declares it, which goes before the site's word; of memory R says nothing.
+    A site may count cores or hardware threads, so either may meet the declared cores. ``rank`` is the slot as R
+    declares it (RFC 20), which overrides the site's settings. R does not declare memory.
     """
     cores, gpus = (rank.cores, rank.gpus) if rank is not None else (node_type.cores, node_type.gpus)
     declares = {"cores": cores, "gpus": gpus, "memory_bytes": node_type.memory_bytes}
-    looked_at = {"cores": had.threads, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
-    enough = {**declares, "memory_bytes": _enough(node_type)}
+    looked_at = {"cores": hardware.threads, "gpus": hardware.gpus, "memory_bytes": hardware.memory_bytes}
+    enough = {**declares, "memory_bytes": _memory_required(node_type)}
     short = {name: has for name, has in looked_at.items() if has is not None and has < enough[name]}
     if not short:
         return None
@@ -44,73 +44,73 @@ def find_misfit(had: Hardware, node_type: NodeType, rank: FluxRank | None) -> Re
 
 
 def drain_note(misfit: Reason) -> str:
-    """What Flux shows of it, to whoever asks why the node is drained: "has 2 of 4 cores"."""
+    """The text for the drain reason in Flux, for example "has 2 of 4 cores"."""
     figures = misfit.figures
     lacks = (name.removeprefix("has_") for name in figures if name.startswith("has_"))
     return "has " + ", ".join(f"{figures[f'has_{name}']} of {figures[f'declared_{name}']} {name}" for name in lacks)
 
 
-# --- seen -------------------------------------------------------------------------------------------------
+# --- taking in --------------------------------------------------------------------------------------------
 
 
 def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot:
-    """The snapshot after a node said what it has. The same said again is no news."""
+    """The snapshot after a node reported its hardware. A repeated report changes nothing."""
     node = snapshot.nodes.get(fact.launch)
     if node is None or node.hardware == fact.hardware:
         return snapshot
     node_type = policy.types.get(node.launch.type_name)
-    found = (
+    misfit = (
         find_misfit(fact.hardware, node_type, snapshot.ranks.get(node.launch.rank))
         if node_type is not None
         else None
     )
     if policy.misfit is Misfit.ACCEPT or node.state in _LEAVING:
-        found = None
-    node = replace(node, hardware=fact.hardware, misfit=found)
+        misfit = None
+    node = replace(node, hardware=fact.hardware, misfit=misfit)
     snapshot = with_nodes(snapshot, {node.id: node})
-    if found is None:
+    if misfit is None:
         return snapshot
-    # Whatever is bought of this type next has no more: as with a create that can never work.
-    snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(found), policy)
+    # The next node of this type would have no more, so the type is blocked like one whose create cannot work.
+    snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(misfit), policy)
     if policy.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(
-        snapshot, to_promise={**snapshot.to_promise, node_type.name: _what_it_can(node_type, fact.hardware)}
+        snapshot, to_promise={**snapshot.to_promise, node_type.name: _attainable_promise(node_type, fact.hardware)}
     )
 
 
-def _what_it_can(node_type: NodeType, had: Hardware) -> Promise:
-    """No more than a machine of the type has; what it has more is left out of account, as it was."""
-    memory_bytes = had.memory_bytes
-    if memory_bytes is None or memory_bytes >= _enough(node_type):
+def _attainable_promise(node_type: NodeType, hardware: Hardware) -> Promise:
+    """What the type can declare: no more than its machines have, and no more than it declares now."""
+    memory_bytes = hardware.memory_bytes
+    if memory_bytes is None or memory_bytes >= _memory_required(node_type):
         memory_bytes = node_type.memory_bytes
     return Promise(
-        cores=node_type.cores if had.threads >= node_type.cores else had.cores,
-        gpus=node_type.gpus if had.gpus is None else min(node_type.gpus, had.gpus),
+        cores=node_type.cores if hardware.threads >= node_type.cores else hardware.cores,
+        gpus=node_type.gpus if hardware.gpus is None else min(node_type.gpus, hardware.gpus),
         memory_bytes=memory_bytes,
     )
 
 
 def apply_rank_measurements(snapshot: Snapshot, fact: RanksMeasured, policy: Policy) -> Snapshot:
-    """As :func:`measured`, for nodes that Flux was asked about. What a node says itself goes before it."""
-    for rank, had in fact.hardware.items():
+    """Like :func:`apply_measurement`, but as reported by Flux. A node's own report takes precedence."""
+    for rank, hardware in fact.hardware.items():
         id_ = node_index_of(snapshot).launch_of_rank.get(rank)
         if id_ is not None and snapshot.nodes[id_].hardware is None:
-            snapshot = apply_measurement(snapshot, NodeMeasured(id_, had, snapshot.wall_at), policy)
+            snapshot = apply_measurement(snapshot, NodeMeasured(id_, hardware, snapshot.wall_at), policy)
     return snapshot
 
 
-# --- promised as it is ------------------------------------------------------------------------------------
+# --- changing what a type declares ------------------------------------------------------------------------
 
 
 def apply_kept_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
-    """After the slots were changed: where that had a type promise what it can, it may be bought again."""
-    name = _type_of(snapshot, wish_id)
-    return _kept(snapshot, name) if name is not None else snapshot
+    """After the slots were changed: if the change made a type declare less, it may be bought again."""
+    name = _type_of_wish(snapshot, wish_id)
+    return _keep_promise(snapshot, name) if name is not None else snapshot
 
 
 def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """After a look: a change that was cut short, and ended by the repair, was answered to nobody."""
+    """After a look: find changes that were interrupted and completed by the repair, so that no answer came."""
     for name, promise in snapshot.to_promise.items():
         node_type = policy.types.get(name)
         if node_type is None or (node_type.cores, node_type.gpus) == (promise.cores, promise.gpus):
@@ -119,11 +119,11 @@ def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
             snapshot.ranks[snapshot.rank_of_slot[slot]] for slot in node_type.slots if slot in snapshot.rank_of_slot
         ]
         if ranks and all((rank.cores, rank.gpus) == (promise.cores, promise.gpus) for rank in ranks):
-            snapshot = _kept(snapshot, name)
+            snapshot = _keep_promise(snapshot, name)
     return snapshot
 
 
-def _kept(snapshot: Snapshot, name: TypeName) -> Snapshot:
+def _keep_promise(snapshot: Snapshot, name: TypeName) -> Snapshot:
     return replace(
         snapshot,
         to_promise=_without(snapshot.to_promise, name),
@@ -133,12 +133,12 @@ def _kept(snapshot: Snapshot, name: TypeName) -> Snapshot:
 
 
 def drop_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
-    """It could not be done. The next node of the type says again what it has."""
-    name = _type_of(snapshot, wish_id)
+    """The declaration could not be changed. The next node of the type will report its hardware again."""
+    name = _type_of_wish(snapshot, wish_id)
     return replace(snapshot, to_promise=_without(snapshot.to_promise, name)) if name is not None else snapshot
 
 
-def _type_of(snapshot: Snapshot, wish_id: str) -> TypeName | None:
+def _type_of_wish(snapshot: Snapshot, wish_id: str) -> TypeName | None:
     named, _, _ = wish_id.removeprefix(WISH_PREFIX).rpartition("-")
     name = TypeName(named)
     return name if wish_id.startswith(WISH_PREFIX) and name in snapshot.to_promise else None
@@ -149,7 +149,7 @@ def _without(promises: Mapping[TypeName, Promise], name: TypeName) -> Mapping[Ty
 
 
 def with_promises(policy: Policy, promises: Mapping[TypeName, Promise]) -> Policy:
-    """The policy with what the instance declares of some types, in place of what the site says."""
+    """The policy with some types as the instance declares them, instead of the site's settings."""
     types = tuple(
         node_type.with_promise(promises[node_type.name]) if node_type.name in promises else node_type
         for node_type in policy.node_types
@@ -157,5 +157,5 @@ def with_promises(policy: Policy, promises: Mapping[TypeName, Promise]) -> Polic
     return policy if types == policy.node_types else replace(policy, node_types=types)
 
 
-def _enough(node_type: NodeType) -> int:
+def _memory_required(node_type: NodeType) -> int:
     return int(node_type.memory_bytes * (1 - MEMORY_RESERVED))

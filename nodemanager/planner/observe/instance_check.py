@@ -1,4 +1,4 @@
-"""Whether the instance is the one that the site describes: its slots, and what each of them has."""
+"""Check that the instance is the one that the site describes: its slots, and the resources of each."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ NAMED_MAX = 10
 
 
 def check_instance(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """The snapshot under another policy: what differed from the one before may be what this one says."""
+    """The snapshot after the policy changed, with the check repeated."""
     return replace(snapshot, site_mismatch=find_mismatch(snapshot.ranks.values(), policy))
 
 
 def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
-    """What of the site's slots the instance lacks or has otherwise; None where it may be the site's own.
+    """Which of the site's slots the instance lacks or declares differently; None if it matches.
 
-    Slots beyond the site's are no difference: an instance may have nodes of its own. Where it has none at all there
-    is nothing to buy for, and so nothing to refuse.
+    Slots that only the instance has are fine: it may have nodes of its own. An instance without any ranks matches
+    too: nothing can be bought for it.
     """
     of_host = {rank.host: rank for rank in ranks}
     if not of_host:
         return None
     missing = [slot for slot in policy.type_of_slot if slot not in of_host]
     otherwise = [
-        text for slot in policy.type_of_slot if slot in of_host and (text := _other(of_host[slot], policy))
+        text for slot in policy.type_of_slot if slot in of_host and (text := _slot_mismatch(of_host[slot], policy))
     ]
     if not missing and not otherwise:
         return None
     return because(
         "instance_differs",
-        why=_in_words(missing, otherwise),
+        why=_describe(missing, otherwise),
         missing=len(missing),
         otherwise=len(otherwise),
         slots=len(policy.type_of_slot),
     )
 
 
-def _other(rank: FluxRank, policy: Policy) -> str:
-    """How a slot differs from its type; "" if it does not. Which type it has, the instance says best."""
+def _slot_mismatch(rank: FluxRank, policy: Policy) -> str:
+    """How a slot differs from its type; "" if it does not. The instance's own type takes precedence."""
     node_type = policy.types.get(rank.type_name) if rank.type_name is not None else policy.type_of_slot[rank.host]
     if node_type is None:
         return f"{rank.host} is of type {rank.type_name}, which the site does not have"
@@ -53,7 +53,7 @@ def _other(rank: FluxRank, policy: Policy) -> str:
     return f"{rank.host} has {has}, a {node_type.name} {wants}"
 
 
-def _in_words(missing: Sequence[str], otherwise: Sequence[str]) -> str:
+def _describe(missing: Sequence[str], otherwise: Sequence[str]) -> str:
     parts = []
     if missing:
         more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""

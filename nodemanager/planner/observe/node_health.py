@@ -1,8 +1,7 @@
-"""Nodes that are to get no more work, though they are up; and what somebody should look at.
+"""Find nodes that should get no more work although they are up, and raise alarms for an administrator.
 
-An unfit node is drained at once, even while a job runs there, which goes on; it is not kept for waiting jobs, and
-goes as soon as nothing runs there. Those jobs get other nodes by being demand. Whatever is only an alarm may heal,
-and nothing is done about it.
+An unfit node is drained at once. Running jobs continue; the node leaves when the last one ends. It is not kept for
+waiting jobs, which get other nodes instead. An alarm alone changes nothing: the trouble may pass.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
-FLAPS = 3  # so often away within FLAPS_WITHIN_S is no accident
+FLAPS = 3  # a node that was away so often within FLAPS_WITHIN_S is unfit
 FLAPS_WITHIN_S = 900.0
-# How often a housekeeping is told to end (first by SIGTERM, then by SIGKILL). What survives that hangs in the
-# kernel, or ends no sooner for being told again: the node is left to somebody who looks at it.
+# How often a housekeeping is killed (first by SIGTERM, then by SIGKILL). If it survives, it hangs in the kernel, or
+# more signals will not end it: the node is left to an administrator.
 KILLS_MAX = 5
 
 
 def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
-    """Why a node gets no more work; None where it may."""
+    """Why a node gets no more work; None if it may get some."""
     if node.is_sound:
         return None
     if node.reclaimed is not None:
@@ -41,12 +40,12 @@ def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
 
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
-    """Whether it is unfit, or has too little for its type."""
+    """Whether it is unfit, or has less hardware than declared."""
     return not node.is_sound and (node.misfit is not None or why_unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
-    """For how long a housekeeping lasts, or lasted until we killed it, that lasts too long."""
+    """How long a housekeeping has run that runs too long, or that we killed for that; None if there is none."""
     if node.housekeeping_s is None:
         return None
     lasts_s = now_s - node.housekeeping_s
@@ -54,13 +53,13 @@ def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | 
 
 
 def survives_kills(node: Node) -> bool:
-    """Whether a housekeeping runs there that was told to end so often that it is told no more."""
+    """Whether a housekeeping still runs there after the last kill we try."""
     runs = node.rank is not None and node.rank.housekeeping_since_at is not None
     return runs and node.housekeeping_kills >= KILLS_MAX
 
 
 def hung_s(node: Node, now_s: float) -> float | None:
-    """For how long the node's broker has not answered the overlay, though it is connected; None where it does."""
+    """How long the node's broker has been connected without answering Flux's overlay; None if it answers."""
     rank = node.rank
     if node.is_sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
         return None
@@ -68,7 +67,7 @@ def hung_s(node: Node, now_s: float) -> float | None:
 
 
 def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
-    """Why a node that serves nothing and never may is given up; None while there is hope."""
+    """Why a node that runs no job is given up; None while it may still become useful."""
     if node.is_sound and _has_time(node, policy, now_s):
         return None
     cloud = node.cloud
@@ -86,7 +85,7 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
         return because("join_failed", detail=node.phase_detail)
     waited_s = now_s - node.requested_s
-    # A restart of ours may find it long overdue while its broker is only shortly away.
+    # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
     if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
         said = {"phase": str(node.phase), "detail": node.phase_detail} if node.phase is not None else {}
@@ -98,7 +97,7 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
 
 
 def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
-    """Whether a sound node need not be up yet, or was not away, and nobody says that it will not come."""
+    """Whether a sound node is not overdue: it is not lost, or still booting within its time and not failed."""
     if node.state is not NodeState.BOOTING:
         return node.state is not NodeState.LOST
     failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
@@ -106,7 +105,7 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
 
 
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
-    """What somebody should look at, of each node that it is said of."""
+    """What an administrator should look at, node by node."""
     for node in node_index_of(snapshot).to_check.values():
         if node.is_sound and not node.absences:
             continue

@@ -1,7 +1,7 @@
-"""The snapshot, and what was just seen, make the next snapshot.
+"""Take facts in: the snapshot and a fact make the next snapshot.
 
-State is read anew, never tracked: a fact replaces what we believed about its subject, unless it is older than
-what we know. An answer counts from the moment its query *began*.
+State is replaced, never tracked: a fact replaces what we believed about its subject, unless it is older than what
+we know. The age of an answer counts from the moment its query *began*.
 """
 
 from __future__ import annotations
@@ -65,28 +65,28 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
-    """The snapshot after a fact. Never raises for what comes from outside, only for a bug of ours."""
-    return accrue(snapshot, _after(snapshot, fact, policy), fact, policy)
+    """The snapshot after a fact. It never raises for bad input from outside, only for a bug of ours."""
+    return accrue(snapshot, _apply(snapshot, fact, policy), fact, policy)
 
 
 def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Snapshot:
-    """The snapshot after several facts: what one after the other makes of it, in less time."""
+    """The snapshot after several facts: the same as one by one, but faster."""
     for kind, alike in groupby(facts, key=type):
         run = tuple(alike)
-        # What concerns a budget, or what is bought next, is added up one by one.
+        # Facts that concern a budget, or the next purchase, are applied one by one.
         counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
         if kind is LeaseEnded and not counts:
-            snapshot = _leases_ended(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
+            snapshot = _drop_ended_leases(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
         elif kind in NODE_FACTS and not counts:
-            snapshot = _told_of_each(snapshot, run, policy)
+            snapshot = _apply_to_nodes(snapshot, run, policy)
         else:
             for fact in run:
                 snapshot = observe(snapshot, fact, policy)
     return snapshot
 
 
-def _told_of_each(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> Snapshot:
-    """After facts that each tell of one node; news of one that is no more is old news."""
+def _apply_to_nodes(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> Snapshot:
+    """Apply facts that each concern one node. News of a node we no longer know is ignored."""
     changed: dict[LaunchId, Node] = {}
     for fact in facts:
         node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
@@ -95,41 +95,43 @@ def _told_of_each(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> S
     return with_nodes(snapshot, changed)
 
 
-def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
+def _apply(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
     match fact:
         case QueueSeen():
-            return _queue_seen(snapshot, fact)
+            return _apply_queue(snapshot, fact)
         case QueueProbed():
-            return replace(snapshot, queue=_fresh(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s)
+            return replace(
+                snapshot, queue=_answered_source(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s
+            )
         case RanksChanged():
-            return _stirred(snapshot)
+            return _require_look(snapshot)
         case RanksSeen():
             return hardware.apply_repaired_promises(rank_facts.apply_ranks(snapshot, fact, policy), policy)
         case RanksMeasured():
             return hardware.apply_rank_measurements(snapshot, fact, policy)
         case FluxUnreachable():
-            return _flux_unreachable(snapshot, fact)
+            return _lose_instance(snapshot, fact)
         case SlotsChanged():
-            return _slots_changed(snapshot, fact, policy)
+            return _apply_slots_change(snapshot, fact, policy)
         case SlotsRefused():
             return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
         case ClaimHeld():
-            return _claim_held(snapshot, fact)
+            return _apply_claim(snapshot, fact)
         case RecordSeen():
-            return _record_seen(snapshot, fact)
+            return _apply_record(snapshot, fact)
         case ClaimRefused():
             refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
             return replace(snapshot, claimed=False, claim=refused)
         case LaunchesRecorded():
-            return _each(snapshot, (launch.id for launch in fact.launches), _recorded)
+            return _change_nodes(snapshot, (launch.id for launch in fact.launches), _mark_recorded)
         case NodeDrained() | NodeCordoned() | BrokerStopped() | HousekeepingKilled() | NodeDestroyed():
-            return _told_of_each(snapshot, (fact,), policy)
+            return _apply_to_nodes(snapshot, (fact,), policy)
         case NodeUndrained():
-            return _node_undrained(snapshot, fact)
+            return _apply_undrain(snapshot, fact)
         case JobRequeued():
-            return snapshot  # the queue shows the new one
+            return snapshot  # the queue shows the new job
         case LeaseEnded():
-            return _leases_ended(snapshot, [fact.launch])
+            return _drop_ended_leases(snapshot, [fact.launch])
         case SteeringKept() | SteeringNotKept():
             return operator.apply_steering_written(snapshot, fact)
         case SpendKept() | SpendNotKept():
@@ -137,11 +139,11 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case HoldPlaced() | RetirementRequested() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
             return operator.apply_operator_fact(snapshot, fact)
         case FluxCallFailed():
-            return _flux_call_failed(snapshot, fact)
+            return _apply_failed_flux_call(snapshot, fact)
         case OrderLapsed():
-            return _order_lapsed(snapshot, fact)
+            return _apply_lapsed_order(snapshot, fact)
         case NodeReported():
-            return _reported(snapshot, fact, policy)
+            return _apply_report(snapshot, fact, policy)
         case NodeMeasured():
             return hardware.apply_measurement(snapshot, fact, policy)
         case CloudListed():
@@ -149,7 +151,7 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
         case NodeCreated():
             return rank_facts.apply_create(snapshot, fact, policy)
         case LeftoversRemoved():
-            return snapshot  # they were nobody's
+            return snapshot  # they belonged to no node
         case CloudCallFailed():
             return rank_facts.apply_cloud_failure(snapshot, fact, policy)
         case _:
@@ -157,59 +159,59 @@ def _after(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa:
 
 
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
-    """The snapshot at a later moment: calls past their deadline are no longer waited for."""
+    """The snapshot at a later moment: calls past their deadline count as failed."""
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
     for source in (snapshot.claim, snapshot.steering_write, snapshot.spend_write, snapshot.flux, snapshot.cloud):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
-            snapshot = _no_longer_waited_for(snapshot)
+            snapshot = _expire_calls(snapshot)
             break
     if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
-        snapshot = _slots_uncertain(snapshot, "no answer in time to a change of the slots")
-    # This is done with every fact and every plan: of thousands of nodes few are looked at.
+        snapshot = _distrust_slots(snapshot, "the change of slot types was not answered in time")
+    # This runs with every fact and every plan, so it checks only the few nodes with a call.
     waiting = node_index_of(snapshot).with_call.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
-    return _each(snapshot, late, lambda node: rank_facts.fail_call(node, tick.now_s)) if late else snapshot
+    return _change_nodes(snapshot, late, lambda node: rank_facts.fail_call(node, tick.now_s)) if late else snapshot
 
 
-def _no_longer_waited_for(snapshot: Snapshot) -> Snapshot:
+def _expire_calls(snapshot: Snapshot) -> Snapshot:
     now_s = snapshot.now_s
     return replace(
         snapshot,
-        claim=_waited_for(snapshot.claim, now_s),
-        steering_write=_waited_for(snapshot.steering_write, now_s),
-        spend_write=_waited_for(snapshot.spend_write, now_s),
-        flux=_waited_for(snapshot.flux, now_s),
-        cloud=_waited_for(snapshot.cloud, now_s),
+        claim=_expired(snapshot.claim, now_s),
+        steering_write=_expired(snapshot.steering_write, now_s),
+        spend_write=_expired(snapshot.spend_write, now_s),
+        flux=_expired(snapshot.flux, now_s),
+        cloud=_expired(snapshot.cloud, now_s),
     )
 
 
-def _waited_for(source: Source, now_s: float) -> Source:
+def _expired(source: Source, now_s: float) -> Source:
     if source.answer_due_s is None or source.answer_due_s > now_s:
         return source
     return replace(source, answer_due_s=None, failure="no answer in time", retry_s=now_s + 1.0)
 
 
-def _fresh(source: Source, started_s: float) -> Source:
+def _answered_source(source: Source, started_s: float) -> Source:
     return replace(source, seen_s=started_s, answer_due_s=None, failure="", retry_s=0.0)
 
 
-def _each(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], Node]) -> Snapshot:
-    """Change the named nodes; news of one that is no more is old news."""
+def _change_nodes(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[[Node], Node]) -> Snapshot:
+    """Change the named nodes, and skip those we no longer know."""
     changed = {id_: change(snapshot.nodes[id_]) for id_ in ids if id_ in snapshot.nodes}
     return with_nodes(snapshot, changed)
 
 
-def _stirred(snapshot: Snapshot) -> Snapshot:
-    """A look at the ranks is due, and before it nothing is bought."""
+def _require_look(snapshot: Snapshot) -> Snapshot:
+    """Make a look at the ranks due; nothing is bought before it."""
     return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
 
 
-def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
+def _drop_ended_leases(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
     ended = [
         node.id
         for launch in launches
         if (node := snapshot.nodes.get(launch)) is not None
-        # Else it is old news: it has been leased again.
+        # If neither holds, the news is old: the slot has been leased again.
         and (node.state is NodeState.GONE or rank_facts.waits_for(node, CallKind.END_LEASE))
     ]
     snapshot = with_nodes(snapshot, {}, ended)
@@ -218,11 +220,11 @@ def _leases_ended(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
     return snapshot
 
 
-def _recorded(node: Node) -> Node:
+def _mark_recorded(node: Node) -> Node:
     return replace(rank_facts.end_call(node, CallKind.RECORD), recorded=True)
 
 
-def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
+def _apply_report(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
     node = snapshot.nodes.get(fact.launch)
     if node is None:
         return snapshot
@@ -230,7 +232,7 @@ def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapsho
         case JoinPhase.REPLAYED:
             return with_nodes(snapshot, {node.id: replace(node, replayed=True)})
         case JoinPhase.RECLAIMED:
-            # What is taken back here now is not to be had here now: its like is bought elsewhere for a while.
+            # The provider is short of capacity here, so nodes of this type are bought elsewhere for a while.
             if node.reclaimed is None:
                 snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
             return with_nodes(snapshot, {node.id: replace(node, reclaimed=fact.detail)})
@@ -238,8 +240,8 @@ def _reported(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapsho
             return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
 
 
-def _housekeeping_killed(node: Node, fact: HousekeepingKilled, snapshot: Snapshot, policy: Policy) -> Node:
-    """Told, not ended: a look says when it has. It is left alone a while before it is told again."""
+def _count_housekeeping_kill(node: Node, fact: HousekeepingKilled, snapshot: Snapshot, policy: Policy) -> Node:
+    """The kill was sent. A later look shows whether the housekeeping ended; until the next kill we wait a while."""
     del fact, policy
     if not rank_facts.waits_for(node, CallKind.KILL_HOUSEKEEPING):
         return node
@@ -247,23 +249,23 @@ def _housekeeping_killed(node: Node, fact: HousekeepingKilled, snapshot: Snapsho
     return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=snapshot.now_s + KILL_AGAIN_S)
 
 
-def _broker_stopped(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy: Policy) -> Node:
+def _note_broker_told(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy: Policy) -> Node:
     del fact, policy
     if not rank_facts.waits_for(node, CallKind.STOP_BROKER):
         return node
     return replace(rank_facts.end_call(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
 
 
-def _node_undrained(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
-    snapshot = _each(snapshot, [fact.launch], lambda node: _undrained(node, snapshot.now_s))
-    return _stirred(snapshot)  # what is free there is known only after a look
+def _apply_undrain(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
+    snapshot = _change_nodes(snapshot, [fact.launch], lambda node: _undrain_node(node, snapshot.now_s))
+    return _require_look(snapshot)  # only a look shows what is free there
 
 
-def _undrained(node: Node, now_s: float) -> Node:
+def _undrain_node(node: Node, now_s: float) -> Node:
     if not rank_facts.waits_for(node, CallKind.UNDRAIN):
         return node
     rank = replace(node.rank, drain_reason=None) if node.rank is not None else None
-    # A look that began earlier may still show the drain.
+    # Ignore looks that began earlier: they may still show the drain.
     node = replace(
         rank_facts.end_call(node, CallKind.UNDRAIN),
         rank=rank,
@@ -278,7 +280,7 @@ def _undrained(node: Node, now_s: float) -> Node:
 # --- the queue --------------------------------------------------------------------------------------------
 
 
-def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
+def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     known = snapshot.jobs
     jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
     unreadable = {} if fact.complete else dict(snapshot.unreadable)
@@ -291,9 +293,9 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     for bad in fact.unreadable:
         unreadable[bad.id] = bad
         jobs.pop(bad.id, None)
-    gone, come = _differences(known, jobs, None if fact.complete else fact)
+    gone, come = _changed_jobs(known, jobs, None if fact.complete else fact)
     now_s = snapshot.now_s
-    if any(_newly_waits(job, known) for job in come):
+    if any(_starts_waiting(job, known) for job in come):
         snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
     stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
     if gone or come or stopped != snapshot.queues_stopped:
@@ -301,21 +303,21 @@ def _queue_seen(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     if gone and snapshot.requeued:
         snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
     if gone or come:
-        line = updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come)
-        snapshot = replace(snapshot, jobs=jobs, queue_index=line)
+        queue_index = updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come)
+        snapshot = replace(snapshot, jobs=jobs, queue_index=queue_index)
     return replace(
         snapshot,
         unreadable=unreadable,
         queues_stopped=stopped,
         queues_asked_s=snapshot.queues_asked_s if fact.queues_stopped is None else fact.started_s,
-        queue=_fresh(snapshot.queue, fact.started_s),
+        queue=_answered_source(snapshot.queue, fact.started_s),
     )
 
 
-def _differences(
+def _changed_jobs(
     before: Mapping[JobId, Job], after: Mapping[JobId, Job], fact: QueueSeen | None
 ) -> tuple[list[Job], list[Job]]:
-    """Jobs as they were and are no more, and jobs as they were not before, of those that a fact tells of."""
+    """The changed jobs as they were, and as they are. ``fact``: compare only the jobs it names; None: all."""
     if fact is None:
         named: Iterable[JobId] = {**before, **after}
     else:
@@ -330,7 +332,7 @@ def _differences(
     return gone, come
 
 
-def _newly_waits(job: Job, known: Mapping[JobId, Job]) -> bool:
+def _starts_waiting(job: Job, known: Mapping[JobId, Job]) -> bool:
     before = known.get(job.id)
     return job.state is JobState.SCHED and (
         before is None or before.state is not JobState.SCHED or before.shape != job.shape
@@ -340,17 +342,17 @@ def _newly_waits(job: Job, known: Mapping[JobId, Job]) -> bool:
 # --- the instance and the claim on it ---------------------------------------------------------------------
 
 
-def _flux_unreachable(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
-    """Whoever lost the instance lost the name on it too, and has to claim it anew."""
+def _lose_instance(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
+    """The instance is unreachable, so the claim on it is lost too and must be renewed."""
     away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
     return replace(snapshot, claimed=False, flux=away, claim=claim, unreachable_s=fact.started_s)
 
 
-def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
-    """Take the record for what it is: adopt what we do not know, drop what never came to be.
+def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
+    """Follow the record: adopt launches we do not know, and drop those that were never made.
 
-    A node whose slot another launch holds on record has lost it: what there is of it is a stray from now on.
+    If the record gives a node's slot to another launch, the node has lost it: its machine is a stray from now on.
     """
     on_record = {launch.id: launch for launch in fact.launches}
     held = {launch.slot for launch in fact.launches}
@@ -365,47 +367,49 @@ def _claim_held(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopt(launch, snapshot))
     gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
-    nodes = {id_: _doubted(node) for id_, node in nodes.items()}
-    claim = _fresh(snapshot.claim, fact.started_s)
+    nodes = {id_: _void_second_look(node) for id_, node in nodes.items()}
+    claim = _answered_source(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
-    snapshot = budget.apply_spend_record(_stirred(with_nodes(snapshot, nodes, gone)), fact.spend)
+    snapshot = budget.apply_spend_record(_require_look(with_nodes(snapshot, nodes, gone)), fact.spend)
     return operator.apply_steering_record(replace(snapshot, claimed=True, claim=claim), fact.steering)
 
 
-def _record_seen(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
-    """Who only observes has made and set nothing of its own: what is on record is all that there is."""
+def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
+    """Take over the record. An observer has created nothing itself, so the record is complete."""
     on_record = {launch.id: launch for launch in fact.launches}
     come = {id_: adopt(launch, snapshot) for id_, launch in on_record.items() if id_ not in snapshot.nodes}
     gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
     known = with_nodes(snapshot, come, gone)
-    # What was reckoned here since the look before is in the record too, or will be.
+    # The acting manager has recorded the costs that were counted here since the last look, or will do so.
     known = replace(known, spend={}, spend_counted=frozenset(), steering=known.steering_on_record)
     return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
 
-def _doubted(node: Node) -> Node:
-    """Another one may have acted meanwhile, so no second look counts that was taken before.
+def _void_second_look(node: Node) -> Node:
+    """Void the second look: another manager may have acted meanwhile.
 
-    Where rank 0 was away, so were all the nodes: that says nothing of one of them.
+    Departures are forgotten too. If rank 0 was away, every node was, which says nothing about a single node.
     """
     if node.drained_s is None and not node.departures_s:
         return node
     return replace(node, drained_s=None, departures_s=())
 
 
-def _order_lapsed(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
-    """Before anything more is ordered, the claim is made anew and what is on record is read."""
+def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
+    """Give up the claim. It must be renewed, and the record read, before anything else is ordered."""
     if fact.order in SLOTS_ORDERS:
-        return _slots_uncertain(snapshot, fact.why)
+        return _distrust_slots(snapshot, fact.why)
     if fact.job is not None:
-        snapshot = replace(snapshot, requeued=snapshot.requeued - {fact.job})  # that one alone was surely not
-    snapshot = _each(snapshot, fact.launches, lambda node: rank_facts.undo_order(node, fact))
+        snapshot = replace(
+            snapshot, requeued=snapshot.requeued - {fact.job}
+        )  # this job was certainly not resubmitted
+    snapshot = _change_nodes(snapshot, fact.launches, lambda node: rank_facts.undo_order(node, fact))
     claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
     return replace(snapshot, claimed=False, claim=claim)
 
 
 def adopt(launch: Launch, snapshot: Snapshot) -> Node:
-    """A launch of an earlier life. Whether its create was ever sent is not known, so it is looked for."""
+    """A node for a launch of an earlier process. Its create may or may not have been sent, so we look for it."""
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
     return Node(
         launch=launch,
@@ -432,48 +436,48 @@ CALL_OF_ORDER: Mapping[str, CallKind] = {
 }
 
 
-def _slots_changed(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
-    """What was seen before it is void, so nothing is decided on it: the look that came with it takes its place."""
+def _apply_slots_change(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
+    """The slot types changed. Earlier looks are void; the look that came with the answer replaces them."""
     changed = hardware.apply_kept_promise(replace(snapshot, wish_due_s=None), fact.wish_id)
     changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
-def _slots_uncertain(snapshot: Snapshot, why: str) -> Snapshot:
-    """It may be half done. The claim is made anew, which repairs, and the ranks are looked at anew."""
+def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
+    """A change of slot types may be half done. Renew the claim, which repairs it, and look at the ranks again."""
     claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
     flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
     return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
 
 
-def _flux_call_failed(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
+def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
-        return _slots_uncertain(snapshot, fact.why)
+        return _distrust_slots(snapshot, fact.why)
     if fact.job is not None:
-        # It may have a successor all the same: the queue will tell.
+        # The copy may have been submitted all the same: the queue will show it.
         return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
     kind = CALL_OF_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and rank_facts.waits_for(snapshot.nodes[id_], kind)
     ]
-    snapshot = _each(snapshot, waiting, lambda node: rank_facts.fail_call(node, snapshot.now_s))
-    # Whether the record was written is not known: read it again before anything is built on it.
+    snapshot = _change_nodes(snapshot, waiting, lambda node: rank_facts.fail_call(node, snapshot.now_s))
+    # The record may or may not have been written: read it again before relying on it.
     return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
 
 
-def _destroyed(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
+def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
         return node
     return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
 
 
-# What facts that tell of one node make of it, whatever becomes of the others.
+# Handlers of facts that concern one node only.
 NODE_FACTS: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
     NodeCreated: rank_facts.apply_create_to_node,
     NodeDrained: rank_facts.apply_drain,
     NodeCordoned: rank_facts.apply_cordon,
-    BrokerStopped: _broker_stopped,
-    HousekeepingKilled: _housekeeping_killed,
-    NodeDestroyed: _destroyed,
+    BrokerStopped: _note_broker_told,
+    HousekeepingKilled: _count_housekeeping_kill,
+    NodeDestroyed: _note_destroy_accepted,
 }

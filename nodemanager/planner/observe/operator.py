@@ -1,4 +1,4 @@
-"""What operators set: nodes that are held, nodes that are to go, decisions that pause."""
+"""Apply what operators set: held nodes, nodes to retire, paused decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEEP_AGAIN_S = 1.0
 
 
 def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
-    """The snapshot after an operator's word. Of a node that is no more, it is old news."""
+    """The snapshot after an operator's command. Commands for a node we no longer know are ignored."""
     now = snapshot.steering
     match fact:
         case DecisionsPaused(mark=mark):
@@ -45,19 +45,21 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
             held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
-            return _drains_because(held, launch, because("held_by_operator", **_figures(holds[launch])))
+            return _change_drain_reason(held, launch, because("held_by_operator", **_figures(holds[launch])))
         case RetirementRequested(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
             retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
-            return _drains_because(retired, launch, because("retired_by_operator", **_figures(retirements[launch])))
+            return _change_drain_reason(
+                retired, launch, because("retired_by_operator", **_figures(retirements[launch]))
+            )
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
         case _:
             assert_never(fact)
 
 
-def _drains_because(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
-    """A node that drains already does so for the operator from now on: a release undrains it."""
+def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
+    """Make the operator the reason of a drain that is under way already, so that a release undrains the node."""
     node = snapshot.nodes[launch]
     if node.state is not NodeState.DRAINING:
         return snapshot
@@ -79,13 +81,13 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
 
 
 def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
-    """The nodes that an operator keeps work from."""
+    """The nodes that an operator keeps jobs off."""
     steering = snapshot.steering
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
 
 
 def count_held(snapshot: Snapshot, state: NodeState) -> int:
-    """How many of those that are held are in a state."""
+    """How many held nodes are in a state."""
     return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
 
 
@@ -93,7 +95,7 @@ def count_held(snapshot: Snapshot, state: NodeState) -> int:
 
 
 def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
-    """After the record was read: it is what holds, unless something was set here that is not yet on it."""
+    """After the record was read: it applies, unless a change made here is not on it yet."""
     unkept = snapshot.steering != snapshot.steering_on_record
     steering = snapshot.steering if unkept else on_record
     for launch in {**steering.holds, **steering.retirements}:
@@ -115,12 +117,12 @@ def apply_steering_written(snapshot: Snapshot, fact: SteeringKept | SteeringNotK
 
 
 def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
-    """What an operator's word means for the node now; None where the rest of the rules decides."""
+    """The step that an operator's command requires now, with its reason; None if the other rules decide."""
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
-        # There is nothing yet to keep work from; or it is too late.
-        return _not_made(node, steering.retirements) if node.state is NodeState.REQUESTED else None
+        # Too early to keep jobs off it, or too late.
+        return _end_unsent_lease(node, steering.retirements) if node.state is NodeState.REQUESTED else None
     if (hold := steering.holds.get(node.id)) is not None:
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
@@ -131,7 +133,7 @@ def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction
 
 
 def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
-    """One that was on its way out keeps our drain: were it undrained first, a job might begin there."""
+    """Hold the node. If it was leaving, it keeps our drain: between an undrain and a drain a job might start."""
     reason = because("held_by_operator", **_figures(mark))
     return reason, _cordon(node, hold_text(node.id), reason)
 
@@ -140,7 +142,7 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     reason = because("retired_by_operator", **_figures(mark))
     drain_reason = _drain_reason(node)
     if drain_reason == hold_text(node.id):
-        return _undrain(node, reason)  # a drain keeps the reason that it has
+        return _undrain(node, reason)  # Flux keeps the reason of an existing drain, so undrain first
     if drain_reason not in (None, drain_text(node.id)):
         return None  # somebody else's drain is a hold
     if node.state is NodeState.BUSY or (node.rank is not None and node.rank.allocated):
@@ -150,8 +152,8 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     return reason, DrainNode(node.id, node.launch.rank, reason)
 
 
-def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
-    """What is to go before it was made is not made at all."""
+def _end_unsent_lease(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+    """End the lease of a node that is to be retired before its create was sent."""
     mark = retirements.get(node.id)
     if mark is None or not node.recorded or node.create_sent_s is not None:
         return None
@@ -160,7 +162,7 @@ def _not_made(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason,
 
 
 def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:
-    """Drained already, by whomever, it takes no job."""
+    """A drain for the node; None if it is drained already and so takes no job."""
     return CordonNode(node.id, node.launch.rank, text, reason) if _drain_reason(node) is None else None
 
 

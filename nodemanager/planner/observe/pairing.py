@@ -1,7 +1,7 @@
-"""Who belongs to whom: the instances that a provider lists, and the launches we know of.
+"""Match the cloud nodes that a provider lists with the launches we know.
 
-A pair is made by the launch id that the node carries in its tags since its creation, and by nothing else: names
-and addresses are used again, and clocks differ.
+Only the launch id decides, which a node carries in its tags from its creation. Names and addresses are reused, and
+clocks differ.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from nodemanager.planner.state.snapshot import Node
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """One list, sorted out."""
+    """A provider's list, sorted by owner."""
 
     paired: Mapping[LaunchId, CloudNode]
-    strays: tuple[CloudNode, ...]  # ours and alive, but no launch owns them, or another one serves it already
+    strays: tuple[CloudNode, ...]  # ours and alive, but without a launch, or a second machine of one
     intruders: tuple[CloudNode, ...]  # of a cluster of our name with another UUID
     strangers: int
 
 
 def pair(nodes: Mapping[LaunchId, Node], listed: Iterable[CloudNode], cluster: str, cluster_uuid: str) -> Pairing:
-    """Sort a provider's list out. The order of the list does not matter."""
+    """Sort a provider's list by owner. The order of the list does not matter."""
     ours: dict[LaunchId, CloudNode] = {}
-    twins_of: dict[LaunchId, list[CloudNode]] = {}  # all that have one launch, where there are several
+    twins_of: dict[LaunchId, list[CloudNode]] = {}  # cloud nodes that share a launch
     intruders = []
     strangers = 0
     for cloud in listed:
@@ -49,8 +49,8 @@ def pair(nodes: Mapping[LaunchId, Node], listed: Iterable[CloudNode], cluster: s
         rest = twins = twins_of.get(launch, [cloud])
         if node is not None:
             known = node.cloud
-            paired[launch], *rest = sorted(_once(twins), key=lambda twin: _preference(twin, known))
-        strays += [twin for twin in _once(rest) if twin.state is not CloudState.TERMINATED]
+            paired[launch], *rest = sorted(_without_repeats(twins), key=lambda twin: _preference(twin, known))
+        strays += [twin for twin in _without_repeats(rest) if twin.state is not CloudState.TERMINATED]
     return Pairing(
         paired,
         tuple(sorted(strays, key=lambda node: node.provider_id)),
@@ -59,13 +59,13 @@ def pair(nodes: Mapping[LaunchId, Node], listed: Iterable[CloudNode], cluster: s
     )
 
 
-def _once(twins: Iterable[CloudNode]) -> Iterable[CloudNode]:
-    """Drop what a list shows twice."""
+def _without_repeats(twins: Iterable[CloudNode]) -> Iterable[CloudNode]:
+    """Drop entries that a list shows twice."""
     return {twin.provider_id: twin for twin in twins}.values()
 
 
 def _preference(twin: CloudNode, known: CloudNode | None) -> tuple[bool, bool, float, str]:
-    """Of two instances with one launch the one we know stays, then a living one, then the older."""
+    """The sort key of cloud nodes that share a launch: prefer the known one, then a living one, then the older."""
     return (
         known is None or twin.provider_id != known.provider_id,
         twin.state is CloudState.TERMINATED,

@@ -1,4 +1,4 @@
-"""What a list of the cloud and a look at the ranks say of each node."""
+"""Apply lists of the cloud and looks at the ranks to the nodes."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_ind
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
 
 RETRY_S_MAX = 60.0
-FEW_VANISHED = 2  # so many at once are no reason to doubt a list
+FEW_VANISHED = 2  # a list that lacks no more nodes than this is believed at once
 
 
 def fail_call(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
-    """The node after a call for it failed, or was not answered: nothing is assumed; it is left alone a while."""
+    """The node after a call for it failed or was not answered. Nothing is assumed; it is left alone a while."""
     if node.call is None:
         return node
     kind = node.call.kind
     if kind is CallKind.CREATE:
-        # It may have happened up to this moment; lists that began before prove nothing.
+        # The create may have worked up to this moment, so lists that began earlier prove nothing.
         node = replace(node, known_s=now_s, absences=0, absent_s=None)
     if kind is CallKind.END_LEASE and node.state is NodeState.REQUESTED:
-        # Whether its lease is still on record is not known: it is put there again before the node is made.
+        # The lease may or may not still be on record: write it again before the node is created.
         node = replace(node, recorded=False)
     wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
     return replace(delay_stop(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
 
 
 def delay_stop(node: Node) -> Node:
-    """The node after something that its stop had to wait for: how long that takes in all is no measure any more."""
+    """Mark the node's stop as delayed, so that its duration is not used as a measurement."""
     if node.state not in LEAVING or node.stop_delayed:
         return node
     return replace(node, stop_delayed=True)
 
 
 def unsettled_since_s(snapshot: Snapshot) -> float:
-    """Since when news has been coming without a plan that took account of it."""
+    """Since when news has arrived that no plan has considered: now, if there was none."""
     return snapshot.unsettled_s if snapshot.unsettled_s is not None else snapshot.now_s
 
 
@@ -74,13 +74,13 @@ def waits_for(node: Node, kind: CallKind) -> bool:
 
 
 def end_call(node: Node, kind: CallKind) -> Node:
-    """The node after a call of the kind was answered. A late answer does not end the call that came after it."""
+    """The node after a call of the kind was answered. A late answer does not end a later call of another kind."""
     call = node.call
     return replace(node, call=None, tries=0, retry_s=0.0) if call is not None and call.kind is kind else node
 
 
 def undo_order(node: Node, fact: OrderLapsed) -> Node:
-    """The node after an order for it was left undone: nothing has happened, and it may be given anew."""
+    """The node after an order for it lapsed: nothing has happened, and the order may be given again."""
     if fact.order == "CreateNode" and node.state is NodeState.REQUESTED:
         node = replace(node, create_sent_s=None, absences=0, absent_s=None)
     return end_call(node, node.call.kind) if node.call is not None else node
@@ -97,28 +97,28 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
         ranks: Mapping[Rank, FluxRank] = named
     else:
         ranks = {**fact.previous, **named} if named else fact.previous
-    changes = _changes(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
+    changes = _changed_ranks(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
     stirred_s = snapshot.stirred_s
     if stirred_s is not None and stirred_s <= fact.started_s:
         stirred_s = None
-    same_size = _same_size(changes)
+    same_size = _same_resources(changes)
     same_hosts = same_size or all(was and is_ and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
-        snapshot = _where_they_stand(snapshot, ranks.values())
+        snapshot = _update_launch_ranks(snapshot, ranks.values())
     same_division = same_size or (
         same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     )
-    looked = _looked_at(snapshot, ranks, changes, fact.started_s, policy)
-    snapshot = backoff.count_ended_boots(snapshot.nodes, looked, timings.with_boots(snapshot, looked), policy)
-    snapshot = with_nodes(snapshot, looked)
+    changed = _nodes_after_look(snapshot, ranks, changes, fact.started_s, policy)
+    snapshot = backoff.count_ended_boots(snapshot.nodes, changed, timings.with_boots(snapshot, changed), policy)
+    snapshot = with_nodes(snapshot, changed)
     seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if same_division else _division(ranks, snapshot),
+        slot_types=snapshot.slot_types if same_division else _slot_types_seen(ranks, snapshot),
         wish=fact.wish,
         stirred_s=stirred_s,
         jobs_ended=fact.jobs_ended,
-        flux=Source(seen_s=fact.started_s, retry_s=_rested_s(fact, snapshot.now_s, policy)),
+        flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
     )
     if not changes:
         return seen
@@ -136,14 +136,14 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     )
 
 
-def _rested_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
-    """Until when the ranks are left alone, even if they stir. A probe is never put off by a whole one."""
+def _next_look_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
+    """The earliest time of the next look, even if the ranks change. The rest never exceeds one probe interval."""
     rest_s = min(policy.probe_s, policy.look_rest * fact.took_s)
     return max(fact.started_s + policy.look_every_s, now_s + rest_s)
 
 
-def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
-    """A slot's rank is where its name is found: where Flux gives out the ranks, nodes learn theirs as they join."""
+def _update_launch_ranks(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
+    """Give each launch the rank that has its slot's host name. Ranks change if Flux assigns them at the join."""
     of_slot = node_index_of(snapshot).launch_of_slot
     moved = {
         id_: replace(node, launch=replace(node.launch, rank=rank.rank))
@@ -153,10 +153,10 @@ def _where_they_stand(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot
     return with_nodes(snapshot, moved)
 
 
-def _changes(
+def _changed_ranks(
     before: Mapping[Rank, FluxRank], after: Mapping[Rank, FluxRank], named: Mapping[Rank, FluxRank]
 ) -> list[tuple[FluxRank | None, FluxRank | None]]:
-    """The ranks that are not as they were, of those that are named: the others are."""
+    """The changed ranks, each as it was and as it is. Ranks that are not ``named`` are unchanged."""
     changes: list[tuple[FluxRank | None, FluxRank | None]] = [
         (was, rank) for number, rank in named.items() if (was := before.get(number)) is not rank and was != rank
     ]
@@ -165,33 +165,33 @@ def _changes(
     return changes
 
 
-def _looked_at(
+def _nodes_after_look(
     snapshot: Snapshot,
     ranks: Mapping[Rank, FluxRank],
     changes: list[tuple[FluxRank | None, FluxRank | None]],
     started_s: float,
     policy: Policy,
 ) -> dict[LaunchId, Node]:
-    """The nodes of which the look says something: those whose ranks changed, and those not simply at work."""
-    roll = node_index_of(snapshot)
-    touched = dict(roll.to_check)
+    """The nodes that the look changes: checked are those whose rank changed, and those not simply busy."""
+    node_index = node_index_of(snapshot)
+    touched = dict(node_index.to_check)
     for _, rank in changes:
-        id_ = roll.launch_of_rank.get(rank.rank) if rank is not None else None
+        id_ = node_index.launch_of_rank.get(rank.rank) if rank is not None else None
         if id_ is not None:
             touched[id_] = snapshot.nodes[id_]
-    looked: dict[LaunchId, Node] = {}
+    changed: dict[LaunchId, Node] = {}
     for id_, node in touched.items():
         rank = ranks.get(node.launch.rank)
         if rank is None or started_s < node.rank_seen_s:
             continue
         same = node.rank is rank or node.rank == rank
-        if not (same and _tells_nothing_new(node, rank, policy)):
-            looked[id_] = _look(node, rank, started_s, snapshot)
-    return looked
+        if not (same and _is_no_news(node, rank, policy)):
+            changed[id_] = _apply_look(node, rank, started_s, snapshot)
+    return changed
 
 
-def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
-    """Whether it stays as it is, as its rank does: as long as a look more or less decides nothing."""
+def _is_no_news(node: Node, rank: FluxRank, policy: Policy) -> bool:
+    """Whether a node whose rank is unchanged stays unchanged too, because one more look decides nothing."""
     match node.state:
         case NodeState.IDLE:
             seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
@@ -203,11 +203,11 @@ def _tells_nothing_new(node: Node, rank: FluxRank, policy: Policy) -> bool:
         case NodeState.STOPPING:
             return node.idle_looks == 0
         case _:
-            return not rank.online  # it waits for its rank, which is away as before
+            return not rank.online  # it waits for its rank, which is still away
 
 
-def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
-    """Whether all ranks that changed have the host, the type, the cores and the GPUs that they had."""
+def _same_resources(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
+    """Whether all changed ranks kept their host, type, cores and GPUs."""
     for was, is_ in changes:
         if was is None or is_ is None or was.host != is_.host or was.type_name != is_.type_name:
             return False
@@ -216,37 +216,37 @@ def _same_size(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> bool:
     return True
 
 
-def _division(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
-    """What the look says of it, in the order of the ranks; the same object as long as it is the same."""
+def _slot_types_seen(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
+    """The types of the slots, in the order of the ranks. If nothing changed, the snapshot's own object."""
     seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
     return snapshot.slot_types if seen == snapshot.slot_types else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:
-    """Whether a later answer is known already, or this same one."""
+    """Whether this answer or a later one is known already."""
     return source.seen_s is not None and started_s <= source.seen_s
 
 
-def _look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
-    if _is_idle_still(node, rank):
-        return _counted_idle(node, rank, snapshot, started_s)
+def _apply_look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
+    if _is_still_idle(node, rank):
+        return _count_idle_look(node, rank, snapshot, started_s)
     was_busy, was = node.state is NodeState.BUSY, node.rank
     node = _follow_rank(node, rank, snapshot, rank=rank, rank_seen_s=started_s)
     if was_busy and node.state is NodeState.IDLE:
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
-        # Ours, from before a restart: go on where it was left.
-        why = node.retiring or _found_drained(node, snapshot)
+        # A drain of ours from before a restart: continue with it.
+        why = node.retiring or _why_found_drained(node, snapshot)
         node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
-    if node.state is NodeState.DRAINING and _out_of_our_hands(node, rank, started_s):
-        node = _let_go(node, snapshot.now_s)
+    if node.state is NodeState.DRAINING and _is_drain_no_longer_ours(node, rank, started_s):
+        node = _give_up_drain(node, snapshot.now_s)
     if rank.allocated:
         node = delay_stop(node)
-    return _count_idleness(_condition(node, was, rank, snapshot), rank, snapshot)
+    return _count_idleness(_update_condition(node, was, rank, snapshot), rank, snapshot)
 
 
-def _condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
-    """Since when its broker hangs, and since when a job's housekeeping runs there; an end of ours is remembered."""
+def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
+    """Update since when the broker hangs and since when a housekeeping runs. One that we killed is remembered."""
     hangs = rank.online and rank.torpid
     if hangs != (node.torpid_s is not None):
         node = replace(node, torpid_s=snapshot.now_s if hangs else None)
@@ -260,7 +260,7 @@ def _condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snaps
     return replace(node, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
 
 
-def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
+def _why_found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
         return because("retired_by_operator", by=mark.by, since_at=mark.at)
@@ -271,32 +271,32 @@ def _found_drained(node: Node, snapshot: Snapshot) -> Reason:
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:
-    """Bring the node's state in line with its rank. What the table does not allow from here changes nothing.
+    """Bring the node's state in line with its rank. Moves that the lifecycle does not allow are skipped.
 
-    ``seen``: what is otherwise with it all the same.
+    ``seen``: other fields to change in any case.
     """
     at_work = Event.JOB_BEGAN if rank.allocated else Event.JOBS_ENDED
     for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
         if allows(node, event):
-            if event is Event.LEFT and not _first_look(snapshot):
+            if event is Event.LEFT and not _is_first_look(snapshot):
                 seen["departures_s"] = (*node.departures_s, snapshot.now_s)[-FLAPS:]
             node = move(node, event, snapshot.now_s, **seen)
             seen = {}
     return replace(node, **seen) if seen else node
 
 
-def _first_look(snapshot: Snapshot) -> bool:
-    """Whether it is the first since the claim: where rank 0 was away, so were all nodes."""
+def _is_first_look(snapshot: Snapshot) -> bool:
+    """Whether this is the first look since the claim. If rank 0 was away, all nodes were."""
     looked_s, claimed_s = snapshot.flux.seen_s, snapshot.claim.seen_s
     return looked_s is None or (claimed_s is not None and looked_s < claimed_s)
 
 
-def _let_go(node: Node, now_s: float) -> Node:
-    """Somebody else undrained it, or holds it by a drain of his own, which is not ours to undo."""
+def _give_up_drain(node: Node, now_s: float) -> Node:
+    """Stop retiring the node: somebody undrained it, or holds it with a drain that is not ours to undo."""
     return replace(move(node, Event.REPRIEVED, now_s), retiring=None, retired_s=None, drained_s=None)
 
 
-def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
+def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bool:
     return (
         node.call is None
         and rank.online
@@ -306,8 +306,8 @@ def _out_of_our_hands(node: Node, rank: FluxRank, started_s: float) -> bool:
     )
 
 
-def _is_idle_still(node: Node, rank: FluxRank) -> bool:
-    """Whether it was idle, is so, and that is all that there is to be seen: so it is most often."""
+def _is_still_idle(node: Node, rank: FluxRank) -> bool:
+    """Whether it was and is idle and nothing else is to be noted: the most frequent case."""
     marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
     return node.state is NodeState.IDLE and rank.idle and node.is_sound and not marked
 
@@ -316,16 +316,16 @@ def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
         counted = node.idle_looks or node.idle_since_s is not None
         return replace(node, idle_looks=0, idle_since_s=None) if counted else node
-    return _counted_idle(node, rank, snapshot, node.rank_seen_s)
+    return _count_idle_look(node, rank, snapshot, node.rank_seen_s)
 
 
-def _counted_idle(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
+def _count_idle_look(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
     since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
     return replace(node, rank=rank, rank_seen_s=seen_s, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
 
 
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
-    """Since when it has been idle, by what Flux remembers: a restart of ours must not make it young again."""
+    """Since when it has been idle, from what Flux remembers: a restart of ours must not reset this."""
     created_at = node.cloud.created_at if node.cloud is not None and node.cloud.created_at is not None else 0.0
     if rank.last_job_ended_at is None or rank.last_job_ended_at < created_at:
         return node.since_s
@@ -334,18 +334,18 @@ def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
 
 
 def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
-    """When the newest look at its rank began: the latest one at all ranks, or one at this rank alone."""
+    """When the latest look at its rank began, be it at all ranks or at this one."""
     of_all_s = snapshot.flux.seen_s if node.launch.rank in snapshot.ranks else None
     return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
 
 
 def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
-    """The answer to a drain, with the second look that was asked after it."""
+    """Apply the answer to a drain, which includes the second look at the rank."""
     del policy
     if node.call is None or node.call.kind is not CallKind.DRAIN or fact.started_s < node.call.started_s:
-        return node  # of an earlier drain; since then it may have been undrained
+        return node  # the answer to an earlier drain; the node may have been undrained since
     if fact.rank.host != node.launch.slot:
-        return fail_call(node, fact.started_s)  # another came online as the rank that was its own till then
+        return fail_call(node, fact.started_s)  # its rank now belongs to another node
     node = end_call(node, CallKind.DRAIN)
     if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
@@ -356,7 +356,7 @@ def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Polic
     if node.state is NodeState.STOPPING:
         return node
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
-    return _let_go(node, fact.started_s) if held else node
+    return _give_up_drain(node, fact.started_s) if held else node
 
 
 def apply_cordon(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
@@ -371,7 +371,7 @@ def apply_cordon(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Pol
 
 
 def apply_create(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snapshot:
-    """The provider answered the create, perhaps long after we stopped waiting."""
+    """The provider answered the create, perhaps long after we stopped waiting for it."""
     if fact.launch not in snapshot.nodes:
         return snapshot
     node = apply_create_to_node(snapshot.nodes[fact.launch], fact, snapshot, policy)
@@ -380,7 +380,7 @@ def apply_create(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snaps
 
 def apply_create_to_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
     del policy
-    return _listed(end_call(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
+    return _apply_listing(end_call(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
 
 
 def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
@@ -390,20 +390,20 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
     lacking = [
         node
         for node in snapshot.nodes.values()
-        if node.id not in pairing.paired and fact.started_s > node.known_s and _could_be_listed(node)
+        if node.id not in pairing.paired and fact.started_s > node.known_s and _should_be_listed(node)
     ]
-    doubted = snapshot.doubted_lists + 1 if _too_many_at_once(snapshot, lacking) else 0
+    doubted = snapshot.doubted_lists + 1 if _too_many_vanished(snapshot, lacking) else 0
     believed = doubted == 0 or doubted > policy.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
-        if not _is_listed_as_before(snapshot.nodes[id_], cloud):
-            nodes[id_] = _listed(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
+        if not _is_listed_unchanged(snapshot.nodes[id_], cloud):
+            nodes[id_] = _apply_listing(snapshot.nodes[id_], cloud, snapshot, fact.started_s)
     if believed:
         for node in lacking:
-            nodes[node.id] = _absent(node, fact.started_s, snapshot, policy)
+            nodes[node.id] = _count_absence(node, fact.started_s, snapshot, policy)
     for id_, cloud in pairing.paired.items():
         if cloud.died_of is not None and snapshot.nodes[id_].state in backoff.NOT_UP_YET:
-            # It was taken on and never came to be: what a refused create says of the next one, this says too.
+            # Accepted, but never made: for the next create this means the same as a refusal.
             snapshot = backoff.apply_refusal(
                 snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy
             )
@@ -427,13 +427,13 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
     )
 
 
-def _could_be_listed(node: Node) -> bool:
-    """Whether its absence means anything: a create was sent once, and is not under way."""
+def _should_be_listed(node: Node) -> bool:
+    """Whether its absence from a list means anything: its create was sent and is not in flight."""
     return node.call is None and node.create_sent_s is not None and node.state is not NodeState.GONE
 
 
-def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
-    """An answer that lacks a large part of what the provider showed is more likely wrong than true."""
+def _too_many_vanished(snapshot: Snapshot, lacking: list[Node]) -> bool:
+    """Whether a list lacks so many known nodes that it is more likely wrong than true."""
     vanished = sum(1 for node in lacking if node.exists_at_provider)
     if vanished <= FEW_VANISHED:
         return False
@@ -441,8 +441,8 @@ def _too_many_at_once(snapshot: Snapshot, lacking: list[Node]) -> bool:
     return vanished > shown // 2
 
 
-def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
-    """Whether the list says nothing new of it. (When it was last known of counts only while it is looked for.)"""
+def _is_listed_unchanged(node: Node, cloud: CloudNode) -> bool:
+    """Whether the list says nothing new about the node. (``known_s`` matters only while the node is missing.)"""
     return (
         node.absences == 0
         and node.billed_from_s is not None
@@ -451,8 +451,8 @@ def _is_listed_as_before(node: Node, cloud: CloudNode) -> bool:
     )
 
 
-def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
-    """The node as the provider showed it at a moment. Of thousands at once, so it is made anew once only."""
+def _apply_listing(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
+    """The node as the provider listed it at ``seen_s``. Lists are long, so each node is replaced only once."""
     billed_from_s = node.billed_from_s
     if billed_from_s is None:
         age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
@@ -470,12 +470,12 @@ def _listed(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> 
         return node
     node = move(node, event, snapshot.now_s)
     if event is Event.ENDED:
-        return _at_its_end(node)
-    # It may have joined before the provider showed it.
+        return _clear_retries(node)
+    # It may have joined before the provider listed it.
     return _follow_rank(node, node.rank, snapshot) if node.rank is not None else node
 
 
-def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
+def _count_absence(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
     absent_s = node.absent_s if node.absent_s is not None else started_s
     node = replace(node, absences=node.absences + 1, absent_s=absent_s)
     if node.absences < policy.absences:
@@ -484,12 +484,12 @@ def _absent(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) ->
         long_enough = started_s - node.known_s >= policy.create_grace_s
         return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
     if node.rank is not None and node.rank.online:
-        return node  # Flux still talks to it: the provider may be wrong, and a job may run there
-    return _at_its_end(move(node, Event.ENDED, snapshot.now_s))
+        return node  # Flux still reaches it: the provider may be wrong, and a job may run there
+    return _clear_retries(move(node, Event.ENDED, snapshot.now_s))
 
 
-def _at_its_end(node: Node) -> Node:
-    """It waited to be told again to go: that is over, and its slot is wanted."""
+def _clear_retries(node: Node) -> Node:
+    """Forget the wait before the next try to stop it: the node is gone, and its slot should be freed."""
     return replace(node, retry_s=0.0, tries=0)
 
 
@@ -502,14 +502,14 @@ def apply_cloud_failure(snapshot: Snapshot, fact: CloudCallFailed, policy: Polic
     if node is None:
         return snapshot
     if fact.operation == "create":
-        return _create_failed(snapshot, node, fact, policy)
+        return _apply_create_failure(snapshot, node, fact, policy)
     if not waits_for(node, CallKind.DESTROY):
         return snapshot
     failed_node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     return with_nodes(snapshot, {node.id: failed_node})
 
 
-def _create_failed(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
     if waits_for(node, CallKind.CREATE):
         node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:

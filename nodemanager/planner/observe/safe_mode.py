@@ -1,8 +1,8 @@
-"""Safe mode: what is seen is more likely wrong than true, so nothing is done until it is seen otherwise.
+"""Safe mode: do nothing while a report is more likely wrong than true.
 
-One state, with its reason and what ends it. It begins where a large part of the fleet is away at once (a network
-that is cut, a rank 0 that has just come back) or where a list lacks a large part of the nodes. It ends by itself:
-what is seen again for long enough is believed.
+If a large part of the fleet disappears at once, the manager suspects the report before it acts on it. Safe mode
+begins when many nodes are unready at once (a broken network, a rank 0 that has just returned) or when a list lacks
+many nodes. It ends by itself: the manager believes a report that persists long enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WERE_UP = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST, NodeState.DRAINING)
 
 
 def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
-    """Why nothing is done now, and until when; None where what is seen may be true."""
+    """Why nothing is done now, and until when; None if the reports may be true."""
     if 0 < snapshot.doubted_lists <= policy.absences:
         return because(
             "safe_mode",
@@ -30,43 +30,43 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return None
     until_s = snapshot.unready_since_s + policy.safe_mode_max_s
     if snapshot.now_s >= until_s:
-        return None  # they do not come back: it is true
-    unready, up = _unready(snapshot)
+        return None  # they did not return: the report is true
+    unready, up = _count_unready(snapshot)
     return because(
         "safe_mode",
         why="too large a part of the fleet is unready",
         ends="no more than unready_max are, or until then",
         unready=unready,
         nodes=up,
-        unready_max=_most(up, policy),
+        unready_max=_unready_allowed(up, policy),
         until_s=until_s,
     )
 
 
 def unready_since_s(snapshot: Snapshot, policy: Policy) -> float | None:
     """Since when too large a part of the nodes that were up has been unready, after a look at the ranks."""
-    unready, up = _unready(snapshot)
-    if unready <= _most(up, policy):
+    unready, up = _count_unready(snapshot)
+    if unready <= _unready_allowed(up, policy):
         return None
     return snapshot.unready_since_s if snapshot.unready_since_s is not None else snapshot.now_s
 
 
-def _unready(snapshot: Snapshot) -> tuple[int, int]:
-    """How many nodes are lost or hang, of how many that were up."""
-    roll = node_index_of(snapshot)
+def _count_unready(snapshot: Snapshot) -> tuple[int, int]:
+    """How many nodes are lost or hang, and how many were up."""
+    node_index = node_index_of(snapshot)
     hung = [
         node
-        for node in roll.to_check.values()
+        for node in node_index.to_check.values()
         if not node.is_sound
         and node.state is not NodeState.LOST
         and node.state in WERE_UP
         and node.rank is not None
         and node.rank.torpid
     ]
-    return roll.count_by_state.get(NodeState.LOST, 0) + len(hung), sum(
-        roll.count_by_state.get(state, 0) for state in WERE_UP
+    return node_index.count_by_state.get(NodeState.LOST, 0) + len(hung), sum(
+        node_index.count_by_state.get(state, 0) for state in WERE_UP
     )
 
 
-def _most(up: int, policy: Policy) -> int:
+def _unready_allowed(up: int, policy: Policy) -> int:
     return max(policy.unready_nodes, int(up * policy.unready_max))

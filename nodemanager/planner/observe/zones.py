@@ -1,7 +1,7 @@
-"""Where nodes are made: the first zone of a type in which nothing stands in the way.
+"""Choose where nodes are created: in the first zone of a type that is not blocked.
 
-A create that fails for want of capacity blocks its type there, on its market, for a while; the next zone is tried
-at once, then the next type. What concerns the whole account (a quota, credentials) blocks every type.
+A create that fails for lack of capacity blocks its type in that zone and on that market for a while. The next zone
+is tried at once, then the next type. A failure of the whole account, such as bad credentials, blocks every type.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Sco
 
 
 def zones_of(node_type: NodeType) -> tuple[str, ...]:
-    """In the order in which they are tried; "" leaves the choice to the provider."""
+    """The zones of a type, in the order in which they are tried; "" lets the provider choose."""
     return node_type.zones or ("",)
 
 
 def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
-    """The zones for the type's next nodes: those that are not blocked; the first of all where all are."""
+    """The zones for the type's next nodes: those that are not blocked, or the first one if all are."""
     zones = zones_of(node_type)
     if not snapshot.blocks:
         return zones
@@ -28,12 +28,12 @@ def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
-    """The wider scopes that a type is in, the account's first."""
+    """The scopes that include a type, the account's first."""
     return EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
 
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
-    """What keeps the type from being bought in a zone now."""
+    """What blocks the type in a zone now, the longest block; None if nothing does."""
     if not snapshot.blocks:
         return None
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
@@ -43,7 +43,7 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 
 
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that are to be had in no zone, each with the block that ends first; and those only observed."""
+    """The types that no zone offers now, each with the block that ends first; and the observed types."""
     observed = {name: because("only_observed", node_type=name) for name in policy.observed}
     if not snapshot.blocks:
         return observed

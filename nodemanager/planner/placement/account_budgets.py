@@ -1,8 +1,8 @@
-"""The budgets of users and queues: from which of its waiting jobs on an account gets no more nodes.
+"""The budgets of users and queues: from which waiting job on an account gets no more nodes.
 
-An account's jobs count in the order of the queue: what was spent on those that ended, what those that run may still
-take, and each that waits for as long as it may run. One that would take it beyond its budget is cut off, and with
-it all of the account's behind it. What is up is theirs all the same.
+An account is a user or a queue. Its cost counts in this order: jobs that have ended, running jobs up to their time
+limits, then waiting jobs in queue order, each for its full time limit. The first job that would exceed the budget
+is cut off, with all later jobs of the account. Nodes that are up may still run these jobs.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ KINDS = ("user", "queue")
 
 @dataclass
 class AccountBudget:
-    """What an account may spend in a period, and what is spoken for."""
+    """What an account may spend in a period, and what is reserved."""
 
     account: str
     period: Period
     limit: Decimal
-    committed: Decimal  # spent, and what its jobs that run may still take
+    committed: Decimal  # spent, plus what running jobs may still cost
     hours_left: Decimal
-    reserved: Decimal = Decimal(0)  # the same with those that wait, as far as they were looked at
+    reserved: Decimal = Decimal(0)  # ``committed``, plus the waiting jobs considered so far
 
     def cost(self, rate: Decimal, duration_s: float) -> Decimal:
-        """What a job at so much an hour takes that begins now. One without a limit counts nothing ahead."""
+        """What a job costs in the period if it starts now. A job without a time limit counts nothing in advance."""
         return rate * min(Decimal(duration_s) / SECONDS_PER_HOUR, self.hours_left)
 
     def max_cost(self, rate: Decimal, span_s: float) -> Decimal:
-        """What one takes at the most that may run so long."""
+        """The most that a job with this time limit can cost in the period."""
         within = span_s < float(self.hours_left) * SECONDS_PER_HOUR
         return rate * (Decimal(span_s) / SECONDS_PER_HOUR if within else self.hours_left)
 
@@ -66,7 +66,7 @@ class AccountBudget:
 
 @dataclass
 class AccountBudgets:
-    """The purses of the accounts whose jobs wait. ``watched``: the batches of those that could run out."""
+    """The budgets of all accounts with waiting jobs. ``watched``: the batches of accounts that could run out."""
 
     snapshot: Snapshot
     policy: Policy
@@ -75,22 +75,22 @@ class AccountBudgets:
     rates: dict[tuple[Shape, bool], Decimal] = field(default_factory=dict)
 
     def watch(self, batches: Batches) -> None:
-        """Only those that would, should all of an account's jobs cost the most that they may."""
-        for purse in self._all():
-            purse.reserved = purse.committed
+        """Watch the batches of accounts that would run out if all their jobs cost the most they may."""
+        for budget in self._all_budgets():
+            budget.reserved = budget.committed
         for key, ids in batches.items():
-            for purse in self._of(key):
-                purse.reserved += len(ids) * purse.max_cost(self._rate(key.shape, dearest=True), key.span_s)
-        short = {purse.account for purse in self._all() if purse.reserved >= purse.limit}
+            for budget in self._budgets_of(key):
+                budget.reserved += len(ids) * budget.max_cost(self._rate(key.shape, dearest=True), key.span_s)
+        short = {budget.account for budget in self._all_budgets() if budget.reserved >= budget.limit}
         self.watched = {key: ids for key, ids in batches.items() if not short.isdisjoint(_accounts(key))}
 
     def find_cuts(self, known: Mapping[JobId, Decimal], *, dearest: bool = False) -> Cuts:
-        """``known``: what some jobs cost an hour where they were laid.
+        """How many jobs of each watched batch the budgets allow. ``known``: prices per hour of jobs already placed.
 
-        Of the others, what they cost on the type that is the cheapest for them; or, to be sure, the dearest.
+        Other jobs count with the cheapest type that fits them or, to be safe, with the ``dearest``.
         """
-        for purse in self._all():
-            purse.reserved = purse.committed
+        for budget in self._all_budgets():
+            budget.reserved = budget.committed
         cuts: dict[BatchKey, tuple[int, Reason]] = {}
         passed = dict.fromkeys(self.watched, 0)
         for key, id_ in _in_order(self.watched):
@@ -98,7 +98,7 @@ class AccountBudgets:
                 continue
             rate = self._rate(key.shape, dearest=dearest)
             rate = max(rate, known[id_]) if dearest and id_ in known else known.get(id_, rate)
-            refused = self._pay(key, rate, self.snapshot.jobs[id_].duration_s)
+            refused = self._reserve(key, rate, self.snapshot.jobs[id_].duration_s)
             if refused is None:
                 passed[key] += 1
                 continue
@@ -108,20 +108,20 @@ class AccountBudgets:
                 break
         return cuts
 
-    def _pay(self, key: BatchKey, rate: Decimal, duration_s: float) -> tuple[str, Reason] | None:
-        """Take a job's share out of the purses of its accounts; or say which of them refuses it, and why."""
-        costs = [(purse, purse.cost(rate, duration_s)) for purse in self._of(key)]
-        for purse, cost in costs:
-            if purse.refuses(cost):
-                return purse.account, purse.refusal(cost)
-        for purse, cost in costs:
-            purse.reserved += cost
+    def _reserve(self, key: BatchKey, rate: Decimal, duration_s: float) -> tuple[str, Reason] | None:
+        """Reserve a job's cost in the budgets of its accounts; or return the account that refuses it, and why."""
+        costs = [(budget, budget.cost(rate, duration_s)) for budget in self._budgets_of(key)]
+        for budget, cost in costs:
+            if budget.refuses(cost):
+                return budget.account, budget.refusal(cost)
+        for budget, cost in costs:
+            budget.reserved += cost
         return None
 
-    def _all(self) -> Iterator[AccountBudget]:
+    def _all_budgets(self) -> Iterator[AccountBudget]:
         return chain.from_iterable(self.budgets.values())
 
-    def _of(self, key: BatchKey) -> Iterator[AccountBudget]:
+    def _budgets_of(self, key: BatchKey) -> Iterator[AccountBudget]:
         return chain.from_iterable(self.budgets.get(account, ()) for account in _accounts(key))
 
     def _rate(self, shape: Shape, *, dearest: bool) -> Decimal:
@@ -133,29 +133,29 @@ class AccountBudgets:
         return rate
 
 
-def account_budgets_of(snapshot: Snapshot, policy: Policy, line: QueueIndex) -> AccountBudgets:
-    """Of the jobs that wait in queues that are not stopped. Without such budgets nothing is watched."""
-    purses: dict[str, list[AccountBudget]] = {}
-    batches = {key: ids for key, ids in line.in_order.items() if key.queue not in snapshot.queues_stopped}
+def account_budgets_of(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> AccountBudgets:
+    """The budgets of accounts with jobs in queues that are not stopped. Without such budgets nothing is watched."""
+    budgets: dict[str, list[AccountBudget]] = {}
+    batches = {key: ids for key, ids in queue_index.in_order.items() if key.queue not in snapshot.queues_stopped}
     for period in periods(snapshot.wall_at):
         limits = {kind: policy.budgets.get((kind, period.name)) for kind in KINDS}
         if not any(limit is not None for limit in limits.values()):
             continue
-        begun = _begun(snapshot, policy, period)
+        begun = _committed(snapshot, policy, period)
         hours_left = Decimal(period.ends_at - snapshot.wall_at) / SECONDS_PER_HOUR
         for account in dict.fromkeys(chain.from_iterable(_accounts(key) for key in batches)):
             limit = limits[account.partition(" ")[0]]
             if limit is not None:
-                purse = AccountBudget(account, period, limit, begun.get(account, Decimal(0)), hours_left)
-                purses.setdefault(account, []).append(purse)
-    till = AccountBudgets(snapshot, policy, purses)
-    if purses:
-        till.watch(batches)
-    return till
+                budget = AccountBudget(account, period, limit, begun.get(account, Decimal(0)), hours_left)
+                budgets.setdefault(account, []).append(budget)
+    accounts = AccountBudgets(snapshot, policy, budgets)
+    if budgets:
+        accounts.watch(batches)
+    return accounts
 
 
 def piece_price_per_hour(node_type: NodeType, shape: Shape) -> Decimal:
-    """What a piece of a job costs an hour on a node of a type."""
+    """What a piece of a job costs per hour on a node of a type."""
     if shape.exclusive:
         return node_type.price_per_hour
     return node_type.price_per_hour * min(cores_of_piece(shape), node_type.cores) / node_type.cores
@@ -173,7 +173,7 @@ def _accounts(key: BatchKey) -> tuple[str, str]:
 
 
 def _in_order(batches: Batches) -> Iterator[tuple[BatchKey, JobId]]:
-    """The jobs of all of them, one after the other as they stand in the queue."""
+    """The jobs of all batches in the order of the queue."""
     keys = list(batches)
     turns = merge(*(_turns(number, key.priority, batches[key]) for number, key in enumerate(keys)))
     return ((keys[number], id_) for _, id_, number in turns)
@@ -183,8 +183,8 @@ def _turns(number: int, priority: int, ids: Sequence[JobId]) -> Iterator[tuple[i
     return ((-priority, id_, number) for id_ in ids)
 
 
-def _begun(snapshot: Snapshot, policy: Policy, period: Period) -> dict[str, Decimal]:
-    """What was spent on jobs that have ended, and what those that run will have taken by their limits."""
+def _committed(snapshot: Snapshot, policy: Policy, period: Period) -> dict[str, Decimal]:
+    """By account: what ended jobs have cost, plus what running jobs will have cost by their time limits."""
     begun = {key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)}
     for job in snapshot.jobs.values():
         if job.state is JobState.RUN and job.allocations:

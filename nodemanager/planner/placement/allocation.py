@@ -1,7 +1,8 @@
-"""What is laid on new nodes, and on those that come: the packing in the fleet's own terms.
+"""Allocate jobs to booting and new nodes: translates between jobs and offers, and the packing.
 
-Work is a number of equal jobs; a stack is a number of nodes that are loaded alike. Which job has which node is
-worked out only where somebody asks: a gang's pieces are dealt out like cards, so no two lie on one node.
+Work is a number of equal jobs; a group is a number of nodes with equal load. Which job gets which node is computed
+only on demand (:class:`Assignment`). The pieces of a job that needs different nodes are dealt round robin, so that
+no two of them share a node.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ UNBOUNDED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Equal jobs, each with so many pieces yet to be laid somewhere. ``runs``: parts of batches, in order."""
+    """Equal jobs, each with ``pieces_each`` pieces to place. ``runs``: (batch, its ids, begin, end), in order."""
 
     shape: Shape
     span_s: float
@@ -49,16 +50,16 @@ class Work:
         raise IndexError(number)
 
     def number(self, key: BatchKey, index: int) -> int | None:
-        """Which of the jobs is at this place in a batch."""
+        """The number, within this work, of the job at an index of a batch; None if it is not part of it."""
         before = 0
-        for of, _, begin, end in self.runs:
-            if of == key and begin <= index < end:
+        for batch, _, begin, end in self.runs:
+            if batch == key and begin <= index < end:
                 return before + index - begin
             before += end - begin
         return None
 
     def item(self, memory_bytes: int) -> Item:
-        """``memory_bytes``: what each piece is to have."""
+        """The work as an item of the packing. ``memory_bytes``: the memory of each piece."""
         shape, jobs = self.shape, self.jobs
         return Item(
             pieces=jobs * self.pieces_each,
@@ -70,9 +71,12 @@ class Work:
         )
 
 
-@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
+@dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
 class NodeGroup:
-    """Nodes of one offer, loaded alike: ``pieces`` of each work, by its number, and what is left free on each."""
+    """Nodes of one offer with equal load.
+
+    ``pieces``: (number of the work, pieces on each node). ``cores``, ``gpus``, ``memory_bytes``: free on each node.
+    """
 
     offer: int
     nodes: int
@@ -87,8 +91,9 @@ class NodeGroup:
 class Allocation:
     """The offers, and what has been taken of them so far.
 
-    ``cost``: what a node of an offer costs for so long. ``memory_bytes``: what a piece of a job is to have.
-    ``zones``: where the nodes of those jobs stand that want them all in one zone.
+    ``cost``: what a node of an offer costs for a number of seconds. ``memory_bytes``: the memory of a job's piece.
+    ``zones``: the chosen zone of jobs that want all their nodes in one. Money is in the smallest unit of the
+    prices.
     """
 
     offers: Sequence[Offer]
@@ -107,26 +112,26 @@ class Allocation:
             self.left = [offer.count for offer in self.offers]
 
     def with_work(self, works: Sequence[Work], *, share: bool) -> Allocation | None:
-        """The shelf with this work on it too, at the least cost; None if it cannot all be had.
+        """The allocation with this work added at the least cost; None if not all of it can be placed.
 
-        ``share``: whether what is free on nodes with other work may be used.
+        ``share``: whether free resources on nodes with other work may be used.
         """
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
         if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
-            return None  # as would come out, after every way to pack it has been tried
+            return None  # a shortcut: no packing could place it
         made = replace(self, works=list(self.works), groups=list(self.groups), left=list(self.left))
-        return made if made._add(works, items, share=share) else None  # noqa: SLF001 - its own kind
+        return made if made._pack_work(works, items, share=share) else None  # noqa: SLF001 - its own class
 
     def takes_at_most(self, work: Work) -> int:
-        """No more pieces of this than so many find a place on what is left of the offers, however it is done."""
+        """An upper bound for the pieces of this work that fit on what is left of the offers."""
         item = work.item(self.memory_bytes(work.shape))
         pieces, nodes_left = 0, self.nodes_left
         on_sale: list[tuple[int, int]] = []
         for offer, left in zip(self.offers, self.left, strict=True):
             if not left or not offer.suits(work.shape.constraint):
                 continue
-            of = offer.node_type
-            each = pieces_on_empty(item, Lot(of.cores, of.gpus, of.memory_bytes, left, 0, 0))
+            node_type = offer.node_type
+            each = pieces_on_empty(item, Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, left, 0, 0))
             if offer.is_ordered:
                 pieces += left * each
             else:
@@ -139,8 +144,8 @@ class Allocation:
         return pieces
 
     def cores_left(self, *, share: bool) -> int:
-        """No more cores than these can be had for what is yet to be laid."""
-        cores = sum(stack.nodes * stack.cores for stack in self.groups) if share else 0
+        """An upper bound for the cores that further work can get. ``share``: as in :meth:`with_work`."""
+        cores = sum(group.nodes * group.cores for group in self.groups) if share else 0
         nodes_left = self.nodes_left
         for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
             offer, left = self.offers[number], self.left[number]
@@ -150,23 +155,26 @@ class Allocation:
             cores += left * offer.node_type.cores
         return cores
 
-    def _add(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
+    def _pack_work(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
         first = len(self.works)
         self.works += works
         span_s = max((work.span_s for work in works), default=0.0)
         if sum(item.pieces for item in items) <= PIECES_EXACT:
-            return self._lay(items, first, span_s, None, stacks=share, paid=True, on_sale=True)
+            return self._pack_onto(items, first, span_s, None, stacks=share, paid=True, on_sale=True)
         pieces = [item.pieces for item in items]
         if share:
-            self._lay(items, first, span_s, pieces, stacks=True, paid=False, on_sale=False)
-        # Those that come are filled in the order in which they were ordered: what was laid on them then fits again.
+            self._pack_onto(items, first, span_s, pieces, stacks=True, paid=False, on_sale=False)
+        # Booting nodes are filled in the order in which they were ordered, so the work they were bought for fits
+        # again.
         coming = [number for number, offer in enumerate(self.offers) if offer.is_ordered]
         for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
-            self._lay(items, first, span_s, pieces, stacks=False, paid=True, on_sale=False, only=list(together))
+            self._pack_onto(
+                items, first, span_s, pieces, stacks=False, paid=True, on_sale=False, only=list(together)
+            )
         few = sum(pieces) <= PIECES_EXACT
-        return self._lay(items, first, span_s, pieces, stacks=few and share, paid=few, on_sale=True)
+        return self._pack_onto(items, first, span_s, pieces, stacks=few and share, paid=few, on_sale=True)
 
-    def _lay(
+    def _pack_onto(
         self,
         items: Sequence[Item],
         first: int,
@@ -178,7 +186,7 @@ class Allocation:
         on_sale: bool,
         only: Sequence[int] | None = None,
     ) -> bool:
-        """Lay what there is to lay on some of the nodes; ``pieces`` become those that are left. Whether none is."""
+        """Pack items onto some of the nodes, and return whether all fit. ``pieces`` is updated to what is left."""
         if pieces is not None:
             items = [
                 replace(item, pieces=count) if count != item.pieces else item
@@ -199,24 +207,32 @@ class Allocation:
             packed = pack(items, lots, fits, PackingLimits(self.nodes_left, self.price_left))
         else:
             packed = fill(items, lots, fits)
-        self._take(packed, first, sources)
+        self._add_loads(packed, first, sources)
         if pieces is not None:
             pieces[:] = packed.left
         return not any(packed.left)
 
     def _lot(self, source: NodeGroup | int, span_s: float, *, sunk: bool) -> Lot:
-        """``sunk``: beside what is on sale, what is paid for costs nothing.
+        """A group or an offer as a lot of the packing. ``sunk``: ordered nodes cost nothing.
 
-        By itself it is weighed by its price, as when it was bought: then the same work is laid in the same way.
+        They cost nothing if they compete with nodes on sale. Alone, they are compared by price, as when they were
+        bought, so that the same work is placed in the same way.
         """
         if isinstance(source, NodeGroup):
             return Lot(source.cores, source.gpus, source.memory_bytes, source.nodes, 0, 0, bought=False)
         offer = self.offers[source]
-        of, count = offer.node_type, self.left[source]
+        node_type, count = offer.node_type, self.left[source]
         if offer.is_ordered:
             cost = 0 if sunk else self.cost(offer, span_s)
-            return Lot(of.cores, of.gpus, of.memory_bytes, count, cost, 0, bought=False)
-        return Lot(of.cores, of.gpus, of.memory_bytes, count, self.cost(offer, span_s), self.price(offer))
+            return Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, count, cost, 0, bought=False)
+        return Lot(
+            node_type.cores,
+            node_type.gpus,
+            node_type.memory_bytes,
+            count,
+            self.cost(offer, span_s),
+            self.price(offer),
+        )
 
     def _fits(
         self, items: Sequence[Item], first: int, sources: Sequence[NodeGroup | int], lots: Sequence[Lot]
@@ -225,18 +241,19 @@ class Allocation:
         for number, item in enumerate(items):
             work = self.works[first + number]
             row = [
-                pieces_on_empty(item, lot) if self._may_have(source, work) else 0
+                pieces_on_empty(item, lot) if self._may_use(source, work) else 0
                 for source, lot in zip(sources, lots, strict=True)
             ]
             if item.exclusive:
-                # It would start on a node that is too small for all it asks for; not where there is a larger one.
-                roomy = [self._holds_all(source, work.shape) for source in sources]
+                # Flux would start it even on a node that is too small. Use such nodes only if there are no larger
+                # ones.
+                roomy = [self._is_roomy(source, work.shape) for source in sources]
                 if any(has and is_roomy for has, is_roomy in zip(row, roomy, strict=True)):
                     row = [has if is_roomy else 0 for has, is_roomy in zip(row, roomy, strict=True)]
             fits.append(row)
         return fits
 
-    def _may_have(self, source: NodeGroup | int, work: Work) -> bool:
+    def _may_use(self, source: NodeGroup | int, work: Work) -> bool:
         if isinstance(source, NodeGroup) and work.shape.exclusive:
             return False
         offer = self.offers[source.offer if isinstance(source, NodeGroup) else source]
@@ -246,43 +263,48 @@ class Allocation:
                 return False
         return offer.suits(work.shape.constraint)
 
-    def _holds_all(self, source: NodeGroup | int, shape: Shape) -> bool:
-        of = self.offers[source.offer if isinstance(source, NodeGroup) else source].node_type
+    def _is_roomy(self, source: NodeGroup | int, shape: Shape) -> bool:
+        node_type = self.offers[source.offer if isinstance(source, NodeGroup) else source].node_type
         slots = slots_per_piece(shape)
-        return of.cores >= slots * shape.cores_per_slot and of.gpus >= slots * shape.gpus_per_slot
+        return node_type.cores >= slots * shape.cores_per_slot and node_type.gpus >= slots * shape.gpus_per_slot
 
-    def _take(self, packed: Packed, first: int, sources: list[NodeGroup | int]) -> None:
+    def _add_loads(self, packed: Packed, first: int, sources: list[NodeGroup | int]) -> None:
         for load in packed.loads:
             source = sources[load.lot]
             pieces = tuple((first + item, count) for item, count in load.pieces)
             if isinstance(source, NodeGroup):
-                sources[load.lot] = self._put_on_top(source, load, pieces)  # the next load lies on the others
+                sources[load.lot] = self._split_group(source, load, pieces)  # the next load goes onto the rest
                 continue
             offer = self.offers[source]
             self.left[source] -= load.nodes
             if not offer.is_ordered:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
-            of = offer.node_type
+            node_type = offer.node_type
             zone = self._zone_of(offer, pieces)
             self.groups.append(
-                self._loaded(NodeGroup(source, load.nodes, zone, (), of.cores, of.gpus, of.memory_bytes), pieces)
+                self._with_pieces(
+                    NodeGroup(
+                        source, load.nodes, zone, (), node_type.cores, node_type.gpus, node_type.memory_bytes
+                    ),
+                    pieces,
+                )
             )
 
     def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
-        """Works that are laid together want the same zone, or none: the layout sees to it."""
+        """The zone of a new group. Works packed together want the same zone or none; the placement ensures this."""
         shapes = (self.works[number].shape for number, _ in pieces)
         return next((self.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
 
-    def _put_on_top(self, stack: NodeGroup, load: Load, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
-        """On so many of the nodes of a stack, which becomes two where it is not all of them. Gives the others."""
-        place = self.groups.index(stack)
-        below, rest = replace(stack, nodes=load.nodes), replace(stack, nodes=stack.nodes - load.nodes)
-        self.groups[place : place + 1] = [self._loaded(below, pieces), *([rest] if rest.nodes else [])]
+    def _split_group(self, group: NodeGroup, load: Load, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
+        """Put pieces onto some nodes of a group, which splits it unless all are used. Returns the unused part."""
+        place = self.groups.index(group)
+        below, rest = replace(group, nodes=load.nodes), replace(group, nodes=group.nodes - load.nodes)
+        self.groups[place : place + 1] = [self._with_pieces(below, pieces), *([rest] if rest.nodes else [])]
         return rest
 
-    def _loaded(self, stack: NodeGroup, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
-        cores, gpus, memory_bytes = stack.cores, stack.gpus, stack.memory_bytes
+    def _with_pieces(self, group: NodeGroup, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
+        cores, gpus, memory_bytes = group.cores, group.gpus, group.memory_bytes
         for number, count in pieces:
             work = self.works[number]
             if work.shape.exclusive:
@@ -292,11 +314,11 @@ class Allocation:
             cores -= slots * max(1, work.shape.cores_per_slot)
             gpus -= slots * work.shape.gpus_per_slot
             memory_bytes -= min(memory_bytes, slots * work.shape.memory_bytes_per_slot)
-        return replace(stack, pieces=(*stack.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
+        return replace(group, pieces=(*group.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
 
 
 class AssignedNode(NamedTuple):
-    """One node with what is on it: of each work the pieces from one number to another."""
+    """One node and its load. ``pieces``: (number of the work, first piece, end of the range)."""
 
     place: SlotAndRank
     offer: Offer
@@ -305,45 +327,47 @@ class AssignedNode(NamedTuple):
 
 
 class Assignment:
-    """Who has which node."""
+    """Which job gets which node."""
 
     def __init__(self, shelf: Allocation) -> None:
         self._works = shelf.works
         self._offers = shelf.offers
         self._stacks = shelf.groups
         free = [offer.places() for offer in shelf.offers]
-        self._places = [list(islice(free[stack.offer], stack.nodes)) for stack in shelf.groups]
-        self._begins: list[list[int]] = [[] for _ in shelf.works]  # of each work: the first piece on each stack
-        self._on: list[list[tuple[int, int]]] = [[] for _ in shelf.works]  # the stack, and how many on each node
+        self._places = [list(islice(free[group.offer], group.nodes)) for group in shelf.groups]
+        self._begins: list[list[int]] = [[] for _ in shelf.works]  # by work: the first piece on each group
+        self._on: list[list[tuple[int, int]]] = [
+            [] for _ in shelf.works
+        ]  # by work: the group, and how many pieces on each of its nodes
         begins = [0] * len(shelf.works)
-        for number, stack in enumerate(shelf.groups):
-            for work, count in stack.pieces:
+        for number, group in enumerate(shelf.groups):
+            for work, count in group.pieces:
                 self._begins[work].append(begins[work])
                 self._on[work].append((number, count))
-                begins[work] += stack.nodes * count
+                begins[work] += group.nodes * count
         self._numbers: dict[BatchKey, list[int]] = {}
         for number, those in enumerate(shelf.works):
             for key in dict.fromkeys(run[0] for run in those.runs):
                 self._numbers.setdefault(key, []).append(number)
 
     def nodes(self) -> Iterator[AssignedNode]:
-        """All of them, stack by stack."""
+        """All nodes, group by group."""
         begins = [0] * len(self._works)
-        for stack, places in zip(self._stacks, self._places, strict=True):
+        for group, places in zip(self._stacks, self._places, strict=True):
             for index, place in enumerate(places):
                 pieces = tuple(
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)
-                    for work, count in stack.pieces
+                    for work, count in group.pieces
                 )
-                yield AssignedNode(place, self._offers[stack.offer], stack.zone, pieces)
-            for work, count in stack.pieces:
-                begins[work] += stack.nodes * count
+                yield AssignedNode(place, self._offers[group.offer], group.zone, pieces)
+            for work, count in group.pieces:
+                begins[work] += group.nodes * count
 
-    def jobs_on(self, laid: AssignedNode, most: int) -> tuple[tuple[JobId, ...], int]:
+    def jobs_on(self, node: AssignedNode, most: int) -> tuple[tuple[JobId, ...], int]:
         """The first few jobs on a node, and how many there are in all."""
         names: list[JobId] = []
         count = 0
-        for number, begin, end in laid.pieces:
+        for number, begin, end in node.pieces:
             work = self._works[number]
             if on_different_nodes(work.shape):
                 jobs = sorted(piece % work.jobs for piece in range(begin, end))
@@ -355,36 +379,36 @@ class Assignment:
                 names += [work.job(job) for job in range(first, min(last + 1, first + most))]
         return tuple(sorted(names)[:most]), count
 
-    def pieces_on(self, laid: AssignedNode) -> Iterator[tuple[JobId, Shape]]:
+    def pieces_on(self, node: AssignedNode) -> Iterator[tuple[JobId, Shape]]:
         """The job of each piece on a node."""
-        for number, begin, end in laid.pieces:
+        for number, begin, end in node.pieces:
             work = self._works[number]
             gang = on_different_nodes(work.shape)
             for piece in range(begin, end):
                 yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
 
     def nodes_of(self, key: BatchKey, index: int) -> list[tuple[SlotAndRank, Offer]]:
-        """The nodes of the job at this place in its batch; none if it is not laid here."""
+        """The nodes of the job at an index of its batch; empty if it gets no booting or new node."""
         for number in self._numbers.get(key, ()):
             work = self._works[number]
             job = work.number(key, index)
             if job is not None:
-                return list(dict.fromkeys(self._node(number, piece) for piece in _pieces(work, job)))
+                return list(dict.fromkeys(self._node(number, piece) for piece in _pieces_of_job(work, job)))
         return []
 
     def _node(self, work: int, piece: int) -> tuple[SlotAndRank, Offer]:
         at = bisect_right(self._begins[work], piece) - 1
-        stack, count = self._on[work][at]
-        place = self._places[stack][(piece - self._begins[work][at]) // count]
-        return place, self._offers[self._stacks[stack].offer]
+        group, count = self._on[work][at]
+        place = self._places[group][(piece - self._begins[work][at]) // count]
+        return place, self._offers[self._stacks[group].offer]
 
 
-def _pieces(work: Work, job: int) -> range:
+def _pieces_of_job(work: Work, job: int) -> range:
     if on_different_nodes(work.shape):
         return range(job, work.jobs * work.pieces_each, work.jobs)
     return range(job * work.pieces_each, (job + 1) * work.pieces_each)
 
 
 def unplaced_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
-    """Jobs of which no piece has been laid anywhere yet."""
+    """The work of jobs without any placed piece."""
     return Work(shape, span_s, pieces_of(shape), tuple(runs))

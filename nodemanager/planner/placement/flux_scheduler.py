@@ -1,8 +1,8 @@
-"""Who sits where on what is there, as Flux's simple scheduler will have it: worst fit, in the order of the queue.
+"""Seat jobs on existing nodes as Flux's sched-simple will do it: worst fit, in the order of the queue.
 
-It gives a job the rank with the most free cores first, then the most free GPUs, then the lowest rank (flux-core
-0.88, ``flux.resource.Rv1Pool``), and heeds no memory. What is up is filled first, then what can be kept from
-leaving, then what will be free soon.
+It prefers the rank with the most free cores, then the most free GPUs, then the lowest rank (flux-core 0.88,
+``flux.resource.Rv1Pool``), and ignores memory. Here nodes that are up are filled first, then draining nodes that
+can be kept, then nodes that will be free soon.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from nodemanager.planner.state.queue_index import BatchKey
 
 
 class Availability(IntEnum):
-    """How soon a node can take a job; in this order they are filled."""
+    """How soon a node can take a job. Nodes are filled in this order."""
 
     UP = 0
-    KEPT = 1  # draining, to be kept after all
-    SOON = 2  # at work, and free before another could boot
+    KEPT = 1  # draining, but may be kept
+    SOON = 2  # busy, but free before a new node could boot
     COMING = 3
-    NEW = 4  # to be bought
+    NEW = 4  # on sale
 
 
 SEATED_IN_ORDER = (
     Availability.UP,
     Availability.KEPT,
     Availability.SOON,
-)  # what jobs are seated on, one after the other
+)  # jobs are seated on these, in this order
 
 
 @dataclass(slots=True)
 class Bin:
-    """What is free on one node while jobs are seated."""
+    """The free resources of one node while jobs are seated."""
 
     slot: SlotName
     rank: Rank
@@ -45,14 +45,14 @@ class Bin:
     cores: int
     gpus: int
     availability: Availability
-    is_empty: bool = True  # nothing runs on it, nobody sits on it
-    free_in_s: float = 0.0  # of one that will be free soon
+    is_empty: bool = True  # no job runs or is seated there
+    free_in_s: float = 0.0  # if it will be free soon
     zone: str = ""
 
     def slots_that_fit(self, shape: Shape) -> int:
         """How many slots of the shape fit, as the scheduler counts.
 
-        A job that takes nodes whole starts on any free node with the GPUs of one slot, however few its cores.
+        An exclusive job starts on any free node with the GPUs of one slot, however few cores it has.
         """
         if shape.exclusive:
             fits = self.is_empty and self.cores > 0 and self.gpus >= shape.gpus_per_slot
@@ -75,12 +75,12 @@ class Bin:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """The scheduler's favourite is the least."""
+        """The sort key of bins: the scheduler prefers the least."""
         return -self.cores, -self.gpus, self.rank
 
 
 def pieces_of(shape: Shape) -> int:
-    """How many pieces a job is made of: its nodes, or its slots where it asks for slots wherever they are."""
+    """How many pieces a job has: its nodes, or its slots if it does not ask for nodes."""
     return shape.slots if shape.nodes is None else shape.nodes
 
 
@@ -89,37 +89,41 @@ def slots_per_piece(shape: Shape) -> int:
 
 
 def cores_of_piece(shape: Shape) -> int:
-    """How many cores a node must have for a piece. One that takes its node whole asks for those of one slot."""
+    """How many cores a node must have for a piece; for an exclusive piece the cores of one slot."""
     return max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots_per_piece(shape))
 
 
 def on_different_nodes(shape: Shape) -> bool:
-    """Slots that each take a node whole lie on as many nodes, too."""
+    """Whether the pieces of a job need different nodes. Exclusive slots do too."""
     return shape.nodes is not None or shape.exclusive
 
 
 @dataclass(slots=True)
 class Seating:
-    """``seats``: the bins of each job that got any, with the pieces on each. ``short``: what some of them lack.
+    """Which jobs are seated where.
 
-    ``beyond``: from which job on those of a shape and span have nothing: it lacks more than can come; and how much.
+    ``seats``: the bins of each job that got some, with the pieces on each. ``short``: the pieces that some of these
+    jobs lack. ``out_of_reach``: by shape and span, the first job that lacks more pieces than can be obtained, and
+    how many; later jobs of the kind get nothing.
     """
 
     seats: dict[JobId, tuple[tuple[Bin, int], ...]] = field(default_factory=dict)
     short: dict[JobId, tuple[BatchKey, int]] = field(default_factory=dict)
-    seated: dict[BatchKey, int] = field(default_factory=dict)  # how many of each batch, from its first on, got any
-    first_short: tuple[BatchKey, JobId, int] | None = None  # in the queue, and how many of its pieces found none
+    seated: dict[BatchKey, int] = field(
+        default_factory=dict
+    )  # how many jobs of each batch, from the first on, got seats
+    first_short: tuple[BatchKey, JobId, int] | None = None  # the first job that lacks pieces, and how many
     out_of_reach: dict[tuple[Shape, float], tuple[BatchKey, JobId, int]] = field(default_factory=dict)
 
 
 class Seater:
-    """Seats the jobs one after the other, as long as there is room.
+    """Seats jobs one after the other, as long as there is room.
 
-    The work goes by the room there is, not by the jobs that wait: a batch that finds none is asked no more, because
-    room only shrinks. ``first_failed``: from which place in the queue on jobs of a shape and span get nothing.
-    ``zones``: where those that want one zone are to have what they do not start on at once. ``can_come``: no more
-    pieces of a job than these can be had elsewhere. Of those that lack more, the first ``give_back`` leave what
-    there is to those behind, and others sit on it for nothing; without ``can_come`` all sit on what they find.
+    The effort depends on the room, not on the number of jobs: room only shrinks, so a batch that finds none is
+    done. ``first_failed``: by shape and span, the queue position from which jobs get nothing. ``zones``: the chosen
+    zone of jobs that want a single one and cannot start at once. ``can_come``: the most pieces of a job that other
+    nodes could provide. A job that lacks more is out of reach: the first ``give_back`` such jobs leave their seats
+    to later jobs, others keep them in vain. Without ``can_come`` every job keeps what it finds.
     """
 
     def __init__(
@@ -136,28 +140,28 @@ class Seater:
         self._failed = dict(first_failed)
         self._can_come = can_come
         self._give_back = give_back
-        self._floor = _Floor(list(bins), zones)
+        self._bin_queues = _BinQueues(list(bins), zones)
         self._keys = list(batches)
-        # Each: the place in the queue, the number of the batch, and which of its jobs is next.
-        self._turns = [
+        # A heap of the batches' next jobs: -priority, id, number of the batch, index in the batch.
+        self._heads = [
             (-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids
         ]
-        heapify(self._turns)
+        heapify(self._heads)
 
     def seat_all(self) -> Seating:
-        while self._turns:
-            self._next(stops_at_short=False)
+        while self._heads:
+            self._seat_next_batch(stops_at_short=False)
         return self.seating
 
     def seat_to_first_short(self) -> Seating:
-        """Only up to the first one that does not get all of its nodes."""
-        while self._turns and self.seating.first_short is None:
-            self._next(stops_at_short=True)
+        """Seat jobs up to the first one that does not get all of its nodes."""
+        while self._heads and self.seating.first_short is None:
+            self._seat_next_batch(stops_at_short=True)
         return self.seating
 
-    def _next(self, *, stops_at_short: bool) -> None:
-        """Seat those of one batch that come before all others."""
-        turns, made = self._turns, self.seating
+    def _seat_next_batch(self, *, stops_at_short: bool) -> None:
+        """Seat the next jobs of one batch, as long as they precede those of all other batches."""
+        turns, made = self._heads, self.seating
         turn = heappop(turns)
         key, index = self._keys[turn[2]], turn[3]
         failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
@@ -171,28 +175,28 @@ class Seater:
                 if stops or (failed is not None and following[:2] >= failed):
                     heappush(turns, following)
                     return
-            chosen, short = self._floor.find(key.shape)
+            chosen, short = self._bin_queues.find_bins(key.shape)
             if short and self._can_come is not None and short > self._can_come(key, ids[index]):
-                self._is_beyond(key, ids[index], short, chosen)
+                self._mark_out_of_reach(key, ids[index], short, chosen)
                 return
             if short and made.first_short is None:
                 made.first_short = key, ids[index], short
             if not chosen:
                 return
-            self._floor.take(key.shape, chosen)
+            self._bin_queues.take(key.shape, chosen)
             made.seats[ids[index]] = tuple(chosen)
             if short:
                 made.short[ids[index]] = key, short
             index += 1
             made.seated[key] = index
 
-    def _is_beyond(self, key: BatchKey, job: JobId, short: int, found: Iterable[tuple[Bin, int]]) -> None:
+    def _mark_out_of_reach(self, key: BatchKey, job: JobId, short: int, found: Iterable[tuple[Bin, int]]) -> None:
         self.seating.out_of_reach[key.shape, key.span_s] = key, job, short
         self._failed[key.shape, key.span_s] = -key.priority, job
         if found and self._give_back > 0:
             self._give_back -= 1
         else:
-            self._floor.take(key.shape, found)
+            self._bin_queues.take(key.shape, found)
 
 
 BinOrder = tuple[int, int, int]
@@ -200,24 +204,24 @@ BinQueueKind = tuple[Constraint | None, bool, bool, str | None]
 
 
 @dataclass(slots=True)
-class _Floor:
-    """The bins; for each kind of job and each standing a queue of those that may take it, the favourite first.
+class _BinQueues:
+    """The bins; for each kind of job and each availability a heap of those that suit it, the preferred one first.
 
-    Room only shrinks, so an entry is never better than it says: it is put right when it comes to the front.
+    Room only shrinks, so a stale entry is only too good: it is corrected when it reaches the front.
     """
 
     bins: list[Bin]
     zones: Mapping[Shape, str]
     queues: dict[BinQueueKind, list[list[tuple[BinOrder, int]]]] = field(default_factory=dict)
 
-    def find(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
-        """Room for one job: the bins with the pieces on each, and how many pieces found none.
+    def find_bins(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
+        """Find room for one job: the bins with the pieces on each, and how many pieces found no room.
 
-        The scheduler knows no zones: a job that fits on what is up starts there.
+        The scheduler knows no zones: a job that fits on nodes that are up starts there, in whatever zones.
         """
-        chosen, short = self._found(shape, None)
+        chosen, short = self._find_in_zone(shape, None)
         if shape.one_zone and (short or any(bin_.availability is not Availability.UP for bin_, _ in chosen)):
-            chosen, short = self._found(shape, self.zones[shape])
+            chosen, short = self._find_in_zone(shape, self.zones[shape])
         return chosen, short
 
     @staticmethod
@@ -225,7 +229,7 @@ class _Floor:
         for bin_, pieces in found:
             bin_.take(shape, pieces * slots_per_piece(shape))
 
-    def _found(self, shape: Shape, zone: str | None) -> tuple[list[tuple[Bin, int]], int]:
+    def _find_in_zone(self, shape: Shape, zone: str | None) -> tuple[list[tuple[Bin, int]], int]:
         short = pieces_of(shape)
         chosen: list[tuple[Bin, int]] = []
         for queue in self._queues(shape, zone):
@@ -243,11 +247,11 @@ class _Floor:
             order, number = queue[0]
             bin_ = self.bins[number]
             if bin_.cores == 0 or (shape.exclusive and not bin_.is_empty):
-                heappop(queue)  # of no use to any job of this kind, now or later
+                heappop(queue)  # useless for this kind of job from now on
             elif bin_.sort_key != order:
                 heapreplace(queue, (bin_.sort_key, number))
             elif bin_.cores < least:
-                break  # and so has every one behind it
+                break  # the others have even fewer
             else:
                 seen.append(heappop(queue))
                 pieces = min(bin_.slots_that_fit(shape) // each, 1 if apart else short)
@@ -259,7 +263,7 @@ class _Floor:
         return short
 
     def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[BinOrder, int]]]:
-        # Most ask for nothing, which is told by its identity the fastest.
+        # Most jobs have no constraint, and an identity check is the fastest test.
         constraint = shape.constraint if shape.constraint is not ANYWHERE else None
         kind = (constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
         if kind not in self.queues:

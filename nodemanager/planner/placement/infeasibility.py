@@ -1,4 +1,4 @@
-"""What keeps a job from its nodes: for ever, whatever the fleet; or now, with what is left to buy."""
+"""Explain why a job gets no nodes: never, in any fleet, or not now, with what may still be bought."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from nodemanager.planner.placement.flux_scheduler import pieces_of, slots_per_pi
 from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.state.policy import Policy
 
-# Obstacles that a node less elsewhere would clear away.
+# Obstacles that go away if another node is stopped.
 CAPS = ("nodes_max", "price_per_hour_max")
-# What no slot could ever serve, Flux refuses at submission: such a job holds up nobody.
+# Flux itself rejects jobs that no slot could ever serve, so they block no other job.
 INFEASIBLE = ("no_type_fits", "too_few_slots")
 
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
-    """The cheapest first; those on which it would start, and yet be cramped, last."""
+    """The node types, the cheapest first; types that are too small for what the job asks for come last."""
     return sorted(policy.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *by_price(it)))
 
 
-def memory_per_piece(shape: Shape, market: Supply) -> int:
-    """What one piece of the job needs of a node that is bought for it; 0 where the site's slots never have so much.
+def memory_per_piece(shape: Shape, supply: Supply) -> int:
+    """The memory that a node bought for the job must have for each piece; 0 if the site's slots never have so much.
 
-    Flux starts such a job wherever its cores fit, so it does not wait for what there is not.
+    Flux ignores memory and starts the job wherever its cores fit, so it must not wait for memory that does not
+    exist.
     """
     wanted = shape.memory_bytes_per_slot * slots_per_piece(shape)
     if not wanted:
         return 0
     could_have = sum(
-        market.count_slots_for(node_type, shape.constraint) * pieces_per_node(node_type, shape, wanted)
-        for node_type in market.policy.node_types
+        supply.count_slots_for(node_type, shape.constraint) * pieces_per_node(node_type, shape, wanted)
+        for node_type in supply.policy.node_types
         if node_type.memory_bytes >= wanted
     )
     return wanted if could_have >= pieces_of(shape) else 0
@@ -44,20 +45,20 @@ def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     return node_type.price_per_hour, node_type.cores, node_type.name
 
 
-def why_never(shape: Shape, market: Supply) -> Reason | None:
-    """Why the job could not be served by a fleet that serves nothing else; None if it could."""
-    policy = market.policy
+def why_never(shape: Shape, supply: Supply) -> Reason | None:
+    """Why even a fleet without other jobs could not serve the job; None if it could."""
+    policy = supply.policy
     want, nodes, price = pieces_of(shape), 0, Decimal(0)
-    memory = memory_per_piece(shape, market)
+    memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
         each = pieces_per_node(node_type, shape, memory)
         if each and want > 0:
-            taken = min(market.count_slots_for(node_type, shape.constraint), -(-want // each))
+            taken = min(supply.count_slots_for(node_type, shape.constraint), -(-want // each))
             want -= taken * each
             nodes += taken
             price += taken * node_type.price_per_hour
     if nodes == 0:
-        return _infeasible(shape, policy)
+        return _why_no_type_fits(shape, policy)
     if want > 0:
         return because("too_few_slots", slots=nodes, short=want)
     if nodes > policy.nodes_max or price > policy.price_per_hour_max:
@@ -73,44 +74,45 @@ def why_never(shape: Shape, market: Supply) -> Reason | None:
 
 @dataclass(frozen=True, slots=True)
 class LeftToBuy:
-    """What may still be bought once the jobs ahead have theirs."""
+    """What may still be bought after the purchases for the jobs ahead."""
 
-    free: Mapping[TypeName, int]  # slots
+    free: Mapping[TypeName, int]  # slots, by type
     nodes: int
     price: Decimal
 
 
-def why_not_now(shape: Shape, want: int, market: Supply, left: LeftToBuy) -> Reason:
-    """The first thing in the way of so many pieces of a job that could be served by a fleet of its own."""
-    policy = market.policy
+def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Reason:
+    """The first obstacle to ``want`` pieces of a job that a fleet without other jobs could serve."""
+    policy = supply.policy
     nodes_left, price_left = left.nodes, left.price
     first: Reason | None = None
-    memory = memory_per_piece(shape, market)
+    memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
         name, each = node_type.name, pieces_per_node(node_type, shape, memory)
-        slots = market.count_slots_for(node_type, shape.constraint) if each else 0
+        slots = supply.count_slots_for(node_type, shape.constraint) if each else 0
         if not slots or want <= 0:
             continue
-        if name in market.blocked:
-            first = first or market.blocked[name]
+        if name in supply.blocked:
+            first = first or supply.blocked[name]
             continue
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
-        free = min(left.free.get(name, 0), market.count_free_for(node_type, shape.constraint))
+        free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))
         taken = max(0, min(free, payable, -(-want // each)))
         want -= taken * each
         nodes_left -= taken
         price_left -= taken * price
         if want > 0 and first is None:
-            first = _limit(node_type, slots, want, taken < free, nodes_left, price_left, market)
-    # Where the parts would be had and the whole is not, what is short is a slot of the cheapest kind.
-    return first or _no_free_slot(by_preference(policy, shape)[0], market, shape)
+            first = _limit_reached(node_type, slots, want, taken < free, nodes_left, price_left, supply)
+    # The parts fit but the whole does not: report a missing slot of the cheapest type.
+    return first or _no_free_slot(by_preference(policy, shape)[0], supply, shape)
 
 
 def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
-    """How many pieces of a job an empty node of the type takes, as the scheduler counts: 1 of a gang.
+    """How many pieces of a job an empty node of the type takes, as the scheduler counts them.
 
-    ``memory_bytes``: what each of them needs, for a node that is bought; the scheduler does not count it.
+    At most 1 if the pieces need different nodes. ``memory_bytes``: the memory of each piece, which only matters for
+    nodes to buy; the scheduler ignores it.
     """
     if memory_bytes:
         return min(pieces_per_node(node_type, shape), node_type.memory_bytes // memory_bytes)
@@ -123,22 +125,22 @@ def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) ->
     return min(by_cores, node_type.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
 
-def _limit(
+def _limit_reached(
     node_type: NodeType,
     slots: int,
     short: int,
     has_free: bool,
     nodes_left: int,
     price_left: Decimal,
-    market: Supply,
+    supply: Supply,
 ) -> Reason:
-    name, policy = node_type.name, market.policy
+    name, policy = node_type.name, supply.policy
     if not has_free:
         return because("no_free_slot", node_type=name, slots=slots, short=short)
     if nodes_left <= 0:
         return because("nodes_max", node_type=name, short=short, nodes_max=policy.nodes_max)
-    if market.budget_left is not None:
-        return market.budget_left
+    if supply.budget_left is not None:
+        return supply.budget_left
     return because(
         "price_per_hour_max",
         node_type=name,
@@ -148,13 +150,13 @@ def _limit(
     )
 
 
-def _no_free_slot(node_type: NodeType, market: Supply, shape: Shape) -> Reason:
-    slots = market.count_slots_for(node_type, shape.constraint)
+def _no_free_slot(node_type: NodeType, supply: Supply, shape: Shape) -> Reason:
+    slots = supply.count_slots_for(node_type, shape.constraint)
     return because("no_free_slot", node_type=node_type.name, slots=slots, short=1)
 
 
-def _infeasible(shape: Shape, policy: Policy) -> Reason:
-    """No type could ever serve it: name the one that comes nearest, and what it lacks."""
+def _why_no_type_fits(shape: Shape, policy: Policy) -> Reason:
+    """No type could ever serve it: name the nearest one, and what it lacks."""
     nearest = max(policy.node_types, key=lambda it: (-len(_lacks(it, shape)), it.cores), default=None)
     if nearest is None:
         return because("no_type_fits")

@@ -1,11 +1,11 @@
-"""Work, in pieces of so many kinds, onto empty nodes of so many kinds, at the least cost.
+"""Pack pieces of work onto empty nodes at the least cost: vector bin packing with several types of bins.
 
-Nothing here knows jobs, slots or time. Counts go in and counts come out: a :class:`Load` is a number of nodes that
-are loaded alike. So the effort goes by kinds of work and kinds of nodes, not by jobs and nodes.
+Nothing here knows jobs, slots or time. Counts go in and counts come out: a :class:`Load` is a number of nodes with
+equal contents. So the effort depends on the kinds of work and of nodes, not on their numbers.
 
-Few pieces are packed at the least cost there is (``smallest``). Many are packed by patterns: again and again the
-kind of node is taken whose best filling saves most for what it costs, as often as the work lasts; the last few
-pieces, where a choice weighs most, are then packed anew at the least cost.
+Few pieces are packed optimally (``packing_exact``). Many are packed greedily by patterns. In each step the kind of
+node is taken whose best filling is worth most for its cost, as often as there is work for it. The last few pieces,
+for which the choice matters most, are then repacked optimally.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from nodemanager.planner.placement.packing_types import (
 )
 from nodemanager.planner.state.frozen import replace
 
-# Up to so many pieces the cheapest packing of all is looked for.
+# Up to so many pieces are packed optimally.
 PIECES_EXACT = 10
-# What a node costs beside its price, in shares of the dearest: tried in turn where nodes run short.
+# Penalties for each node, as multiples of the dearest cost: tried in turn if there are not enough nodes.
 NODE_PENALTIES = (0.0, 0.25, 1.0, 4.0, 64.0)
 
 
 def pack(
     items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], limits: PackingLimits
 ) -> Packed:
-    """All pieces at the least cost, or as many as the limits allow.
+    """Pack all pieces at the least cost, or as many as the limits allow.
 
-    ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 where it suits none.
+    ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 if the lot does not suit.
     """
     if sum(item.pieces for item in items) <= PIECES_EXACT:
         loads = packing_exact.search(items, lots, fits, limits)
@@ -47,15 +47,17 @@ def pack(
     packed = Packed((), tuple(item.pieces for item in items))
     for penalty in NODE_PENALTIES:
         dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
-        packed = _by_patterns(items, dear, fits)
+        packed = _pack_by_patterns(items, dear, fits)
         if limits.allow(packed.loads, lots):
-            better = _improved(packed, items, dear, fits)
+            better = _repack_last(packed, items, dear, fits)
             return better if limits.allow(better.loads, lots) else packed
-    return _cut(packed, lots, limits)
+    return _cut_to_limits(packed, lots, limits)
 
 
-def _improved(packed: Packed, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
-    """The last few nodes, packed anew at the least cost."""
+def _repack_last(
+    packed: Packed, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]
+) -> Packed:
+    """Repack the last few nodes optimally."""
     kept = list(packed.loads)
     again = [0] * len(items)
     free = [lot.count - sum(load.nodes for load in kept if load.lot == number) for number, lot in enumerate(lots)]
@@ -80,12 +82,12 @@ def _improved(packed: Packed, items: Sequence[Item], lots: Sequence[Lot], fits: 
 
 
 def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
-    """As much as these nodes take, without regard to limits: they are paid for."""
-    return _by_patterns(items, lots, fits)
+    """Pack as much as these nodes take, ignoring limits: they are paid for."""
+    return _pack_by_patterns(items, lots, fits)
 
 
-def _cut(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:
-    """The first of the loads, as far as the limits go."""
+def _cut_to_limits(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:
+    """Keep the first loads, as far as the limits allow."""
     nodes, price = limits.nodes, limits.price
     kept: list[Load] = []
     left = list(packed.left)
@@ -104,23 +106,23 @@ def _cut(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:
 # --- by patterns ------------------------------------------------------------------------------------------
 
 
-def _by_patterns(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
-    bench = _Bench(items, lots, fits)
+def _pack_by_patterns(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
+    bench = _PatternPacking(items, lots, fits)
     return Packed(tuple(bench.loads()), tuple(bench.left))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    worth: float  # what it saves for each unit of what it costs
+    worth: float  # of its pieces, divided by the node's cost
     pieces: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
-class _Bench:
-    """The packing while it is made.
+class _PatternPacking:
+    """A greedy packing by patterns, while it is computed.
 
-    A piece is worth what it costs at the least to have it done, taken alone: its share of a node by what it takes
-    most of. A pattern is worth what its pieces are, over what its node costs.
+    The worth of a piece is the least it would cost alone: its dominant share of a node, times the node's cost. The
+    worth of a pattern is that of its pieces, divided by the cost of the node.
     """
 
     items: Sequence[Item]
@@ -129,8 +131,8 @@ class _Bench:
     left: list[int] = field(init=False)
     _count: list[int] = field(init=False)
     _worth: list[float] = field(init=False)
-    _scarce: list[list[int]] = field(init=False)  # by lot: what takes a node whole, or wants GPUs
-    _plain: list[list[int]] = field(init=False)  # by lot: the rest, from many cores to much memory
+    _scarce: list[list[int]] = field(init=False)  # by lot: items that take a whole node or want GPUs
+    _plain: list[list[int]] = field(init=False)  # by lot: the others, from the least memory per core to the most
 
     def __post_init__(self) -> None:
         numbers = range(len(self.items))
@@ -147,7 +149,7 @@ class _Bench:
         self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
 
     def loads(self) -> Iterator[Load]:
-        """The best pattern first, as often as it goes; until nothing is left that fits anywhere."""
+        """Use the best pattern as often as possible, then the next, until nothing more fits."""
         waiting = [(-float("inf"), lot) for lot in range(len(self.lots)) if self._count[lot] > 0]
         patterns: dict[int, _Pattern] = {}
         heapify(waiting)
@@ -157,7 +159,7 @@ class _Bench:
             if pattern is None or not all(self.left[item] >= pieces for item, pieces in pattern.pieces):
                 pattern = patterns[lot] = self._pattern(lot)
             if not pattern.pieces:
-                continue  # what is left fits none of it, and there is never more
+                continue  # nothing left fits this lot, now or later
             if waiting and waiting[0] < (-pattern.worth, lot):
                 heappush(waiting, (-pattern.worth, lot))
                 continue
@@ -195,10 +197,10 @@ class _Bench:
         return _Pattern(worth / (self.lots[lot].cost + 1), tuple(sorted(chosen.items())))
 
     def _filling(self, lot: int) -> dict[int, int]:
-        """GPUs first; then so that cores and memory run out together.
+        """Fill one node: items with GPUs first, then the others so that cores and memory run out together.
 
-        Work with much memory is taken while the node has at least as much memory for each core as when it was
-        empty, work with little memory otherwise; the largest first among those that are alike.
+        While the rest of the node has at least as much memory per core as the empty node, the item with the most
+        memory per core is taken, else the one with the least. Among equals the largest comes first.
         """
         items, left, whole = self.items, self.left, self.lots[lot]
         cores, gpus, memory_bytes = whole.cores, whole.gpus, whole.memory_bytes
@@ -232,7 +234,7 @@ class _Bench:
                     low += 1
                 continue
             if rich is (item.memory_bytes * whole.cores > whole.memory_bytes * item.cores):
-                pieces = 1  # it turns the balance: look again
+                pieces = 1  # it changes the balance: check again after one
             chosen[number] = had + pieces
             cores -= pieces * item.cores
             memory_bytes -= pieces * item.memory_bytes

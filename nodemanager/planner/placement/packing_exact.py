@@ -1,9 +1,9 @@
-"""The cheapest packing of a few pieces, found by trying: branch and bound.
+"""Find the cheapest packing of a few pieces by branch and bound.
 
-Pieces are placed one by one, the most demanding first, on a node that is open or on a new one of each lot. A branch
-is given up where it cannot end below the best so far: what is left costs at least what it is worth, less what the
-open nodes may still take in. The effort has a bound, counted in steps, so it is the same every time; where it is
-reached, the best so far stands.
+Pieces are placed one by one, the most demanding first, on an open node or on a new one of each lot. A branch is cut
+if it cannot cost less than the best so far. The bound: the rest costs at least its worth, less what the open nodes
+may still take. The number of steps is limited, so the effort is the same every time; at the limit the best so far
+is returned.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def search(
     limits: PackingLimits,
     below: int | None = None,
 ) -> tuple[Load, ...] | None:
-    """The cheapest packing of all pieces within the limits, of those that cost less than ``below``; or None."""
+    """The cheapest packing of all pieces within the limits; None if none costs less than ``below``."""
     search_ = _Search(items, lots, fits, limits, below)
     search_.place(0, 0, 0)
     return search_.best
 
 
 @dataclass(slots=True)
-class _Node:
-    """One that is open, and what is left on it."""
+class _OpenNode:
+    """An open node, and what is free on it."""
 
     lot: int
     cores: int
@@ -59,12 +59,12 @@ class _Search:
     below: int | None
     best: tuple[Load, ...] | None = None
     _order: list[int] = field(init=False)  # the item of each piece
-    _rest: list[float] = field(init=False)  # what the pieces from here on are worth
-    _density: list[float] = field(init=False)  # the most that a core may be worth to those from here on
-    _by_cost: list[list[int]] = field(init=False)  # the lots that take a piece of each item, the cheapest first
-    _open: list[_Node] = field(default_factory=list)
-    _cores: int = 0  # free on those that are open
-    _bought: int = 0  # of them
+    _rest: list[float] = field(init=False)  # the total worth of the pieces from here on
+    _density: list[float] = field(init=False)  # the most that one of these pieces is worth per core
+    _by_cost: list[list[int]] = field(init=False)  # by item: the lots that take a piece, the cheapest first
+    _open: list[_OpenNode] = field(default_factory=list)
+    _cores: int = 0  # free on open nodes
+    _bought: int = 0  # open nodes that would be bought
     _count: list[int] = field(init=False)
     _price: int = 0
     _steps: int = 0
@@ -99,8 +99,8 @@ class _Search:
         )
 
     def place(self, index: int, spent: int, first: int) -> None:
-        """Place the piece with this index and all after it. Equal pieces go in the order of the nodes."""
-        if self.below is not None and spent + self._least_more(index) >= self.below:
+        """Place the piece with this index and all after it. Equal pieces are placed in the order of the nodes."""
+        if self.below is not None and spent + self._lower_bound(index) >= self.below:
             return
         if index == len(self._order):
             self.below = spent
@@ -120,16 +120,16 @@ class _Search:
             self._put(node, number, 1)
             self.place(index + 1, spent, place if follows else 0)
             self._put(node, number, -1)
-        for lot in self._new(number):
+        for lot in self._lots_for(number):
             made = self.lots[lot]
-            node = _Node(lot, made.cores, made.gpus, made.memory_bytes)
-            self._turn(node, made, 1)
+            node = _OpenNode(lot, made.cores, made.gpus, made.memory_bytes)
+            self._open_or_close(node, made, 1)
             self._put(node, number, 1)
             self.place(index + 1, spent + made.cost, len(self._open) - 1 if follows else 0)
             self._put(node, number, -1)
-            self._turn(node, made, -1)
+            self._open_or_close(node, made, -1)
 
-    def _turn(self, node: _Node, made: Lot, way: int) -> None:
+    def _open_or_close(self, node: _OpenNode, made: Lot, way: int) -> None:
         """Open an empty node, or close it again."""
         if way > 0:
             self._open.append(node)
@@ -140,18 +140,18 @@ class _Search:
         self._count[node.lot] -= way
         self._price += way * made.price
 
-    def _least_more(self, index: int) -> float:
+    def _lower_bound(self, index: int) -> float:
         taken_in = self._cores * self._density[index]
-        # A hair less, for what floats lose.
+        # Slightly less, to allow for rounding errors.
         return max(0.0, self._rest[index] - taken_in) * 0.999_999
 
-    def _new(self, number: int) -> list[int]:
+    def _lots_for(self, number: int) -> list[int]:
         return [lot for lot in self._by_cost[number] if self._count[lot] > 0 and self._allowed(self.lots[lot])]
 
     def _allowed(self, lot: Lot) -> bool:
         return not lot.bought or (self._bought < self.limits.nodes and self._price + lot.price <= self.limits.price)
 
-    def _takes(self, node: _Node, number: int) -> bool:
+    def _takes(self, node: _OpenNode, number: int) -> bool:
         item = self.items[number]
         if node.cores < item.cores or item.exclusive or not self.fits[number][node.lot]:
             return False
@@ -159,7 +159,7 @@ class _Search:
             return False
         return pieces_that_fit(item, node.cores, node.gpus, node.memory_bytes) > 0
 
-    def _put(self, node: _Node, number: int, pieces: int) -> None:
+    def _put(self, node: _OpenNode, number: int, pieces: int) -> None:
         item = self.items[number]
         self._cores -= node.cores
         if item.exclusive:

@@ -1,6 +1,6 @@
-"""What packing is about: pieces of work, nodes to put them on, and how many of the one go on how many of the other.
+"""The types of the packing: items (pieces of work), lots (nodes to put them on), and loads (the result).
 
-Integers throughout: cores, GPUs, bytes, and money in the site's smallest unit.
+All integers: cores, GPUs, bytes, and money in the smallest unit of the site's prices.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
+@dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
 class Item:
-    """Pieces of work, all alike, none of which can be divided between nodes.
+    """A number of equal pieces of work. A piece cannot be split between nodes.
 
-    ``per_node_max``: a gang's pieces lie on different nodes, so one node takes no more than there are gangs.
-    ``whole``: a piece takes a node for itself; the sizes then say what the node must have at the least.
+    ``per_node_max``: if a job's pieces need different nodes, one node takes at most one piece of each job.
+    ``exclusive``: a piece takes a whole node; its sizes are then what the node must have at least.
     """
 
     pieces: int
@@ -27,9 +27,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Lot:
-    """Nodes, all alike, and what is free on each: how many there are, and what taking one costs.
+    """A number of equal nodes, and what is free on each.
 
-    ``price`` counts against the price cap, and ``cost`` decides. ``bought`` is false for those that are paid for.
+    ``cost`` is minimised; ``price`` counts against the price limit. ``bought`` is false for nodes already paid for.
     """
 
     cores: int
@@ -43,7 +43,7 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many nodes of a lot, with the same on each: ``pieces`` of each item, by the items' numbers."""
+    """A number of nodes of a lot with equal contents. ``pieces``: (number of the item, pieces on each node)."""
 
     lot: int
     nodes: int
@@ -66,7 +66,7 @@ class PackingLimits:
 @dataclass(frozen=True, slots=True)
 class Packed:
     loads: tuple[Load, ...]
-    left: tuple[int, ...]  # pieces of each item that found no place
+    left: tuple[int, ...]  # pieces of each item that were not placed
 
 
 def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
@@ -74,7 +74,7 @@ def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
 
 
 def pieces_on_empty(item: Item, lot: Lot) -> int:
-    """How many pieces an empty node of the lot takes, by their sizes."""
+    """How many pieces of the item fit on an empty node of the lot."""
     if item.exclusive:
         return (
             1 if lot.cores >= item.cores and lot.gpus >= item.gpus and lot.memory_bytes >= item.memory_bytes else 0
@@ -83,7 +83,7 @@ def pieces_on_empty(item: Item, lot: Lot) -> int:
 
 
 def pieces_that_fit(item: Item, cores: int, gpus: int, memory_bytes: int) -> int:
-    """How many pieces so much takes."""
+    """How many pieces of the item fit into these free resources."""
     most = cores // item.cores
     if item.gpus:
         most = min(most, gpus // item.gpus)
@@ -93,7 +93,7 @@ def pieces_that_fit(item: Item, cores: int, gpus: int, memory_bytes: int) -> int
 
 
 def dominant_share(item: Item, lot: Lot) -> float:
-    """How much of an empty node a piece takes, by what it takes most of."""
+    """The dominant share of a piece: the largest part of any resource of an empty node that it takes."""
     if item.exclusive:
         return 1.0
     most = item.cores / lot.cores

@@ -1,8 +1,8 @@
-"""The waiting jobs laid out on the fleet: who would run where, and which nodes are needed for it.
+"""Place the waiting jobs on the fleet: which job would run where, and which nodes that takes.
 
-First jobs are seated on what is there, as the scheduler will (``seating``). What is short is laid on the nodes that
-come and on new ones, at the least cost (``shelf``). Where that cannot be done for all, the limits decide who gets
-nodes, and they do it in the order of the queue: the longest front part of it that can be served is.
+First, jobs are seated on existing nodes, as Flux's scheduler will do it (``flux_scheduler``). The rest is allocated
+to booting and new nodes at the least cost (``allocation``). If the limits do not allow nodes for all jobs, the
+order of the queue decides: the longest front part of the queue that can be served is served.
 """
 
 from __future__ import annotations
@@ -19,38 +19,45 @@ from typing import Any
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, PackingPolicy, QueuePolicy, Shape
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost import budget as spending
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
-from nodemanager.planner.placement import infeasibility, supply
-from nodemanager.planner.placement import one_zone as gathering
+from nodemanager.planner.cost.budget import BudgetLimits, Cuts
+from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.allocation import Allocation, Assignment, Work, unplaced_work
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.flux_scheduler import Bin, Seater, Seating, cores_of_piece, pieces_of
 from nodemanager.planner.placement.infeasibility import INFEASIBLE
-from nodemanager.planner.placement.one_zone import ZoneChoice
-from nodemanager.planner.placement.supply import Offer, Supply
-from nodemanager.planner.state.frozen import worked_out
+from nodemanager.planner.placement.one_zone import ZoneChoice, choose_zones
+from nodemanager.planner.placement.supply import (
+    Offer,
+    Supply,
+    bins_free_soon,
+    coming_offers,
+    current_supply,
+    free_bins,
+    is_slot_specific,
+)
+from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 
-JobKind = tuple[Shape, float]  # what jobs ask for, and for how long
-QueuePosition = tuple[int, int]  # in the queue: (-priority, id)
+JobKind = tuple[Shape, float]  # a shape, and the step of the time limit
+QueuePosition = tuple[int, int]  # (-priority, id)
 QUEUE_END: QueuePosition = (2**63, 2**63)
-FRONT_JOBS = 512  # how many are looked at first, where not all can be served
-RESEATS_MAX = 8  # how often jobs are seated anew because one that failed gave its seat back
+FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
+RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
 
 
-SHAPES_CACHED = 4096  # of which it is remembered whether they could ever be served
+SHAPES_CACHED = 4096  # size of the cache of shapes that could ever be served
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Who sits where. ``stuck`` is the first job that cannot be given its nodes; None under one that fills gaps.
+    """Where each job runs. ``stuck``: the first job that cannot get its nodes; None if the scheduler fills gaps.
 
-    In queue order nothing starts behind it. So no node is needed, neither kept nor bought, for the sake of jobs
-    behind it alone: such a node would stand idle, and at a cap it would keep the first one out for ever.
+    In queue order no job starts behind the stuck one. So no node is kept or bought only for jobs behind it: it
+    would be idle, and under a limit it could block the stuck job for ever.
     """
 
     demand: Demand
@@ -58,37 +65,35 @@ class Placement:
     assignment: Assignment
     allocation: Allocation
     supply: Supply
-    batches: Mapping[BatchKey, Sequence[JobId]]  # those that could be served, some day
-    infeasible: Mapping[JobKind, Reason]  # the others, and why
-    served_until: QueuePosition  # up to where all are served, but for those that failed
+    batches: Mapping[BatchKey, Sequence[JobId]]  # those that could ever be served
+    infeasible: Mapping[JobKind, Reason]  # jobs that could never be served, and why
+    served_until: QueuePosition  # all jobs before this position are served, except failed ones
     failed_from: Mapping[JobKind, QueuePosition]  # from where on jobs of a kind get nothing
-    reasons: Mapping[JobKind, Reason]  # what stands in the way of the first of a kind that is not served
-    out_of_reach: Mapping[
-        JobKind, int
-    ]  # how many pieces the first of others lacks: more than there are ``on_offer``
-    on_offer: infeasibility.LeftToBuy | None  # before any of it is given to anybody; None where nobody lacks more
+    reasons: Mapping[JobKind, Reason]  # why the first unserved job of a kind is not served
+    out_of_reach: Mapping[JobKind, int]  # kinds that lack more pieces than are ``on_offer``, and how many
+    on_offer: infeasibility.LeftToBuy | None  # before any job gets some; None if nothing is ``out_of_reach``
     stuck: tuple[JobId, Shape, Reason] | None
-    zones: Mapping[Shape, str]  # of the jobs that want all their nodes in one
-    price_left: Decimal  # an hour, once all that is needed is bought
-    overspent: Reason | None  # the budget is spent: what is idle goes, and what is at work takes no more
-    cuts: spending.Cuts  # how many of a batch its user's and its queue's budgets allow
+    zones: Mapping[Shape, str]  # for jobs that want all their nodes in one zone
+    price_left: Decimal  # per hour, after all purchases
+    overspent: Reason | None  # the budget is spent: idle nodes are retired, busy ones drained
+    cuts: Cuts  # how many of a batch the budgets of its user and queue allow
 
     def count_served(self, key: BatchKey) -> int:
-        """How many of a batch, from its first job on, get all that they ask for."""
+        """How many jobs of a batch, from the first on, get all their nodes."""
         ids = self.batches.get(key)
-        return _served_before(self.served_until, key, ids, self.failed_from) if ids is not None else 0
+        return _count_served_before(self.served_until, key, ids, self.failed_from) if ids is not None else 0
 
-    @worked_out
+    @lazy_property
     def served(self) -> Mapping[BatchKey, int]:
-        """The same of all batches that could be served."""
+        """How many jobs of each batch get all their nodes, for batches that could ever be served."""
         return {key: self.count_served(key) for key in self.demand.batches if key in self.batches}
 
-    @worked_out
+    @lazy_property
     def unserved(self) -> Mapping[BatchKey, Reason]:
-        """What stands in the way of the first of the others."""
+        """Why the first unserved job of each batch is not served."""
         unserved: dict[BatchKey, Reason] = {}
         for key, ids in self.demand.batches.items():
-            want = _want(key)
+            want = _kind_of(key)
             if want in self.infeasible:
                 unserved[key] = self.infeasible[want]
             elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
@@ -103,29 +108,28 @@ class Placement:
         return unserved
 
 
-def place_jobs(
-    snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, budget: spending.BudgetLimits
-) -> Placement:
-    """Lay the queue out on what there is, then on what may be bought."""
-    # In queue order such a job holds up those behind it, as any does that gets no nodes; else it is passed over.
+def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limits: BudgetLimits) -> Placement:
+    """Place the waiting jobs on existing nodes, then on nodes that may be bought."""
+    # In queue order a job beyond its user's budget blocks the jobs behind it; under other policies it is passed
+    # over.
     fifo = policy.queue_policy is QueuePolicy.FIFO
-    wanted = read_demand(snapshot, {} if fifo else {key: why for key, (own, why) in budget.cuts.items() if not own})
-    market = supply.current_supply(snapshot, policy, price_per_hour, budget)
-    if not wanted.batches:
-        return _nobody_waits(wanted, market, budget)
-    return _Maker(snapshot, policy, wanted, market, budget).made()
+    demand = read_demand(snapshot, {} if fifo else {key: why for key, (own, why) in limits.cuts.items() if not own})
+    supply = current_supply(snapshot, policy, price_per_hour, limits)
+    if not demand.batches:
+        return _empty_placement(demand, supply, limits)
+    return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
 
 
-def _nobody_waits(wanted: Demand, market: Supply, budget: spending.BudgetLimits) -> Placement:
-    shelf = Allocation((), _no_offer, _no_offer, market.nodes_left, 0, _no_memory, {})
-    step = budget.obstacle if budget.drain_all else None
+def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Placement:
+    allocation = Allocation((), _fail_on_offer, _fail_on_offer, supply.nodes_left, 0, _fail_on_memory, {})
+    step = limits.obstacle if limits.drain_all else None
     nobody: Mapping[Any, Any] = {}
     return Placement(
-        wanted,
+        demand,
         Seating(),
-        Assignment(shelf),
-        shelf,
-        market,
+        Assignment(allocation),
+        allocation,
+        supply,
         batches=nobody,
         infeasible=nobody,
         served_until=QUEUE_END,
@@ -135,210 +139,209 @@ def _nobody_waits(wanted: Demand, market: Supply, budget: spending.BudgetLimits)
         on_offer=None,
         stuck=None,
         zones=nobody,
-        price_left=market.price_left,
+        price_left=supply.price_left,
         overspent=step,
         cuts=nobody,
     )
 
 
-def _no_offer(*_: object) -> int:
-    raise AssertionError("nothing is offered where nobody waits")
+def _fail_on_offer(*_: object) -> int:
+    raise AssertionError("no offer exists if no job waits")
 
 
-def _no_memory(_: Shape) -> int:
-    raise AssertionError("nothing is laid anywhere where nobody waits")
+def _fail_on_memory(_: Shape) -> int:
+    raise AssertionError("no job is placed if none waits")
 
 
 @dataclass(slots=True)
-class _Maker:
-    """A layout while it is made."""
+class _PlacementBuilder:
+    """Builds a placement."""
 
     snapshot: Snapshot
     policy: Policy
-    wanted: Demand
-    market: Supply
-    budget: spending.BudgetLimits
-    batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could be served, some day
-    never: dict[JobKind, Reason] = field(default_factory=dict)
-    told_apart: list[Constraint] = field(init=False)
+    demand: Demand
+    supply: Supply
+    limits: BudgetLimits
+    batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
+    infeasible: dict[JobKind, Reason] = field(default_factory=dict)
+    slot_specific: list[Constraint] = field(init=False)
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
     known_rest: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
-    gathered: Mapping[Shape, ZoneChoice] = field(init=False)  # those that want all their nodes in one zone
+    zone_choices: Mapping[Shape, ZoneChoice] = field(init=False)  # those that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
     seating: Seating = field(init=False)
-    failed: dict[JobKind, QueuePosition] = field(default_factory=dict)  # from where on jobs of a kind get nothing
+    failed_from: dict[JobKind, QueuePosition] = field(
+        default_factory=dict
+    )  # from where on jobs of a kind get nothing
     reasons: dict[JobKind, Reason] = field(default_factory=dict)
-    can_come: dict[Shape, int] = field(default_factory=dict)  # no more pieces of a job than these are on offer
-    places: int = field(init=False)  # of decimals, in which prices are whole numbers
+    known_obtainable: dict[Shape, int] = field(default_factory=dict)  # cache of ``_obtainable_pieces``
+    price_decimals: int = field(init=False)  # with which prices are whole numbers
 
     def __post_init__(self) -> None:
-        self.batches = self.wanted.batches
-        if self.wanted.put_off:
-            self.batches = {key: ids for key, ids in self.batches.items() if key not in self.wanted.put_off}
+        self.batches = self.demand.batches
+        if self.demand.put_off:
+            self.batches = {key: ids for key, ids in self.batches.items() if key not in self.demand.put_off}
         for key in self.batches:
-            if (why := self._never(key.shape)) is not None:
-                self.never[_want(key)] = why
-        if self.budget.cuts and self.policy.queue_policy is not QueuePolicy.FIFO:
-            cuts = self.budget.cuts
+            if (why := self._why_infeasible(key.shape)) is not None:
+                self.infeasible[_kind_of(key)] = why
+        if self.limits.cuts and self.policy.queue_policy is not QueuePolicy.FIFO:
+            cuts = self.limits.cuts
             self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
-        if self.never:
-            self.batches = {key: ids for key, ids in self.batches.items() if _want(key) not in self.never}
+        if self.infeasible:
+            self.batches = {key: ids for key, ids in self.batches.items() if _kind_of(key) not in self.infeasible}
         constraints = dict.fromkeys(
             key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE
         )
-        self.told_apart = [it for it in constraints if supply.is_slot_specific(it, self.policy)]
-        self.places = max(self.policy.price_decimals, -int(self.market.price_left.as_tuple().exponent))
+        self.slot_specific = [it for it in constraints if is_slot_specific(it, self.policy)]
+        self.price_decimals = max(self.policy.price_decimals, -int(self.supply.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
-        self.gathered = gathering.choose_zones(one_zone, self._room(), self.offers, self.market) if one_zone else {}
-        self.zones = {shape: found.zone for shape, found in self.gathered.items()}
+        self.zone_choices = choose_zones(one_zone, self._bins(), self.offers, self.supply) if one_zone else {}
+        self.zones = {shape: found.zone for shape, found in self.zone_choices.items()}
 
-    def _never(self, shape: Shape) -> Reason | None:
-        known = self.market.feasibility.obstacle_of
+    def _why_infeasible(self, shape: Shape) -> Reason | None:
+        known = self.supply.feasibility.obstacle_of
         try:
             return known[shape]
         except KeyError:
             if len(known) >= SHAPES_CACHED:
                 known.clear()
-            why = known[shape] = infeasibility.why_never(shape, self.market)
+            why = known[shape] = infeasibility.why_never(shape, self.supply)
             return why
 
     @property
     def offers(self) -> list[Offer]:
-        """The nodes that come, and those on sale: listed once somebody is short of nodes."""
+        """The booting nodes and those on sale; computed once a job is short of nodes."""
         if self.known_offers is None:
             on_sale = sorted(
-                self.market.offers(self.told_apart), key=lambda it: infeasibility.by_price(it.node_type)
+                self.supply.offers(self.slot_specific), key=lambda it: infeasibility.by_price(it.node_type)
             )
-            coming = (
-                [] if self.budget.drain_all else supply.coming_offers(self.snapshot, self.policy, self.told_apart)
-            )
+            coming = [] if self.limits.drain_all else coming_offers(self.snapshot, self.policy, self.slot_specific)
             self.known_offers = [*coming, *on_sale]
         return self.known_offers
 
     @property
-    def rest(self) -> list[tuple[BatchKey, Sequence[JobId], int]]:
-        """The batches of which some may be laid elsewhere than on what is there, and how many of each sit there."""
+    def unseated(self) -> list[tuple[BatchKey, Sequence[JobId], int]]:
+        """The batches with jobs that may need booting or new nodes, and how many jobs of each are seated."""
         if self.known_rest is None:
-            seated, failed = self.seating.seated, self.failed
+            seated, failed = self.seating.seated, self.failed_from
             self.known_rest = [
                 (key, ids, begin)
                 for key, ids in self.batches.items()
                 if (begin := seated.get(key, 0)) < len(ids)
-                and (-key.priority, ids[begin]) < (failed.get(_want(key), QUEUE_END) if failed else QUEUE_END)
+                and (-key.priority, ids[begin]) < (failed.get(_kind_of(key), QUEUE_END) if failed else QUEUE_END)
             ]
         return self.known_rest
 
     @property
     def cores_on_offer(self) -> int:
-        """No more cores than these can be had of the nodes that come and of new ones, however they are filled."""
+        """An upper bound for the cores that booting and new nodes can give."""
         if self.known_cores is None:
-            self.known_cores = self._empty_shelf(self.offers).cores_left(share=False)
+            self.known_cores = self._empty_allocation(self.offers).cores_left(share=False)
         return self.known_cores
 
-    def made(self) -> Placement:
+    def build(self) -> Placement:
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
         if not self.batches:
             self.seating = Seating()
         elif not fifo:
             self._seat({}, give_back=RESEATS_MAX)
-        elif (held_up := self._held_up_at_once()) is not None:
+        elif (held_up := self._placement_if_stuck_at_once()) is not None:
             return held_up
         refused = self._first_refused() if fifo else None
         end = refused[0] if refused is not None else QUEUE_END
-        shelf, stuck_at = self._served(end, fifo=fifo)
+        allocation, stuck_at = self._serve(end, fifo=fifo)
         stuck: tuple[JobId, Shape, Reason] | None = None
         if stuck_at is not None and fifo:
             key, place = stuck_at
-            stuck = JobId(place[1]), key.shape, self.reasons[_want(key)]
+            stuck = JobId(place[1]), key.shape, self.reasons[_kind_of(key)]
             end = place
         elif refused is not None:
             stuck = JobId(refused[0][1]), refused[1], refused[2]
-        return self._layout(shelf, end, stuck)
+        return self._placement(allocation, end, stuck)
 
-    def _held_up_at_once(self) -> Placement | None:
-        """Where the first job that lacks nodes is plainly out of reach: then nobody behind it needs a look.
+    def _placement_if_stuck_at_once(self) -> Placement | None:
+        """The placement if the first job that lacks nodes is clearly out of reach: no job behind it matters then.
 
-        What comes out is what would if all were laid out. None, and all are seated, where it is not so plain.
+        The result equals that of a full placement. If the case is not clear, all jobs are seated and it is None.
         """
-        usher = Seater(self.batches, self._room(), {}, self.zones)
+        usher = Seater(self.batches, self._bins(), {}, self.zones)
         self.seating = usher.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
-            return None  # there is room for all
+            return None  # all jobs are seated
         key, job, short = first
         place = (-key.priority, int(job))
         refused = self._first_refused()
-        shelf = self._empty_shelf(self.offers)
-        if (refused is not None and refused[0] <= place) or shelf.takes_at_most(self._work_of(key, job)) >= short:
+        allocation = self._empty_allocation(self.offers)
+        if (refused is not None and refused[0] <= place) or allocation.takes_at_most(
+            self._work_of_job(key, job)
+        ) >= short:
             usher.seat_all()
             return None
-        why = self.reasons[_want(key)] = self._why((key, place), shelf)
-        return self._layout(shelf, place, (job, key.shape, why))
+        why = self.reasons[_kind_of(key)] = self._why_stuck((key, place), allocation)
+        return self._placement(allocation, place, (job, key.shape, why))
 
-    # -- who is served
+    # -- which jobs are served
 
-    def _served(
-        self, end: QueuePosition, *, fifo: bool
-    ) -> tuple[Allocation, tuple[BatchKey, QueuePosition] | None]:
-        """The shelf with all that can be served, and where the first stands that cannot."""
+    def _serve(self, end: QueuePosition, *, fifo: bool) -> tuple[Allocation, tuple[BatchKey, QueuePosition] | None]:
+        """The allocation of all jobs that can be served, and the position of the first that cannot."""
         for anew in range(RESEATS_MAX, -1, -1):
-            whole = self._shelf_to(end)
+            whole = self._allocate_until(end)
             if whole is not None:
                 return whole, None
-            shelf, stuck = self._longest_front(end)
+            allocation, stuck = self._longest_front(end)
             if stuck is None or fifo:
                 if stuck is not None:
-                    self.reasons[_want(stuck[0])] = self._why(stuck, shelf)
-                return shelf, stuck
-            filled = self._with_gaps_filled(shelf, stuck, may_reseat=anew > 0)
+                    self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
+                return allocation, stuck
+            filled = self._fill_gaps(allocation, stuck, may_reseat=anew > 0)
             if isinstance(filled, Allocation):
                 return filled, stuck
-            # Whoever failed behind it did so while it had what it gives back.
-            self._seat({want: at for want, at in self.failed.items() if at <= filled}, give_back=anew - 1)
-        raise AssertionError("the last time nobody is seated anew")
+            # Jobs that failed behind it did so while it held the seats that it gives back: forget these failures.
+            self._seat({want: at for want, at in self.failed_from.items() if at <= filled}, give_back=anew - 1)
+        raise AssertionError("no job may be reseated in the last round")
 
     def _seat(self, failed: Mapping[JobKind, QueuePosition], give_back: int) -> None:
-        """Seat all, under a policy that fills gaps. ``failed``: from where on jobs of a kind are to get nothing.
+        """Seat all jobs, under a policy that fills gaps. ``failed``: from which position a kind gets nothing.
 
-        Whoever lacks more than can come is told at once: it would fail in the end, and all be seated anew for it.
+        A job that lacks more pieces than can be obtained fails at once: else it would fail later, and all jobs
+        would have to be reseated.
         """
-        usher = Seater(self.batches, self._room(), failed, self.zones, self._can_come, give_back)
+        usher = Seater(self.batches, self._bins(), failed, self.zones, self._obtainable_pieces, give_back)
         self.seating, self.known_rest = usher.seat_all(), None
         beyond = self.seating.out_of_reach.items()
-        self.failed = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}
+        self.failed_from = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}
 
-    def _can_come(self, key: BatchKey, job: JobId) -> int:
+    def _obtainable_pieces(self, key: BatchKey, job: JobId) -> int:
         if not self.cores_on_offer:
             return 0
-        if key.shape not in self.can_come:
-            alone = self._alone(key, job, pieces_of(key.shape))
-            self.can_come[key.shape] = self._empty_shelf(self.offers).takes_at_most(alone)
-        return self.can_come[key.shape]
+        if key.shape not in self.known_obtainable:
+            alone = self._work_of_one_job(key, job, pieces_of(key.shape))
+            self.known_obtainable[key.shape] = self._empty_allocation(self.offers).takes_at_most(alone)
+        return self.known_obtainable[key.shape]
 
-    def _room(self) -> list[Bin]:
+    def _bins(self) -> list[Bin]:
         line = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
-        if self.budget.drain_all:
-            return supply.free_bins(self.snapshot, self.policy, all_go=True)
-        return supply.free_bins(self.snapshot, self.policy) + supply.bins_free_soon(
-            self.snapshot, self.policy, line
-        )
+        if self.limits.drain_all:
+            return free_bins(self.snapshot, self.policy, all_go=True)
+        return free_bins(self.snapshot, self.policy) + bins_free_soon(self.snapshot, self.policy, line)
 
-    def _shelf_to(self, end: QueuePosition) -> Allocation | None:
-        """The shelf that serves all jobs before a place; None if there is none."""
+    def _allocate_until(self, end: QueuePosition) -> Allocation | None:
+        """An allocation that serves all jobs before a queue position; None if there is none."""
         short = self._cores_short(end)
         if short and short > self.cores_on_offer:
-            return None  # as would come out, after all that is short has been sorted and laid
-        works = self._works(end) if short else []
-        shelf: Allocation | None = self._empty_shelf(self.offers if works else [])
+            return None  # a shortcut: packing would find the same
+        works = self._unplaced_works(end) if short else []
+        allocation: Allocation | None = self._empty_allocation(self.offers if works else [])
         for stage in self._stages(works):
-            if shelf is not None:
-                shelf = shelf.with_work(stage, share=self.policy.packing is PackingPolicy.SPREAD)
-        return shelf
+            if allocation is not None:
+                allocation = allocation.with_work(stage, share=self.policy.packing is PackingPolicy.SPREAD)
+        return allocation
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
-        """First those that want one zone, zone by zone, so that none lies on a node with others; then the rest."""
+        """Group the work: first jobs that want one zone, zone by zone, so that they share no node with others."""
         if not self.zones:
             return self._stages_by_cost(works)
         zones = dict.fromkeys(self.zones[work.shape] for work in works if work.shape.one_zone)
@@ -349,7 +352,7 @@ class _Maker:
         ]
 
     def _stages_by_cost(self, works: Sequence[Work]) -> list[list[Work]]:
-        """Together what costs by the same rule; else the longest first, and the others on what that leaves free."""
+        """Group the work for packing: together if all types share a billing rule, else the longest jobs first."""
         if not works:
             return []
         rules = {offer.node_type.billing for offer in self.offers}
@@ -359,58 +362,58 @@ class _Maker:
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
 
     def _longest_front(self, end: QueuePosition) -> tuple[Allocation, tuple[BatchKey, QueuePosition] | None]:
-        """The longest front part of the queue that can be served, and the first job behind it, if any is left."""
-        shelf = self._empty_shelf(self.offers)
+        """Serve the longest front part of the queue, and return the first job behind it, or None."""
+        allocation = self._empty_allocation(self.offers)
         for priority in sorted({key.priority for key in self.batches}, reverse=True):
             served = 0
             for most in (FRONT_JOBS, len(self.snapshot.jobs)):
                 ids = self._waiting_at(priority, end, most)
-                served, shelf = self._front_served(priority, ids, served, shelf)
+                served, allocation = self._serve_front(priority, ids, served, allocation)
                 if served < len(ids):
                     key = self._key_at(priority, ids[served])
-                    return shelf, (key, (-priority, ids[served]))
+                    return allocation, (key, (-priority, ids[served]))
                 if len(ids) < most:
                     break
-        return shelf, None
+        return allocation, None
 
-    def _front_served(
-        self, priority: int, ids: Sequence[JobId], low: int, shelf: Allocation
+    def _serve_front(
+        self, priority: int, ids: Sequence[JobId], low: int, allocation: Allocation
     ) -> tuple[int, Allocation]:
-        """How many of these, from the first on, can be served, beside all of a higher priority.
+        """How many of these jobs, from the first on, can be served along with all of a higher priority.
 
-        ``low``: so many of them the shelf serves already.
+        ``low``: how many of them the allocation serves already.
         """
-        high = len(ids)  # so many perhaps
-        step = 1  # in growing steps first: at a limit the answer is often 0
+        high = len(ids)  # the upper bound of the search
+        step = 1  # gallop first: at a limit the answer is often 0
         while low < high:
             middle = min(low + step, (low + high + 1) // 2)
             step *= 4
-            tried = self._shelf_to((-priority, ids[middle - 1] + 1))
-            low, high, shelf = (middle, high, tried) if tried is not None else (low, middle - 1, shelf)
+            tried = self._allocate_until((-priority, ids[middle - 1] + 1))
+            low, high, allocation = (middle, high, tried) if tried is not None else (low, middle - 1, allocation)
         while low < len(ids):
-            # What is left may serve the next one alone, though all together found no packing.
+            # The rest may serve the next job alone, although packing all together failed.
             key = self._key_at(priority, ids[low])
-            more = shelf.with_work([self._work_of(key, ids[low])], share=True)
+            more = allocation.with_work([self._work_of_job(key, ids[low])], share=True)
             if more is None:
                 break
-            shelf, low = more, low + 1
-        return low, shelf
+            allocation, low = more, low + 1
+        return low, allocation
 
     def _waiting_at(self, priority: int, end: QueuePosition, most: int) -> list[JobId]:
-        """The first jobs of a priority that do not sit wholly on what is there, in order."""
+        """The first jobs of a priority that are not fully seated on existing nodes, in order."""
         ids: list[JobId] = [
             id_
             for id_, (key, _) in self.seating.short.items()
             if key.priority == priority and (-priority, id_) < end
         ]
-        for key, those, begin in self.rest:
+        for key, those, begin in self.unseated:
             if key.priority == priority:
-                ids += those[begin : min(self._end(key, those, end), begin + most)]
+                ids += those[begin : min(self._count_before_failure(key, those, end), begin + most)]
         return sorted(ids)[:most]
 
-    def _end(self, key: BatchKey, ids: Sequence[JobId], end: QueuePosition) -> int:
-        """How many of a batch come before a place, and before the first of their kind that failed."""
-        return _served_before(end, key, ids, self.failed)
+    def _count_before_failure(self, key: BatchKey, ids: Sequence[JobId], end: QueuePosition) -> int:
+        """How many jobs of a batch are before a position and before the first failed job of their kind."""
+        return _count_served_before(end, key, ids, self.failed_from)
 
     def _key_at(self, priority: int, job: JobId) -> BatchKey:
         for key, ids in self.batches.items():
@@ -420,136 +423,137 @@ class _Maker:
                     return key
         raise AssertionError(f"job {job} is in no batch of priority {priority}")
 
-    def _with_gaps_filled(
-        self, shelf: Allocation, stuck: tuple[BatchKey, QueuePosition], *, may_reseat: bool
+    def _fill_gaps(
+        self, allocation: Allocation, stuck: tuple[BatchKey, QueuePosition], *, may_reseat: bool
     ) -> Allocation | QueuePosition:
-        """Behind a stuck job, kind by kind, as many as what is left serves.
+        """Serve jobs behind a stuck one, kind by kind, as many as possible.
 
-        Or the place of one that failed, and has part of its nodes: it gives those back, and all are seated anew.
+        Returns a queue position instead if the job there failed while it has some seats: it gives them back, and
+        all jobs must be reseated.
         """
-        self._fail(stuck, shelf)
-        if may_reseat and self._sits(stuck):
+        self._fail(stuck, allocation)
+        if may_reseat and self._is_partly_seated(stuck):
             return stuck[1]
-        for works in self._behind(stuck[1]):
-            place, shelf = self._most_of(works, shelf)
+        for works in self._work_behind(stuck[1]):
+            place, allocation = self._serve_most(works, allocation)
             if place is None:
                 continue
-            failed = _key_among(works, place), place
-            self._fail(failed, shelf)
-            if may_reseat and self._sits(failed):
+            failed = _batch_at(works, place), place
+            self._fail(failed, allocation)
+            if may_reseat and self._is_partly_seated(failed):
                 return place
-        return shelf
+        return allocation
 
-    def _fail(self, stuck: tuple[BatchKey, QueuePosition], shelf: Allocation) -> None:
-        self.reasons[_want(stuck[0])] = self._why(stuck, shelf)
-        self.failed[_want(stuck[0])] = stuck[1]
+    def _fail(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> None:
+        self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
+        self.failed_from[_kind_of(stuck[0])] = stuck[1]
 
-    def _sits(self, stuck: tuple[BatchKey, QueuePosition]) -> bool:
+    def _is_partly_seated(self, stuck: tuple[BatchKey, QueuePosition]) -> bool:
         return JobId(stuck[1][1]) in self.seating.short
 
     def _has_failed(self, key: BatchKey, job: JobId) -> bool:
-        return (-key.priority, job) >= self.failed.get(_want(key), QUEUE_END)
+        return (-key.priority, job) >= self.failed_from.get(_kind_of(key), QUEUE_END)
 
-    def _behind(self, after: QueuePosition) -> list[list[Work]]:
-        """What is not served yet behind a place, kind by kind, in the order of the first job of each."""
+    def _work_behind(self, after: QueuePosition) -> list[list[Work]]:
+        """The unserved work behind a position, kind by kind, in the order of each kind's first job."""
         done = {
             (work.shape, work.span_s, work.pieces_each, key, begin): stop
-            for work in self._works(after)
+            for work in self._unplaced_works(after)
             for key, _, begin, stop in work.runs
         }
         behind: dict[JobKind, list[Work]] = {}
-        for work in self._works(QUEUE_END):
+        for work in self._unplaced_works(QUEUE_END):
             kind = (work.shape, work.span_s, work.pieces_each)
             runs = [(key, ids, done.get((*kind, key, begin), begin), stop) for key, ids, begin, stop in work.runs]
             rest = Work(*kind, tuple(run for run in runs if run[2] < run[3]))
             if rest.jobs:
                 behind.setdefault((work.shape, work.span_s), []).append(rest)
-        return sorted(behind.values(), key=lambda works: next(_places(works)))
+        return sorted(behind.values(), key=lambda works: next(_positions(works)))
 
     @staticmethod
-    def _most_of(works: Sequence[Work], shelf: Allocation) -> tuple[QueuePosition | None, Allocation]:
-        """As many of a kind, in the order of the queue, as what is left serves; and where the next of them stands.
+    def _serve_most(works: Sequence[Work], allocation: Allocation) -> tuple[QueuePosition | None, Allocation]:
+        """Serve as many jobs of a kind as possible, in queue order, and return the position of the next one.
 
-        They may be of several batches and users. None: it serves them all.
+        They may belong to several batches and users. The position is None if all are served.
         """
         least = min(work.pieces_each * cores_of_piece(work.shape) for work in works)
         jobs = sum(work.jobs for work in works)
-        high = min(jobs, shelf.cores_left(share=True) // least)
-        places = list(islice(_places(works), high + 1))
-        low, best = 0, shelf
+        high = min(jobs, allocation.cores_left(share=True) // least)
+        places = list(islice(_positions(works), high + 1))
+        low, best = 0, allocation
         while low < high:
             middle = high if low == 0 and high == jobs else (low + high + 1) // 2
-            front = _up_to(works, places[middle]) if middle < jobs else works
-            tried = shelf.with_work(front, share=True)
+            front = _works_before(works, places[middle]) if middle < jobs else works
+            tried = allocation.with_work(front, share=True)
             low, high, best = (middle, high, tried) if tried is not None else (low, middle - 1, best)
         return (places[low] if low < jobs else None), best
 
     # -- work
 
     def _cores_short(self, end: QueuePosition) -> int:
-        """How many cores all that is short before a place in the queue takes at the least."""
+        """A lower bound for the cores that the unseated jobs before a position need."""
         cores = 0
         for id_, (key, short) in self.seating.short.items():
             if (-key.priority, id_) < end and not self._has_failed(key, id_):
                 cores += short * cores_of_piece(key.shape)
-        for key, ids, begin in self.rest:
-            jobs = self._end(key, ids, end) - begin
+        for key, ids, begin in self.unseated:
+            jobs = self._count_before_failure(key, ids, end) - begin
             if jobs > 0:
                 cores += jobs * pieces_of(key.shape) * cores_of_piece(key.shape)
         return cores
 
-    def _works(self, end: QueuePosition) -> list[Work]:
-        """What is short before a place in the queue, in the order of the batches."""
+    def _unplaced_works(self, end: QueuePosition) -> list[Work]:
+        """The work before a position that is not seated, in the order of the batches."""
         runs: dict[JobKind, list[tuple[BatchKey, Sequence[JobId], int, int]]] = {}
         parts: dict[tuple[JobKind, int], list[tuple[BatchKey, Sequence[JobId], int, int]]] = {}
         for id_, (key, short) in self.seating.short.items():
             if (-key.priority, id_) < end and not self._has_failed(key, id_):
                 ids = self.batches[key]
                 at = bisect_left(ids, id_)
-                parts.setdefault((_want(key), short), []).append((key, ids, at, at + 1))
-        for key, ids, begin in self.rest:
-            stop = self._end(key, ids, end)
+                parts.setdefault((_kind_of(key), short), []).append((key, ids, at, at + 1))
+        for key, ids, begin in self.unseated:
+            stop = self._count_before_failure(key, ids, end)
             if begin < stop:
-                runs.setdefault(_want(key), []).append((key, ids, begin, stop))
+                runs.setdefault(_kind_of(key), []).append((key, ids, begin, stop))
         return [
             *(Work(want[0], want[1], short, tuple(those)) for (want, short), those in parts.items()),
             *(unplaced_work(shape, span_s, those) for (shape, span_s), those in runs.items()),
         ]
 
-    def _work_of(self, key: BatchKey, job: JobId) -> Work:
+    def _work_of_job(self, key: BatchKey, job: JobId) -> Work:
         """The work of a single job."""
         _, short = self.seating.short.get(job, (key, pieces_of(key.shape)))
-        return self._alone(key, job, short)
+        return self._work_of_one_job(key, job, short)
 
-    def _alone(self, key: BatchKey, job: JobId, short: int) -> Work:
+    def _work_of_one_job(self, key: BatchKey, job: JobId, short: int) -> Work:
         ids = self.batches[key]
         at = bisect_left(ids, job)
         return Work(key.shape, key.span_s, short, ((key, ids, at, at + 1),))
 
-    def _why(self, stuck: tuple[BatchKey, QueuePosition], shelf: Allocation) -> Reason:
+    def _why_stuck(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> Reason:
         key, place = stuck
-        gathered = self.gathered.get(key.shape)
+        gathered = self.zone_choices.get(key.shape)
         if gathered is not None and gathered.obstacle is not None:
             return gathered.obstacle
         _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
-        return infeasibility.why_not_now(key.shape, short, self.market, self._left(shelf))
+        return infeasibility.why_not_now(key.shape, short, self.supply, self._left_to_buy(allocation))
 
-    def _left(self, shelf: Allocation) -> infeasibility.LeftToBuy:
+    def _left_to_buy(self, allocation: Allocation) -> infeasibility.LeftToBuy:
         free: dict[TypeName, int] = {}
-        for offer, left in zip(shelf.offers, shelf.left, strict=True):
+        for offer, left in zip(allocation.offers, allocation.left, strict=True):
             if not offer.is_ordered:
                 free[offer.node_type.name] = free.get(offer.node_type.name, 0) + left
-        return infeasibility.LeftToBuy(free, shelf.nodes_left, self._price_left(shelf))
+        return infeasibility.LeftToBuy(free, allocation.nodes_left, self._price_left(allocation))
 
-    # -- the shelf, and what is made of it
+    # -- the allocation, and the result
 
-    def _empty_shelf(self, offers: Sequence[Offer]) -> Allocation:
-        price_left = int(self.market.price_left.scaleb(self.places))
+    def _empty_allocation(self, offers: Sequence[Offer]) -> Allocation:
+        price_left = int(self.supply.price_left.scaleb(self.price_decimals))
         return Allocation(
             offers,
             self._cost(),
             self._price,
-            self.market.nodes_left,
+            self.supply.nodes_left,
             price_left,
             self._memory_bytes,
             self.zones,
@@ -559,17 +563,17 @@ class _Maker:
         if not shape.memory_bytes_per_slot:
             return 0
         if shape not in self.memory:
-            self.memory[shape] = infeasibility.memory_per_piece(shape, self.market)
+            self.memory[shape] = infeasibility.memory_per_piece(shape, self.supply)
         return self.memory[shape]
 
-    def _price_left(self, shelf: Allocation) -> Decimal:
-        return Decimal(shelf.price_left).scaleb(-self.places)
+    def _price_left(self, allocation: Allocation) -> Decimal:
+        return Decimal(allocation.price_left).scaleb(-self.price_decimals)
 
     def _price(self, offer: Offer) -> int:
-        return int(offer.node_type.price_per_hour.scaleb(self.places))
+        return int(offer.node_type.price_per_hour.scaleb(self.price_decimals))
 
     def _cost(self) -> Callable[[Offer, float], int]:
-        """What a node costs for as long as a job may run. Among equals the fewest nodes: each costs a hair more."""
+        """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win."""
 
         def cost(offer: Offer, span_s: float) -> int:
             boot_s = timings.boot_s(self.snapshot, offer.node_type.name) or 0.0
@@ -579,20 +583,21 @@ class _Maker:
         return cost
 
     def _first_refused(self) -> tuple[QueuePosition, Shape, Reason] | None:
-        """The first job that is to get no node, and that Flux does not refuse.
+        """The first job that must get no node but that Flux does not reject.
 
-        Even a fleet of its own could not serve it; or its user's budget is used up, and nothing that is up is free.
+        Even an otherwise empty fleet could not serve it, or the budget of its user or queue is used up and it is
+        not seated.
         """
         refused: list[tuple[QueuePosition, Shape, Reason]] = []
-        if not self.never and not self.budget.cuts:
+        if not self.infeasible and not self.limits.cuts:
             return None
-        for key, ids in self.wanted.batches.items():
-            if key in self.wanted.put_off:
+        for key, ids in self.demand.batches.items():
+            if key in self.demand.put_off:
                 continue
-            why = self.never.get(_want(key))
+            why = self.infeasible.get(_kind_of(key))
             if why is not None and why.code not in INFEASIBLE:
                 refused.append(((-key.priority, ids[0]), key.shape, why))
-            own, spent = self.budget.cuts.get(key, (0, None)) if why is None else (0, None)
+            own, spent = self.limits.cuts.get(key, (0, None)) if why is None else (0, None)
             if spent is not None and (first := self._first_unseated(key, ids, own)) is not None:
                 refused.append(((-key.priority, first), key.shape, spent))
         return min(refused, key=lambda it: it[0], default=None)
@@ -602,65 +607,65 @@ class _Maker:
         behind = enumerate(islice(ids, begin, None), begin)
         return next((id_ for index, id_ in behind if index >= seated or id_ in self.seating.short), None)
 
-    def _layout(
-        self, shelf: Allocation, end: QueuePosition, stuck: tuple[JobId, Shape, Reason] | None
+    def _placement(
+        self, allocation: Allocation, end: QueuePosition, stuck: tuple[JobId, Shape, Reason] | None
     ) -> Placement:
         beyond = self.seating.out_of_reach
         for want in beyond:
-            gathered = self.gathered.get(want[0])
+            gathered = self.zone_choices.get(want[0])
             if gathered is not None and gathered.obstacle is not None:
                 self.reasons[want] = gathered.obstacle
             else:
-                self.reasons.pop(want, None)  # of another seating
+                self.reasons.pop(want, None)  # from an earlier seating
         return Placement(
-            self.wanted,
+            self.demand,
             self.seating,
-            Assignment(shelf),
-            shelf,
-            self.market,
+            Assignment(allocation),
+            allocation,
+            self.supply,
             batches=self.batches,
-            infeasible=self.never,
+            infeasible=self.infeasible,
             served_until=end,
-            failed_from=self.failed,
+            failed_from=self.failed_from,
             reasons=self.reasons,
             out_of_reach={want: short for want, (_, _, short) in beyond.items()},
-            on_offer=self._left(self._empty_shelf(self.offers)) if beyond else None,
+            on_offer=self._left_to_buy(self._empty_allocation(self.offers)) if beyond else None,
             stuck=stuck,
             zones=self.zones,
-            price_left=self._price_left(shelf),
-            overspent=self.budget.obstacle if self.budget.drain_all else None,
-            cuts=self.budget.cuts,
+            price_left=self._price_left(allocation),
+            overspent=self.limits.obstacle if self.limits.drain_all else None,
+            cuts=self.limits.cuts,
         )
 
 
-def _want(key: BatchKey) -> JobKind:
+def _kind_of(key: BatchKey) -> JobKind:
     return key.shape, key.span_s
 
 
-def _served_before(
+def _count_served_before(
     end: QueuePosition, key: BatchKey, ids: Sequence[JobId], failed: Mapping[JobKind, QueuePosition]
 ) -> int:
-    """How many of a batch come before a place, and before the first of their kind that failed."""
+    """How many jobs of a batch are before a position and before the first failed job of their kind."""
     if not failed:
-        return _before(key, ids, end)
-    return min(_before(key, ids, end), _before(key, ids, failed.get(_want(key), QUEUE_END)))
+        return _count_before(key, ids, end)
+    return min(_count_before(key, ids, end), _count_before(key, ids, failed.get(_kind_of(key), QUEUE_END)))
 
 
-def _before(key: BatchKey, ids: Sequence[JobId], place: QueuePosition) -> int:
+def _count_before(key: BatchKey, ids: Sequence[JobId], place: QueuePosition) -> int:
     return count_up_to(key, ids, (place[0], place[1] - 1))
 
 
-def _places(works: Sequence[Work]) -> Iterator[QueuePosition]:
-    """Where their jobs stand in the queue, one after the other."""
-    return merge(*(_places_in(*run) for work in works for run in work.runs))
+def _positions(works: Sequence[Work]) -> Iterator[QueuePosition]:
+    """The queue positions of their jobs, in order."""
+    return merge(*(_positions_in(*run) for work in works for run in work.runs))
 
 
-def _places_in(key: BatchKey, ids: Sequence[JobId], begin: int, stop: int) -> Iterator[QueuePosition]:
+def _positions_in(key: BatchKey, ids: Sequence[JobId], begin: int, stop: int) -> Iterator[QueuePosition]:
     return ((-key.priority, int(ids[index])) for index in range(begin, stop))
 
 
-def _key_among(works: Sequence[Work], place: QueuePosition) -> BatchKey:
-    """The batch of the job at a place."""
+def _batch_at(works: Sequence[Work], place: QueuePosition) -> BatchKey:
+    """The batch of the job at a position."""
     for key, ids, begin, stop in (run for work in works for run in work.runs):
         at = bisect_left(ids, place[1], begin, stop)
         if at < stop and ids[at] == place[1]:
@@ -668,11 +673,11 @@ def _key_among(works: Sequence[Work], place: QueuePosition) -> BatchKey:
     raise AssertionError(f"job {place[1]} is in none of these batches")
 
 
-def _up_to(works: Sequence[Work], place: QueuePosition) -> list[Work]:
-    """What of them stands before a place."""
+def _works_before(works: Sequence[Work], place: QueuePosition) -> list[Work]:
+    """The part of the work before a position."""
     front = []
     for work in works:
-        runs = ((key, ids, begin, min(stop, _before(key, ids, place))) for key, ids, begin, stop in work.runs)
+        runs = ((key, ids, begin, min(stop, _count_before(key, ids, place))) for key, ids, begin, stop in work.runs)
         there = tuple(run for run in runs if run[2] < run[3])
         if there:
             front.append(Work(work.shape, work.span_s, work.pieces_each, there))

@@ -1,4 +1,4 @@
-"""The room there is for jobs, the nodes that are on their way, and those on sale."""
+"""The supply: free room on existing nodes, the nodes that are booting, and those that may be bought."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.cost import budget as spending
 from nodemanager.planner.cost import timings
+from nodemanager.planner.cost.budget import BudgetLimits, closed_types
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
 from nodemanager.planner.observe.zones import blocked_types, open_zones
 from nodemanager.planner.placement.flux_scheduler import Availability, Bin
 from nodemanager.planner.state.constraints import holds
-from nodemanager.planner.state.frozen import worked_out
+from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex
@@ -31,28 +31,28 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
 SlotAndRank = tuple[SlotName, Rank]
 
 
-# --- what is there ----------------------------------------------------------------------------------------
+# --- existing nodes ---------------------------------------------------------------------------------------
 
 
 def free_bins(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bin]:
-    """What is free on every node that takes jobs, and on those that could be kept from leaving.
+    """A bin for every node that takes jobs now, and for every draining node that could be kept.
 
-    ``all_go``: the budget is spent, so none is kept, and none takes a job any more.
+    ``all_go``: the budget is spent, so no node is kept and none takes another job.
     """
-    roll = node_index_of(snapshot)
+    node_index = node_index_of(snapshot)
     bins: list[Bin] = []
     for rank in rank_index_of(snapshot.ranks, snapshot.rank_index, policy).with_room.values():
-        owner = roll.launch_of_rank.get(rank.rank)
+        owner = node_index.launch_of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
         if node is None or _takes_jobs(node, snapshot, policy, all_go):
-            bins.append(_what_is_free(rank, policy, node))
-    for node in roll.to_check.values() if not all_go else ():
-        if not (_may_be_kept(node) or _is_let_back(node)):
+            bins.append(_bin_of_rank(rank, policy, node))
+    for node in node_index.to_check.values() if not all_go else ():
+        if not (_may_be_kept(node) or _will_be_undrained(node)):
             continue
         node_type = policy.types.get(node.launch.type_name)
         if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
             continue
-        bins.append(_empty(node_type, node.launch, Availability.KEPT))
+        bins.append(_empty_bin(node_type, node.launch, Availability.KEPT))
     return bins
 
 
@@ -62,15 +62,15 @@ def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) ->
     return not (snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s))
 
 
-def bins_free_soon(snapshot: Snapshot, policy: Policy, line: QueueIndex) -> list[Bin]:
-    """What will be free on nodes that are full, sooner than another node would boot.
+def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> list[Bin]:
+    """A bin for every full node that will have room sooner than a new node would boot.
 
-    Only where a job's end is known. One that is overdue has not ended in time, and may not for long.
+    Only ends of jobs with a time limit count. An overdue job is left out: it may run on for long.
     """
     horizon_s = {name: patience_s(snapshot, policy, name) for name in policy.types}
     latest_s = max(horizon_s.values(), default=0.0)
     freed: dict[Rank, tuple[int, int, float]] = {}
-    for ends_at, job in line.job_ends:
+    for ends_at, job in queue_index.job_ends:
         in_s = ends_at - snapshot.wall_at
         if in_s > latest_s:
             break
@@ -87,27 +87,27 @@ def bins_free_soon(snapshot: Snapshot, policy: Policy, line: QueueIndex) -> list
         if in_s <= horizon_s[place[0]]:
             properties = policy.types[place[0]].properties
             whole = cores >= rank.cores
-            zone = _zone_of(_owner(number, snapshot))
+            zone = _zone_of(_node_of_rank(number, snapshot))
             bins.append(Bin(rank.host, number, properties, cores, gpus, Availability.SOON, whole, in_s, zone))
     return bins
 
 
 def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float:
-    """For how long room that will be free is waited for, where a node of the type could be bought."""
+    """How many seconds to wait for room on a busy node before a node of the type is bought."""
     return (timings.boot_s(snapshot, type_name) or 0.0) + policy.patience_s
 
 
-def _owner(rank: Rank, snapshot: Snapshot) -> Node | None:
+def _node_of_rank(rank: Rank, snapshot: Snapshot) -> Node | None:
     id_ = node_index_of(snapshot).launch_of_rank.get(rank)
     return snapshot.nodes[id_] if id_ is not None else None
 
 
 def _zone_of(node: Node | None) -> str:
-    """Of a rank that no node of ours stands behind, nothing is known: it counts as left to the provider."""
+    """The zone of a node; "" if the rank has no node of ours."""
     return node.launch.zone if node is not None else ""
 
 
-def _what_is_free(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
+def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
     place = policy.index_of_slot.get(rank.host)
     properties = policy.types[place[0]].properties if place is not None else frozenset()
     return Bin(
@@ -122,7 +122,7 @@ def _what_is_free(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
     )
 
 
-def _empty(node_type: NodeType, launch: Launch, standing: Availability) -> Bin:
+def _empty_bin(node_type: NodeType, launch: Launch, standing: Availability) -> Bin:
     cores, gpus = node_type.cores, node_type.gpus
     return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
 
@@ -134,28 +134,28 @@ def _may_be_kept(node: Node) -> bool:
     return rank.drain_reason in (None, drain_text(node.id))
 
 
-def _is_let_back(node: Node) -> bool:
-    """Whether it is idle under a drain of ours that nobody wants any more: it is undrained now."""
+def _will_be_undrained(node: Node) -> bool:
+    """Whether it is idle under a stale drain of ours: it is undrained now."""
     rank = node.rank
     if node.state is not NodeState.IDLE or rank is None or not rank.online:
         return False
     return is_our_drain(rank.drain_reason)
 
 
-# --- what comes, and what is on sale ----------------------------------------------------------------------
+# --- booting nodes, and nodes on sale ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Empty nodes of one type that meet the same constraints: on their way, or on sale."""
+    """Empty nodes of one type that meet the same constraints: booting, or on sale."""
 
     node_type: NodeType
     availability: Availability
     count: int
     example: SlotAndRank
     places: Callable[[], Iterator[SlotAndRank]]
-    zones: tuple[str, ...]  # where they stand, or where they may be made, in the order in which that is tried
-    ordered_s: float | None = None  # when those that come were ordered; None for those on sale
+    zones: tuple[str, ...]  # where they are, or where they may be created, in the order of the tries
+    ordered_s: float | None = None  # when they were ordered; None if they are on sale
 
     @property
     def is_ordered(self) -> bool:
@@ -166,8 +166,8 @@ class Offer:
         return holds(constraint, properties=self.node_type.properties, host=slot, rank=rank)
 
 
-def coming_offers(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Constraint]) -> list[Offer]:
-    """The nodes that will be up, in the order in which they were ordered."""
+def coming_offers(snapshot: Snapshot, policy: Policy, slot_specific: Sequence[Constraint]) -> list[Offer]:
+    """The booting nodes as offers, in the order in which they were ordered."""
     found: dict[tuple[float, TypeName, tuple[bool, ...], str], list[SlotAndRank]] = {}
     for node in node_index_of(snapshot).to_check.values():
         if not _will_be_up(node, snapshot, policy):
@@ -175,7 +175,7 @@ def coming_offers(snapshot: Snapshot, policy: Policy, told_apart: Sequence[Const
         node_type = policy.types.get(node.launch.type_name)
         if node_type is not None and not snapshot.steered(node):
             place = (node.launch.slot, node.launch.rank)
-            kind = _kind(node_type, place, told_apart)
+            kind = _constraints_met(node_type, place, slot_specific)
             found.setdefault((node.requested_s, node_type.name, kind, node.launch.zone), []).append(place)
     return [
         Offer(
@@ -200,18 +200,20 @@ def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
 
 
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:
-    """Online, and the scheduler has not noticed yet: it hears of a rank a moment after the resource module."""
+    """Whether the node is online but the scheduler has not noticed yet, a moment after Flux's resource module."""
     kept_out = rank.schedulable or rank.drain_reason is not None or rank.excluded or rank.torpid
     return rank.online and not kept_out and snapshot.now_s - node.since_s < policy.rejoin_timeout_s
 
 
-def _kind(node_type: NodeType, place: SlotAndRank, told_apart: Sequence[Constraint]) -> tuple[bool, ...]:
+def _constraints_met(
+    node_type: NodeType, place: SlotAndRank, slot_specific: Sequence[Constraint]
+) -> tuple[bool, ...]:
     slot, rank = place
-    return tuple(holds(it, properties=node_type.properties, host=slot, rank=rank) for it in told_apart)
+    return tuple(holds(it, properties=node_type.properties, host=slot, rank=rank) for it in slot_specific)
 
 
 def is_slot_specific(constraint: Constraint, policy: Policy) -> bool:
-    """Whether it may hold on one slot of a type and not on another. A host's name counts as its property, too."""
+    """Whether a constraint may hold on some slots of a type only. Host names count as properties too."""
     match constraint:
         case HasProperty(name):
             return name in policy.index_of_slot
@@ -225,10 +227,10 @@ def is_slot_specific(constraint: Constraint, policy: Policy) -> bool:
 
 @dataclass
 class Supply:
-    """What may be bought: slots that are free, within the limits that are left.
+    """What may be bought: the free slots, and the rest of the limits.
 
-    A slot that is free in a moment, because its lease is being ended, is taken when no other of its type is left:
-    that is waited for, where a dearer type would else be bought.
+    A slot whose lease is just being ended is used if its type has no other free slot: it is worth waiting for,
+    rather than buying a dearer type.
     """
 
     snapshot: Snapshot
@@ -237,36 +239,36 @@ class Supply:
     blocked: Mapping[TypeName, Reason]
     nodes_left: int
     price_left: Decimal
-    budget_left: Reason | None = None  # where it is the budget that leaves no more
+    budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
 
-    @worked_out
+    @lazy_property
     def feasibility(self) -> FeasibilityCache:
         kept = self.rank_index.feasibility
         return kept if kept is not None and kept.policy is self.policy else FeasibilityCache(self.policy)
 
-    @worked_out
+    @lazy_property
     def open_zones(self) -> Mapping[TypeName, tuple[str, ...]]:
-        """Where each may be made now, in the order of the site."""
+        """The zones in which each type may be created now, in the order of the site."""
         return {it.name: open_zones(it, self.snapshot) for it in self.policy.node_types}
 
-    @worked_out
+    @lazy_property
     def leased_indexes(self) -> Mapping[TypeName, Mapping[int, bool]]:
-        """Vacant places that are taken all the same, and whether they are free in a moment."""
-        return _leased(self.snapshot, self.policy, self.rank_index)
+        """By type, the indexes of vacant slots that are leased all the same, and whether the lease is ending."""
+        return _leased_indexes(self.snapshot, self.policy, self.rank_index)
 
-    @worked_out
+    @lazy_property
     def ending_indexes(self) -> Mapping[TypeName, Sequence[int]]:
-        """Those that are free in a moment."""
+        """By type, the indexes of slots that are free in a moment."""
         leased = self.leased_indexes.items()
         return {name: sorted(place for place, ends in places.items() if ends) for name, places in leased}
 
-    def offers(self, told_apart: Sequence[Constraint]) -> list[Offer]:
-        """What is on sale now: of each type what is free, then what will be in a moment."""
+    def offers(self, slot_specific: Sequence[Constraint]) -> list[Offer]:
+        """The nodes on sale: for each type its free slots, then those that are free in a moment."""
         return [
             offer
             for node_type in self.policy.node_types
             if node_type.name not in self.blocked
-            for offer in self._offers_of(node_type, told_apart)
+            for offer in self._offers_of(node_type, slot_specific)
         ]
 
     def count_free(self, type_name: TypeName) -> int:
@@ -277,16 +279,16 @@ class Supply:
         if not is_slot_specific(constraint, self.policy):
             return self.count_free(node_type.name) if self._suit_all(node_type, constraint) else 0
         places = chain(self.slots_free_now(node_type), self.slots_free_soon(node_type))
-        return sum(_kind(node_type, place, (constraint,))[0] for place in places)
+        return sum(_constraints_met(node_type, place, (constraint,))[0] for place in places)
 
     def count_slots_for(self, node_type: NodeType, constraint: Constraint) -> int:
-        """How many slots of the type the constraint could ever be met on."""
+        """How many slots of the type could ever meet the constraint."""
         if not is_slot_specific(constraint, self.policy):
             known = self.rank_index.slots.get(node_type.name, 0)
             return known if self._suit_all(node_type, constraint) else 0
         rank_of_slot = self.snapshot.rank_of_slot
         known_places = [(slot, rank_of_slot[slot]) for slot in node_type.slots if slot in rank_of_slot]
-        return sum(_kind(node_type, place, (constraint,))[0] for place in known_places)
+        return sum(_constraints_met(node_type, place, (constraint,))[0] for place in known_places)
 
     def slots_free_now(self, node_type: NodeType) -> Iterator[SlotAndRank]:
         leased = self.leased_indexes.get(node_type.name, ())
@@ -305,7 +307,7 @@ class Supply:
         rank_of_slot = self.snapshot.rank_of_slot
         return ((slot, rank_of_slot[slot]) for place in places for slot in (node_type.slots[place],))
 
-    def _offers_of(self, node_type: NodeType, told_apart: Sequence[Constraint]) -> Iterator[Offer]:
+    def _offers_of(self, node_type: NodeType, slot_specific: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
         now = self.count_free(name) - len(self.ending_indexes.get(name, ()))
         soon = len(self.ending_indexes.get(name, ()))
@@ -313,25 +315,25 @@ class Supply:
             (Availability.NEW, now, partial(self.slots_free_now, node_type)),
             (Availability.COMING, soon, partial(self.slots_free_soon, node_type)),
         ):
-            if not told_apart and count:
+            if not slot_specific and count:
                 yield Offer(node_type, standing, count, next(places()), places, self.open_zones[name])
             elif count:
                 kinds: dict[tuple[bool, ...], list[SlotAndRank]] = {}
                 for place in places():
-                    kinds.setdefault(_kind(node_type, place, told_apart), []).append(place)
+                    kinds.setdefault(_constraints_met(node_type, place, slot_specific), []).append(place)
                 for alike in kinds.values():
                     yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__, self.open_zones[name])
 
 
 def current_supply(
-    snapshot: Snapshot, policy: Policy, price: Decimal, budget: spending.BudgetLimits | None = None
+    snapshot: Snapshot, policy: Policy, price: Decimal, limits: BudgetLimits | None = None
 ) -> Supply:
-    """What may be bought beside a fleet that costs ``price`` an hour now, those coming and going included."""
+    """What may be bought now. ``price``: what the fleet costs per hour, booting and stopping nodes included."""
     costing = sum(node_index_of(snapshot).count_by_type.values())
     price_left, budget_left = policy.price_per_hour_max - price, None
-    if budget is not None and budget.left_per_hour is not None and budget.left_per_hour[0] < price_left:
-        price_left, budget_left = budget.left_per_hour
-    closed = spending.closed_types(budget, policy) if budget is not None else {}
+    if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
+        price_left, budget_left = limits.left_per_hour
+    closed = closed_types(limits, policy) if limits is not None else {}
     return Supply(
         snapshot,
         policy,
@@ -343,50 +345,52 @@ def current_supply(
     )
 
 
-def _leased(snapshot: Snapshot, policy: Policy, ground: RankIndex) -> Mapping[TypeName, Mapping[int, bool]]:
-    """The vacant places that somebody has, by their type; of each, whether only a lease keeps it that is ending."""
-    roll = node_index_of(snapshot)
+def _leased_indexes(
+    snapshot: Snapshot, policy: Policy, rank_index: RankIndex
+) -> Mapping[TypeName, Mapping[int, bool]]:
+    """By type, the indexes of vacant slots that are leased, and whether the lease is ending."""
+    node_index = node_index_of(snapshot)
     held = {stray.node.identity.slot for stray in ownerless_strays(snapshot) if stray.node.identity is not None}
     leased: dict[TypeName, dict[int, bool]] = {}
     ranks, rank_of_slot, places = snapshot.ranks, snapshot.rank_of_slot, policy.index_of_slot
-    # Nodes at rest are at work, and their slots not vacant.
-    for slot in (*[node.launch.slot for node in roll.to_check.values()], *held):
+    # Simply busy nodes are left out: their slots are not vacant.
+    for slot in (*[node.launch.slot for node in node_index.to_check.values()], *held):
         if slot not in rank_of_slot or (rank := ranks.get(rank_of_slot[slot])) is None or rank.online:
             continue
         place = places.get(slot)
-        if place is None or not _is_listed(ground, place):
+        if place is None or not _is_vacant(rank_index, place):
             continue
-        owner = roll.launch_of_slot.get(slot)
-        # What keeps these is a lease whose end takes a moment.
+        owner = node_index.launch_of_slot.get(slot)
+        # The node is gone, and only its lease is left, which ends in a moment.
         ends = owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE
         leased.setdefault(place[0], {})[place[1]] = ends
     return leased
 
 
-def _is_listed(ground: RankIndex, place: tuple[TypeName, int]) -> bool:
-    vacant = ground.vacant.get(place[0], ())
+def _is_vacant(rank_index: RankIndex, place: tuple[TypeName, int]) -> bool:
+    vacant = rank_index.vacant.get(place[0], ())
     at = bisect_left(vacant, place[1])
     return at < len(vacant) and vacant[at] == place[1]
 
 
-# --- the bill ---------------------------------------------------------------------------------------------
+# --- the cost of the fleet --------------------------------------------------------------------------------
 
 
 def ownerless_strays(snapshot: Snapshot) -> list[Stray]:
-    """Those that are still ownerless: one that was given its lease back stays listed until the next list."""
-    return [stray for stray in snapshot.strays.values() if not _owned(stray, snapshot)]
+    """The strays that still have no owner. Those that got their lease back stay listed until the next list."""
+    return [stray for stray in snapshot.strays.values() if not _has_owner(stray, snapshot)]
 
 
-def _owned(stray: Stray, snapshot: Snapshot) -> bool:
+def _has_owner(stray: Stray, snapshot: Snapshot) -> bool:
     owner = snapshot.nodes.get(stray.node.identity.launch) if stray.node.identity is not None else None
     return owner is not None and (owner.cloud is None or owner.cloud.provider_id == stray.node.provider_id)
 
 
 def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
-    """Of all that is, or may be, on the bill.
+    """The price per hour of all nodes that are, or may be, billed.
 
-    A node of a type that the site no longer names counts as it was bought, if its lease says so. An ownerless one
-    of such a type counts nothing: its tags have no price.
+    A node whose type the site has dropped counts with its price at purchase, if its lease records it. A stray of
+    such a type counts nothing: its tags have no price.
     """
     counts = dict(node_index_of(snapshot).count_by_type)
     for stray in ownerless_strays(snapshot):
@@ -402,7 +406,7 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
 
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:
-    """What the rate bucket for creates holds now: each call takes one."""
+    """The tokens in the rate limiter's bucket for creates: each create takes one."""
     if snapshot.create_credit_s is None:
         return float(policy.creates_burst)
     gained = (snapshot.now_s - snapshot.create_credit_s) * policy.creates_per_s

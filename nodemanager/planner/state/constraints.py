@@ -1,4 +1,4 @@
-"""Does a job's constraint (RFC 31) hold at a place: a host with its rank and its properties?"""
+"""Evaluate a job's constraint (RFC 31) for a host with its rank and its properties."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHo
 
 
 def holds(constraint: Constraint, *, properties: AbstractSet[str], host: str, rank: int) -> bool:
-    """Whether Flux would let the job onto this place.
+    """Whether Flux would let a job with this constraint run on the host.
 
-    As flux-core's matcher has it: a host's name counts as a property of that host; an empty ``AnyOf`` holds
+    Follows flux-core's matcher: a host's name counts as a property of that host; an empty ``AnyOf`` holds
     everywhere; an empty set of hosts or ranks holds nowhere.
     """
     match constraint:

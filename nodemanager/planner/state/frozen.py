@@ -1,9 +1,9 @@
-"""A value with some fields otherwise, and what is worked out of a value once: both at little cost.
+"""Fast helpers for frozen dataclasses: ``replace`` some fields, and ``lazy_property`` to compute a value once.
 
-The fleet's values are frozen, and each fact makes a few of them anew, of up to sixty fields. For that
-``dataclasses.replace`` looks up every field of a class each time, and the constructor of a frozen class sets each
-by a call. A class without slots keeps its fields in a dict, which is copied at once: so those that are made anew
-most often have none.
+The planner's values are frozen, and each fact replaces a few of them, with up to sixty fields each.
+``dataclasses.replace`` looks up every field each time, and the constructor of a frozen class sets each by a call. A
+class without slots keeps its fields in a dict, which is copied at once. So the classes that are replaced most often
+have no slots.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["replace", "worked_out"]
+__all__ = ["replace", "lazy_property"]
 
 if TYPE_CHECKING:
-    # So that names and types are checked.
+    # Lets type checkers check names and types.
     from dataclasses import replace
-    from functools import cached_property as worked_out
+    from functools import cached_property as lazy_property
 else:
 
-    class worked_out:  # noqa: N801 - it is used as ``property`` is
-        """A property that is worked out where it is first asked for, and kept with the value.
+    class lazy_property:  # noqa: N801 - used like ``property``
+        """A property that is computed on first access and kept with the value.
 
-        For what depends on the value's own fields and on nothing else: as these never change, it never grows stale.
-        ``functools.cached_property``, without the lock that each of it takes in Python 3.11.
+        Use it only for results of the value's own fields: these never change, so it never grows stale. It is
+        ``functools.cached_property`` without the lock that Python 3.11 takes.
         """
 
         def __init__(self, work: Callable[[Any], Any]) -> None:
@@ -42,17 +42,17 @@ else:
             return made
 
     def replace(value: Any, /, **changes: Any) -> Any:
-        """The value with these fields otherwise. Raises ``TypeError`` where it has no such field."""
+        """A copy of the value with these fields changed. Raises ``TypeError`` if it has no such field."""
         of = type(value)
-        fields, worked = _copied(of)
+        fields, worked = _copyable_fields(of)
         if not fields:
             return dataclasses.replace(value, **changes)
         state = value.__dict__.copy()
         state.update(changes)
         for name in worked:
-            state.pop(name, None)  # that was of the other value
+            state.pop(name, None)  # computed from the old fields
         if len(state) != fields:
-            return dataclasses.replace(value, **changes)  # which says of which change there is no such field
+            return dataclasses.replace(value, **changes)  # raises, and names the unknown field
         made = _new(of)
         _set(made, "__dict__", state)
         return made
@@ -62,11 +62,11 @@ _new, _set = object.__new__, object.__setattr__
 
 
 @cache
-def _copied(of: type[Any]) -> tuple[int, tuple[str, ...]]:
-    """How many fields a class has whose dict holds them all, and what else that may hold; else 0."""
+def _copyable_fields(of: type[Any]) -> tuple[int, tuple[str, ...]]:
+    """The number of fields if instances keep them all in their dict, else 0; and the names of lazy properties."""
     names = {name: it for base in of.__mro__ for name, it in vars(base).items()}
     keeps_more = "__post_init__" in names or any(isinstance(it, cached_property) for it in names.values())
     if keeps_more or of.__dictoffset__ == 0:
         return 0, ()
-    worked = (name for name, it in names.items() if isinstance(it, worked_out))
+    worked = (name for name, it in names.items() if isinstance(it, lazy_property))
     return len(dataclasses.fields(of)), tuple(worked)

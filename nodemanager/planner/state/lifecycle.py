@@ -1,8 +1,8 @@
-"""How a node lives: one table of every legal move. ``doc/lifecycle.md`` is generated from it.
+"""The lifecycle of a node: one table of every legal move. ``doc/lifecycle.md`` is generated from it.
 
-A pair that is not in the table is a bug in the code that asked for it, and raises with the node's story. What
-is seen of a node may come in any order, so ``observe`` asks :func:`allows` first where a fact may be old news;
-what is *decided* never asks.
+A move that is not in the table is a bug in the calling code: it raises an error that lists the node's latest moves.
+Facts may arrive in any order, so ``observe`` asks :func:`allows` first if a fact may be old news. Code that acts on
+a decision never asks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOVES_KEPT = 16
 
 
 class Event(StrEnum):
-    """What can happen to a node. Seen, unless said otherwise."""
+    """What can happen to a node. Events are observed, unless marked as decided."""
 
     APPEARED = "appeared"  # the provider answered the create, or lists it
     DISPROVED = "disproved"  # the create was refused, or enough lists lack it
@@ -57,28 +57,28 @@ NEXT_STATE: Mapping[tuple[NodeState, Event], NodeState] = {
 }
 
 
-# What a node's story says of each move, but for when it was.
-_TOLD: Mapping[tuple[NodeState, Event], str] = {
+# The text of each move in ``Node.moves``, without its time.
+_MOVE_TEXT: Mapping[tuple[NodeState, Event], str] = {
     (before, event): f"{event} -> {after} at " for (before, event), after in NEXT_STATE.items()
 }
 
 
 class IllegalMoveError(Exception):
-    """A move that the table does not have: a bug, told with the node's story."""
+    """A move that is not in the table: a bug. The message lists the node's latest moves."""
 
     def __init__(self, node: Node, event: Event) -> None:
-        story = ", ".join(node.moves) or "none"
-        super().__init__(f"{node.id} is {node.state} and cannot be {event}; its moves so far: {story}")
+        moves = ", ".join(node.moves) or "none"
+        super().__init__(f"{node.id} is {node.state} and cannot be {event}; its moves so far: {moves}")
 
 
 def allows(node: Node, event: Event) -> bool:
     return (node.state, event) in NEXT_STATE
 
 
-def move(node: Node, event: Event, now_s: float, **otherwise: Any) -> Node:
-    """The node after the event, with what else is otherwise. Raises ``IllegalMoveError`` where there is no row."""
+def move(node: Node, event: Event, now_s: float, **changes: Any) -> Node:
+    """The node after the event, with other fields changed too. Raises ``IllegalMoveError`` for an illegal move."""
     state = NEXT_STATE.get((node.state, event))
     if state is None:
         raise IllegalMoveError(node, event)
-    story = (*node.moves, f"{_TOLD[node.state, event]}{now_s:.3f}")[-MOVES_KEPT:]
-    return replace(node, state=state, since_s=now_s, moves=story, **otherwise)
+    moves = (*node.moves, f"{_MOVE_TEXT[node.state, event]}{now_s:.3f}")[-MOVES_KEPT:]
+    return replace(node, state=state, since_s=now_s, moves=moves, **changes)

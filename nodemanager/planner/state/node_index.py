@@ -1,7 +1,7 @@
-"""The nodes as the planner asks for them: those where something may be to decide, and how many there are.
+"""An index of the nodes: those that may need a decision, and counts of all.
 
-Most nodes of a fleet at work are busy, and nothing is to be decided about a busy node. So a tick goes through the
-others only. Whoever changes nodes does it here (:func:`with_nodes`), which keeps the roll beside them.
+In a working fleet most nodes are busy and need no decision, so a plan checks only the others. Change nodes only
+through :func:`with_nodes`, which updates the index with them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from nodemanager.core.slots import Rank, SlotName, TypeName
 
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
-    """The roll of the snapshot's nodes: the one that is kept, if it is theirs."""
+    """The index of the snapshot's nodes: the stored one if it was built from them, else a new one."""
     if snapshot.node_index.nodes is snapshot.nodes:
         return snapshot.node_index
-    return _called(NodeIndex(), snapshot.nodes, (), snapshot.nodes.values())
+    return _updated(NodeIndex(), snapshot.nodes, (), snapshot.nodes.values())
 
 
 def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Sequence[LaunchId] = ()) -> Snapshot:
-    """The snapshot with some nodes new or otherwise, and some no more."""
+    """The snapshot with some nodes added or changed, and the ``gone`` ones removed."""
     if not changed and not gone:
         return snapshot
     nodes = dict(snapshot.nodes)
@@ -32,29 +32,29 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     nodes.update(changed)
     for id_ in gone:
         nodes.pop(id_, None)
-    return replace(snapshot, nodes=nodes, node_index=_called(node_index_of(snapshot), nodes, before, changed.values()))
+    return replace(snapshot, nodes=nodes, node_index=_updated(node_index_of(snapshot), nodes, before, changed.values()))
 
 
 def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
-    """How many calls of these kinds are under way."""
+    """How many calls of these kinds are in flight."""
     return sum(
         1 for node in node_index_of(snapshot).with_call.values() if node.call is not None and node.call.kind in kinds
     )
 
 
 def is_simply_busy(node: Node) -> bool:
-    """Whether it is at work, and nothing is to be decided about it."""
+    """Whether the node is busy and needs no decision."""
     return (
         node.state is NodeState.BUSY
         and node.call is None
         and node.retry_s == 0.0
         and node.absences == 0
         and not (node.rank is not None and is_our_drain(node.rank.drain_reason))
-        and (node.is_sound or not _is_the_matter(node))
+        and (node.is_sound or not _has_trouble_now(node))
     )
 
 
-def _is_the_matter(node: Node) -> bool:
+def _has_trouble_now(node: Node) -> bool:
     return (
         (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
         or node.reclaimed is not None
@@ -65,9 +65,9 @@ def _is_the_matter(node: Node) -> bool:
     )
 
 
-def _called(roll: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> NodeIndex:
-    restless: dict[LaunchId, Node] = dict(roll.to_check)
-    calling: dict[LaunchId, Node] = dict(roll.with_call)
+def _updated(index: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> NodeIndex:
+    restless: dict[LaunchId, Node] = dict(index.to_check)
+    calling: dict[LaunchId, Node] = dict(index.with_call)
     left: dict[LaunchId, Node] = {}
     for node in before:
         id_ = node.launch.id
@@ -88,32 +88,32 @@ def _called(roll: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[No
             moved += [was] if was is not None else []
     moved += left.values()
     if not moved and not came:
-        return NodeIndex(nodes, restless, calling, roll.count_by_state, roll.count_by_type, roll.launch_of_slot, roll.launch_of_rank)
-    states: dict[NodeState, int] = dict(roll.count_by_state)
-    types: dict[TypeName, int] = dict(roll.count_by_type)
+        return NodeIndex(nodes, restless, calling, index.count_by_state, index.count_by_type, index.launch_of_slot, index.launch_of_rank)
+    states: dict[NodeState, int] = dict(index.count_by_state)
+    types: dict[TypeName, int] = dict(index.count_by_type)
     for those, more in ((moved, -1), (came, 1)):
         for node in those:
             states[node.state] = states.get(node.state, 0) + more
             if node.may_be_billed:
                 types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
-    of_slot, of_rank = _where(moved, came, roll)
+    of_slot, of_rank = _update_places(moved, came, index)
     return NodeIndex(nodes, restless, calling, states, types, of_slot, of_rank)
 
 
-def _where(
-    moved: Iterable[Node], came: Iterable[Node], roll: NodeIndex
+def _update_places(
+    moved: Iterable[Node], came: Iterable[Node], index: NodeIndex
 ) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
-    """Which launch each slot and each rank has, after some nodes became others, came or went."""
+    """The launch of each slot and of each rank, after some nodes were removed, replaced or added."""
     left = {node.launch.id: node.launch for node in moved}
     taken: list[Launch] = []
     for node in came:
         if left.get(node.launch.id) is node.launch:
-            del left[node.launch.id]  # it stays where it is
+            del left[node.launch.id]  # its slot and rank are unchanged
         else:
             taken.append(node.launch)
     if not left and not taken:
-        return roll.launch_of_slot, roll.launch_of_rank
-    slots, ranks = dict(roll.launch_of_slot), dict(roll.launch_of_rank)
+        return index.launch_of_slot, index.launch_of_rank
+    slots, ranks = dict(index.launch_of_slot), dict(index.launch_of_rank)
     for launch in left.values():
         if slots.get(launch.slot) == launch.id:
             del slots[launch.slot]

@@ -1,4 +1,4 @@
-"""What the site wants of the fleet: limits, prices, patience. Every limit has a value; none means refused."""
+"""The site's settings for the planner: limits, prices, timeouts. Every limit has a value; there is no "unlimited"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 
-# How long a failed create keeps its type, or all types, from being tried again.
+# How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
     {
         FailureKind.CAPACITY: 120.0,
@@ -28,7 +28,7 @@ BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Policy:
-    """The site's settings as the fleet needs them. Times are durations in seconds."""
+    """The site's settings as the planner needs them. Times are durations in seconds."""
 
     cluster: str
     cluster_uuid: str
@@ -45,42 +45,42 @@ class Policy:
     orphan_grace_s: float = 600.0
     stale_after_s: float = 180.0
     probe_s: float = 10.0
-    # However the ranks stir, they are left alone for a while after a look: no longer than the quiet that a purchase
-    # waits for anyway, but so that looks take a tenth of the time at the most.
-    look_every_s: float = 0.1  # from the beginning of one to the next
-    look_rest: float = 9.0  # so many times what it took, from its end
+    # Even if the ranks keep changing, they are not read again at once: not within ``look_every_s`` of the last look's
+    # start, and not within ``look_rest`` times its duration of its end. So looks take at most a tenth of the time.
+    look_every_s: float = 0.1  # from the start of one look to the next; no longer than ``quiet_s``, which purchases wait for anyway
+    look_rest: float = 9.0  # a multiple of the look's duration
     relist_s: float = 60.0
     sweep_s: float = 600.0
     call_timeout_s: float = 60.0
-    order_good_s: float = 30.0  # an order that was not begun by then is left undone
-    broker_stop_s: float = 5.0  # what a broker gets to leave in good order
+    order_good_s: float = 30.0  # an order that has not begun by then lapses
+    broker_stop_s: float = 5.0  # time for a broker to leave cleanly
     absences: int = 3
     idle_confirmations: int = 2
     idle_timeout_s: float = 300.0
     stop_lead_s: float = 60.0
     patience_s: float = 0.0
     packing: PackingPolicy = PackingPolicy.SPREAD
-    # By whose it is ("" for the whole site, "user" and "queue" for each of them) and the period, "day" or "month".
+    # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
-    observed: frozenset[TypeName] = frozenset()  # of these it is only said what would be done
-    destroy_on_replay: bool = False  # give up a node whose ticket was shown by two
+    observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
+    destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     misfit: Misfit = Misfit.DRAIN
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
-    block_s_max: float = 600.0  # a refusal that comes again after each try is waited out for longer, up to this
-    boot_failures_max: int = 3  # of a type and image in a row, before no more are bought
-    boot_retry_s: float = 900.0  # and then one is tried again
-    unready_max: float = 0.5  # the share of the nodes that were up, above which nothing is done
-    unready_nodes: int = 3  # so many are never too many
+    block_s_max: float = 600.0  # repeated refusals are waited out for longer, up to this
+    boot_failures_max: int = 3  # failed boots in a row of a type and image, after which no more are bought
+    boot_retry_s: float = 900.0  # until one more is tried
+    unready_max: float = 0.5  # if a larger share of the nodes is unready, nothing is done
+    unready_nodes: int = 3  # up to this number the share does not matter
     safe_mode_max_s: float = 1800.0
     housekeeping_max_s: float = 1800.0
 
     @cached_property
     def acting_everywhere(self) -> Policy:
-        """The same, were something done with every type."""
+        """The same policy with no type observed."""
         return replace(self, observed=frozenset())
 
     @cached_property
@@ -89,7 +89,7 @@ class Policy:
 
     @cached_property
     def price_decimals(self) -> int:
-        """Of decimals, in which the prices of all types are whole numbers."""
+        """The decimal places that the prices of all types need."""
         return max((-int(it.price_per_hour.as_tuple().exponent) for it in self.node_types), default=0)
 
     @cached_property
@@ -98,7 +98,7 @@ class Policy:
 
     @cached_property
     def index_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
-        """Each slot's type, and its place in the type's list."""
+        """The type of each slot, and the slot's index in the type's list."""
         return {
             slot: (node_type.name, place)
             for node_type in self.node_types

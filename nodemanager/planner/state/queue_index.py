@@ -1,7 +1,7 @@
-"""The queue as counts: equal jobs of one account stand in one batch, in the order in which Flux takes them.
+"""An index of the queue: equal jobs of one user and queue form a batch, in the order in which Flux starts them.
 
-``observe`` keeps the line in the snapshot beside the jobs, so that a change costs what changed. A line knows which
-jobs it was read off; one that was read off others is read anew (:func:`line_of`), so it is never out of step.
+``observe`` keeps the index in the snapshot with the jobs, so an update costs only what changed. The index knows from
+which jobs it was built. If the snapshot has others, :func:`queue_index_of` builds a new one, so it is never wrong.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nodemanager.planner.state.frozen import worked_out
+from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.core.jobs import Job, JobId, JobState, Shape
 from nodemanager.core.reasons import Reason, because
 
-# How long jobs run, in steps: those of one step count as ending together.
+# Steps of time limits: jobs within one step count as ending together.
 SPANS_S = (300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, inf)
 
 STARTED = (JobState.RUN, JobState.CLEANUP)
-INSERTED_SINGLY_MAX = 64  # changes that are put in their places one by one
+INSERTED_SINGLY_MAX = 64  # up to so many changes are inserted one by one; more are sorted
 
 
 class BatchKey(NamedTuple):
@@ -36,15 +36,15 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True)
 class QueueIndex:
-    """``batches``: the ids of each in ascending order, which is the order of submission (RFC 19)."""
+    """The queue, by batch. The ids of a batch ascend, which is their order of submission (RFC 19)."""
 
-    jobs: Mapping[JobId, Job] = field(default_factory=lambda: MappingProxyType({}))  # what it was read off
+    jobs: Mapping[JobId, Job] = field(default_factory=lambda: MappingProxyType({}))  # what the index was built from
     batches: Mapping[BatchKey, Sequence[JobId]] = field(default_factory=lambda: MappingProxyType({}))
     withheld: Mapping[JobId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     unheeded: Mapping[JobId, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    job_ends: Sequence[tuple[float, JobId]] = ()  # of running jobs whose end is known, the earliest first
+    job_ends: Sequence[tuple[float, JobId]] = ()  # running jobs whose end is known, the earliest first
 
-    @worked_out
+    @lazy_property
     def in_order(self) -> Mapping[BatchKey, Sequence[JobId]]:
         """The batches by priority, then by their first jobs."""
         return dict(sorted(self.batches.items(), key=lambda batch: (-batch[0].priority, batch[1][0])))
@@ -56,26 +56,26 @@ class QueueIndex:
 
 
 def queue_index_of(jobs: Mapping[JobId, Job], known: QueueIndex) -> QueueIndex:
-    """The line of these jobs: the one that is known, if it is theirs."""
+    """The index of these jobs: ``known`` if it was built from them, else a new one."""
     return known if known.jobs is jobs else updated_queue_index(QueueIndex(), jobs, (), jobs.values())
 
 
-def updated_queue_index(line: QueueIndex, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]) -> QueueIndex:
-    """The line of ``jobs``, made from one that lacks those that come and still has those that are gone."""
+def updated_queue_index(index: QueueIndex, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]) -> QueueIndex:
+    """Update an index to ``jobs``. ``gone``: jobs as they were before; ``come``: the same jobs, or new ones, now."""
     changes = _Changes()
     for job in gone:
-        changes.note(job, there=False)
+        changes.note(job, present=False)
     for job in come:
-        changes.note(job, there=True)
-    batches = dict(line.batches)
+        changes.note(job, present=True)
+    batches = dict(index.batches)
     for key in {**changes.left, **changes.joined}:
-        ids = _changed(batches.get(key, ()), changes.left.get(key, []), changes.joined.get(key, []))
+        ids = _with_changes(batches.get(key, ()), changes.left.get(key, []), changes.joined.get(key, []))
         if ids:
             batches[key] = ids
         else:
             batches.pop(key, None)
-    ends = _changed(line.job_ends, changes.ended, changes.begun) if changes.ended or changes.begun else line.job_ends
-    withheld, unheeded = line.withheld, line.unheeded
+    ends = _with_changes(index.job_ends, changes.ended, changes.begun) if changes.ended or changes.begun else index.job_ends
+    withheld, unheeded = index.withheld, index.unheeded
     if changes.withheld:
         withheld = {id_: why for id_, why in {**withheld, **changes.withheld}.items() if why is not None}
     if changes.unheeded:
@@ -88,21 +88,21 @@ def key_of(job: Job) -> BatchKey:
 
 
 def span_s(job: Job) -> float:
-    """How long it may run at the most, rounded up to a step. A duration of 0 is unlimited."""
+    """The job's time limit in seconds, rounded up to a step. A duration of 0 is unlimited."""
     if job.duration_s <= 0:
         return inf
     return next(step_s for step_s in SPANS_S if job.duration_s <= step_s)
 
 
 def count_up_to(key: BatchKey, ids: Sequence[JobId], cut: tuple[int, int]) -> int:
-    """How many of a batch come before or at a place in the queue, which is ``(-priority, id)``."""
+    """How many jobs of a batch are at or before a queue position, which is ``(-priority, id)``."""
     priority = -cut[0]
     if key.priority != priority:
         return len(ids) if key.priority > priority else 0
     return bisect_right(ids, cut[1])
 
 
-def _not_for_want_of_nodes(job: Job) -> Reason | None:
+def _why_withheld(job: Job) -> Reason | None:
     if job.urgency == 0 or job.priority == 0:
         return because("held", urgency=job.urgency, priority=job.priority)
     if job.state is JobState.DEPEND:
@@ -114,7 +114,7 @@ def _not_for_want_of_nodes(job: Job) -> Reason | None:
 
 @dataclass(slots=True)
 class _Changes:
-    """Where jobs left and came, sorted out."""
+    """Changes to the queue, sorted by the part of the index that they concern."""
 
     left: dict[BatchKey, list[JobId]] = field(default_factory=dict)
     joined: dict[BatchKey, list[JobId]] = field(default_factory=dict)
@@ -123,22 +123,22 @@ class _Changes:
     withheld: dict[JobId, Reason | None] = field(default_factory=dict)
     unheeded: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
 
-    def note(self, job: Job, *, there: bool) -> None:
+    def note(self, job: Job, *, present: bool) -> None:
         if job.state in STARTED:
             if job.state is JobState.RUN and job.ends_at is not None:
-                (self.begun if there else self.ended).append((job.ends_at, job.id))
+                (self.begun if present else self.ended).append((job.ends_at, job.id))
             return
-        obstacle = _not_for_want_of_nodes(job)
+        obstacle = _why_withheld(job)
         if obstacle is not None:
-            self.withheld[job.id] = obstacle if there else None
+            self.withheld[job.id] = obstacle if present else None
             return
-        (self.joined if there else self.left).setdefault(key_of(job), []).append(job.id)
+        (self.joined if present else self.left).setdefault(key_of(job), []).append(job.id)
         if job.unheeded:
-            self.unheeded[job.id] = job.unheeded if there else ()
+            self.unheeded[job.id] = job.unheeded if present else ()
 
 
-def _changed(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends
-    """Those that are there, sorted, without some and with others."""
+def _with_changes(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends
+    """The sorted list without ``left`` and with ``joined``."""
     made = list(ids)
     if len(left) + len(joined) > INSERTED_SINGLY_MAX:
         leaving = set(left)

@@ -1,6 +1,6 @@
-"""The ranks as the planner asks for them: those with room, and the slots that nobody is on.
+"""An index of the ranks: those with free cores, and the slots without a node.
 
-``observe`` keeps this beside the ranks. It knows which ranks, and which node types, it was read off.
+``observe`` keeps it in the snapshot with the ranks. It knows from which ranks and node types it was built.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nodemanager.core.jobs import Shape
 
 @dataclass(frozen=True, slots=True)
 class FeasibilityCache:
-    """Which shapes could never be served, whoever is up; None of one that could. ``layout`` fills it in.
+    """A cache of why shapes could never be served; None for a shape that could. ``placement`` fills it.
 
-    That depends on the policy, and on which slots there are and at which ranks: so it goes from one ground to the
-    next as long as these stay as they are (:func:`trodden`). It can be empty at any time, never wrong.
+    The answer depends on the policy, on the slots and on their ranks. So the cache passes from one index to the next
+    as long as these stay the same (:func:`updated_rank_index`). It may be empty at any time, but never wrong.
     """
 
     policy: Policy
@@ -32,73 +32,73 @@ class FeasibilityCache:
 
 @dataclass(frozen=True, slots=True)
 class RankIndex:
-    """``vacant``: the places of the slots in their type's list, ascending."""
+    """The ranks by use. ``vacant``: by type, the indexes of vacant slots in the type's list, ascending."""
 
-    ranks: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))  # what it was read off
+    ranks: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))  # what the index was built from
     node_types: Sequence[NodeType] = ()
     with_room: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
-    slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # that Flux knows
+    slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # how many Flux knows
     feasibility: FeasibilityCache | None = field(default=None, compare=False, repr=False)
 
 
 def rank_index_of(ranks: Mapping[Rank, FluxRank], known: RankIndex, policy: Policy) -> RankIndex:
-    """The ground of these ranks: the one that is known, if it is theirs."""
+    """The index of these ranks: ``known`` if it was built from them, else a new one."""
     if known.ranks is ranks and known.node_types is policy.node_types:
         return known
     return updated_rank_index(RankIndex(node_types=policy.node_types), ranks, [(None, rank) for rank in ranks.values()], policy)
 
 
 def updated_rank_index(
-    ground: RankIndex,
+    index: RankIndex,
     ranks: Mapping[Rank, FluxRank],
     changes: Iterable[tuple[FluxRank | None, FluxRank | None]],
     policy: Policy,
 ) -> RankIndex:
-    """The ground after ranks changed, each told as it was and as it is."""
-    open_: dict[Rank, FluxRank] = dict(ground.with_room)
+    """Update an index to ``ranks``. ``changes``: each changed rank as it was and as it is; None if it was not there."""
+    with_room: dict[Rank, FluxRank] = dict(index.with_room)
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
-    slots, ever = ground.slots, ground.feasibility
-    elsewhere: list[tuple[FluxRank | None, FluxRank | None]] = []
+    slots, feasibility = index.slots, index.feasibility
+    moved: list[tuple[FluxRank | None, FluxRank | None]] = []
     for before, after in changes:
         if before is not None:
-            open_.pop(before.rank, None)
-            _note(before, policy, taken)
+            with_room.pop(before.rank, None)
+            _note_vacancy(before, policy, taken)
         if after is not None:
             if after.online and after.schedulable and after.cores_free > 0:
-                open_[after.rank] = after
-            _note(after, policy, vacated)
+                with_room[after.rank] = after
+            _note_vacancy(after, policy, vacated)
         if before is None or after is None or before.host != after.host:
-            elsewhere.append((before, after))
-    if elsewhere:
-        slots, ever = _counted(slots, elsewhere, policy), None
-    vacant = dict(ground.vacant)
+            moved.append((before, after))
+    if moved:
+        slots, feasibility = _count_slots(slots, moved, policy), None
+    vacant = dict(index.vacant)
     for name in {**taken, **vacated}:
         came, went = vacated.get(name, set()), taken.get(name, set())
         if came != went:
-            vacant[name] = _changed(vacant.get(name, ()), went - came, came - went)
-    if ever is None or ever.policy is not policy:
-        ever = FeasibilityCache(policy)
-    return RankIndex(ranks, policy.node_types, open_, vacant, slots, ever)
+            vacant[name] = _with_changes(vacant.get(name, ()), went - came, came - went)
+    if feasibility is None or feasibility.policy is not policy:
+        feasibility = FeasibilityCache(policy)
+    return RankIndex(ranks, policy.node_types, with_room, vacant, slots, feasibility)
 
 
 def is_vacant(rank: FluxRank) -> bool:
-    """Nobody is there, and nobody keeps it from being used: a drain that is not ours is a hold."""
+    """Whether no node is on the rank and it may be used. A drain that is not ours is an operator's hold."""
     held = drained_by_others(rank)
     return not (rank.online or rank.allocated or rank.excluded or held)
 
 
-def _note(rank: FluxRank, policy: Policy, places: dict[TypeName, set[int]]) -> None:
+def _note_vacancy(rank: FluxRank, policy: Policy, places: dict[TypeName, set[int]]) -> None:
     place = policy.index_of_slot.get(rank.host)
     if place is not None and is_vacant(rank):
         places.setdefault(place[0], set()).add(place[1])
 
 
-def _counted(
+def _count_slots(
     slots: Mapping[TypeName, int], changes: Iterable[tuple[FluxRank | None, FluxRank | None]], policy: Policy
 ) -> Mapping[TypeName, int]:
-    """How many slots of each type there are, after some went and others came."""
+    """The number of slots of each type after the changes."""
     counted = dict(slots)
     for change in changes:
         for rank, more in zip(change, (-1, 1), strict=True):
@@ -108,7 +108,7 @@ def _counted(
     return counted
 
 
-def _changed(places: Sequence[int], went: set[int], came: set[int]) -> list[int]:
+def _with_changes(places: Sequence[int], went: set[int], came: set[int]) -> list[int]:
     if len(went) + len(came) > len(places) // 8:
         return sorted((set(places) - went) | came)
     made = list(places)

@@ -1,4 +1,4 @@
-"""Who holds a slot, told to the join service: whose ticket is taken, and whose broker may be started."""
+"""The roster for the join service: which launch holds each slot, and whether its node may still join."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 from nodemanager.core.nodes import NodeState, Roster, RosterEntry
 
-# Only these have still to join. One that was online before keeps what it was given.
+# Nodes in these states have yet to join. A node that was online before keeps its key material.
 JOINING = (NodeState.REQUESTED, NodeState.BOOTING)
 
 
 def roster(snapshot: Snapshot, policy: Policy) -> Roster:
-    """Every launch that is on record and not proven gone, by slot."""
+    """Every launch that is on record and not proven gone, ordered by slot."""
     nodes = sorted(snapshot.nodes.values(), key=lambda node: (node.launch.slot, node.id))
     return tuple(_entry(node, policy) for node in nodes if node.recorded and node.state is not NodeState.GONE)
 

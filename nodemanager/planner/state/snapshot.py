@@ -1,6 +1,6 @@
-"""All that is known at one moment: the one value that decisions are made from.
+"""The snapshot: all that is known at one moment. Decisions are made from this value alone.
 
-``observe`` makes the next snapshot from this one and a fact; ``plan`` reads it. Nothing else holds state.
+``observe`` makes the next snapshot from the last one and a fact; ``plan`` reads it. Nothing else holds state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from nodemanager.planner.state.rank_index import RankIndex
 from nodemanager.planner.state.queue_index import QueueIndex
-from nodemanager.planner.state.frozen import worked_out
+from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.core.records import UNSTEERED, Spend, Steering
 from nodemanager.core.nodes import Call, CloudNode, CloudState, FluxRank, JoinPhase, Launch, LaunchId, NodeState, ProviderId
 from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
@@ -25,48 +25,48 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True)  # without slots: made anew the fastest (``remade``)
+@dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
 class Node:
-    """A launch, and what has become of it: the pair of a cloud node and the rank of its slot."""
+    """A launch and its current state: the cloud node, paired with the rank of its slot."""
 
     launch: Launch
     state: NodeState
-    since_s: float  # when it came into this state
+    since_s: float  # when it entered this state
     requested_s: float
     moves: tuple[str, ...] = ()  # its latest moves, newest last
-    adopted: bool = False  # of an earlier life of the manager, or a stray: how long it took to boot is not known
+    adopted: bool = False  # by an earlier process, or a stray: its boot time is unknown
     recorded: bool = False  # the lease is known to be on record
-    create_sent_s: float | None = None  # None: surely no create call has been made by this process
-    image: str | None = None  # of its create call; None: none was made by this process
+    create_sent_s: float | None = None  # None: this process has certainly sent no create
+    image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
-    absences: int = 0  # lists in a row, begun after it was last known of, that lack it
-    absent_s: float | None = None  # when the first of them was begun
-    known_s: float = 0.0  # the newest moment at which the provider surely had it, or may have got it
+    absences: int = 0  # lists in a row that lack it, begun after ``known_s``
+    absent_s: float | None = None  # when the first of these lists was begun
+    known_s: float = 0.0  # when the provider last certainly had it, or may have received its create
     rank: FluxRank | None = None
     rank_seen_s: float = (
-        0.0  # when the look began that showed ``rank`` first: as long as it stays so, none is noted
+        0.0  # when the look began that first showed ``rank``; later looks that show the same are not noted
     )
-    idle_looks: int = 0  # looks in a row that found it idle, counted as far as the policy asks for
+    idle_looks: int = 0  # looks in a row that found it idle, counted up to the policy's confirmations
     idle_since_s: float | None = None
     drained_s: float | None = None  # when the second look after our drain began
-    broker_told_s: float | None = None  # when its broker was told to stop
+    broker_told_s: float | None = None  # when the manager told its broker to stop
     retiring: Reason | None = None
-    retired_s: float | None = None  # when it was decided to let it go
-    stop_delayed: bool = False  # since then a call for it failed, something ran there, or nothing was decided
-    phase: JoinPhase | None = None  # the latest that it reported of its joining
+    retired_s: float | None = None  # when it was decided to retire it
+    stop_delayed: bool = False  # since then a call for it failed, a job ran there, or nothing was decided
+    phase: JoinPhase | None = None  # of its join, as last reported by the node
     phase_detail: str = ""
-    reclaimed: str | None = None  # the provider is about to take it back; its words
-    torpid_s: float | None = None  # since when its broker was seen connected and not answering
-    housekeeping_s: float | None = None  # since when the housekeeping runs there that runs, or that we killed
-    housekeeping_kills: int = 0  # how often that was told to end
-    departures_s: tuple[float, ...] = ()  # when its broker went away, the latest few times
-    replayed: bool = False  # its ticket was shown again, by another
-    hardware: Hardware | None = None  # as it was measured when it joined
+    reclaimed: str | None = None  # the provider's notice that it will take the node back
+    torpid_s: float | None = None  # since when its broker is connected but does not answer
+    housekeeping_s: float | None = None  # since when a housekeeping runs there, or the one we killed ran
+    housekeeping_kills: int = 0  # how often we tried to kill that
+    departures_s: tuple[float, ...] = ()  # the latest few times its broker went away
+    replayed: bool = False  # its ticket was used again, by another machine
+    hardware: Hardware | None = None  # as measured when it joined
     misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
     call: Call | None = None
-    tries: int = 0  # of the call that failed last
-    retry_s: float = 0.0  # nothing more is ordered for it before
+    tries: int = 0  # failures in a row of the latest call
+    retry_s: float = 0.0  # no further order for it before
 
     @property
     def id(self) -> LaunchId:
@@ -74,16 +74,16 @@ class Node:
 
     @property
     def may_be_billed(self) -> bool:
-        """Whether it is, or may be, on the bill."""
+        """Whether the provider bills for it, or may do so."""
         return self.state is not NodeState.GONE
 
     @property
     def exists_at_provider(self) -> bool:
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
 
-    @worked_out
+    @lazy_property
     def is_sound(self) -> bool:
-        """Whether nothing at all is the matter with it: then ``fitness`` has nothing to say of it, at any time."""
+        """Whether the node has no trouble at all: then ``node_health`` finds nothing, now or later."""
         return (
             self.reclaimed is None
             and self.misfit is None
@@ -97,29 +97,29 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeIndex:
-    """The nodes counted: kept by ``roll``, beside the nodes that it was read off."""
+    """The nodes by use, with counts. Maintained by ``state.node_index``; ``nodes`` is what it was built from."""
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
-    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all but those that are simply at work
-    with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # of them, those with a call in flight
+    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all except those that are simply busy
+    with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those of ``to_check`` that have a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
-    count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # of those that cost
+    count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A cloud node of ours that no launch owns, and since when we have seen it so."""
+    """A cloud node of ours that no launch owns, and since when."""
 
     node: CloudNode
     since_s: float
-    destroy_after_s: float = 0.0  # a destroy was ordered; again not before
+    destroy_after_s: float = 0.0  # a destroy was ordered: not again before
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something is not bought for a while. ``rounds``: how often it was tried and refused in a row."""
+    """A type or zone is not bought for a while. ``rounds``: how often it was tried and refused in a row."""
 
     until_s: float
     reason: Reason
@@ -128,17 +128,17 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many nodes we may have of a scope, as a refusal taught. From ``probe_s`` on one more is tried."""
+    """How many nodes of a scope the provider allows, learned from a refusal. From ``probe_s`` one more is tried."""
 
     cap: int
     probe_s: float
-    pause_s: float  # between the refusal and that
+    pause_s: float  # from the refusal to ``probe_s``
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class FailureStreak:
-    """Boots of one node type from one image that failed in a row; from ``retry_s`` on one more is tried."""
+    """Boots of one node type and image that failed in a row. From ``retry_s`` one more is tried."""
 
     failures: int
     retry_s: float
@@ -151,29 +151,29 @@ ALL_TYPES = TypeName("*")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a block concerns: one type everywhere, or on one market in one zone; or all types of a market."""
+    """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market."""
 
     type_name: TypeName
     market: Market | None = None
     zone: str | None = None
 
 
-EVERYTHING = Scope(ALL_TYPES)  # what concerns the account
+EVERYTHING = Scope(ALL_TYPES)  # concerns the whole cloud account
 
 
 @dataclass(frozen=True)
 class Source:
-    """How fresh our knowledge of one side is. ``seen_s``: when the query began that last brought an answer."""
+    """How fresh our knowledge from one source is. ``seen_s``: when the last answered query began."""
 
     seen_s: float | None = None
-    answer_due_s: float | None = None  # until when an answer is waited for
+    answer_due_s: float | None = None  # deadline of the query in flight; None if there is none
     retry_s: float = 0.0
     failure: str = ""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """See the module. Mappings are never changed in place."""
+    """All that is known at one moment. Mappings are never changed in place."""
 
     now_s: float = 0.0
     wall_at: float = 0.0
@@ -181,70 +181,70 @@ class Snapshot:
     claim: Source = Source()
     claimed: bool = False
     queue: Source = Source()
-    flux: Source = Source()  # the looks at ranks
+    flux: Source = Source()  # looks at the ranks
     cloud: Source = Source()
 
     jobs: Mapping[JobId, Job] = field(default_factory=_empty)
-    requeued: frozenset[JobId] = frozenset()  # jobs that were submitted once more, or never will be
-    requeue_failed_s: float | None = None  # when that last failed, or was done and not answered
+    requeued: frozenset[JobId] = frozenset()  # jobs whose copy was submitted, or that will get none
+    requeue_failed_s: float | None = None  # when a resubmission last failed or was not answered
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     queues_stopped: frozenset[str] = frozenset()
-    queues_asked_s: float | None = None  # when the query began that last said it
-    unreachable_s: float | None = None  # when the call began by which the instance was last found not to answer
-    newest_job_s: float | None = None  # when a job last became known
-    unsettled_s: float | None = None  # since when news has been coming without a settled plan
+    queues_asked_s: float | None = None  # when the query began that last reported them
+    unreachable_s: float | None = None  # when the latest call began that the instance did not answer
+    newest_job_s: float | None = None  # when a job last started to wait
+    unsettled_s: float | None = None  # since when news has arrived without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
-    stirred_s: float | None = None  # a look at the ranks is due since
+    stirred_s: float | None = None  # since when a look at the ranks is due
 
-    jobs_ended: int = 0  # of all users, as far as the instance remembers
+    jobs_ended: int = 0  # of all users, as far as Flux remembers
 
     steering: Steering = UNSTEERED  # what operators have set
     steering_on_record: Steering = UNSTEERED
-    steering_write: Source = Source()  # of the call that puts it there
+    steering_write: Source = Source()  # the call that writes it to the record
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # what the instance says of its slots
-    site_mismatch: Reason | None = None  # how the instance is not the one that the site describes
-    wish: SlotsWish | None = None  # that they be divided otherwise; not answered yet
-    # What types are to promise as soon as that can be, their nodes having less than they do; and what some have
-    # come to promise since this process began.
+    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # the type of each slot, as the instance reports it
+    site_mismatch: Reason | None = None  # how the instance differs from the site's description
+    wish: SlotsWish | None = None  # an unanswered wish for other slot types
+    # Types whose nodes have less than declared: what they are to declare as soon as possible. And what types were
+    # changed to declare since this process began.
     to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
     promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
-    wish_due_s: float | None = None  # until when the answer to it is waited for: nothing is decided meanwhile
+    wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
-    intruders: tuple[CloudNode, ...] = ()  # our cluster's name, another cluster's UUID: never touched
-    strangers: int = 0  # not ours, never touched
-    swept_s: float | None = None  # when a sweep for leftovers was last asked for
-    unready_since_s: float | None = None  # since when too large a part of the nodes that were up is not
+    intruders: tuple[CloudNode, ...] = ()  # our cluster's name with another UUID: never touched
+    strangers: int = 0  # number of nodes that are not ours: never touched
+    swept_s: float | None = None  # when a sweep for leftovers was last ordered
+    unready_since_s: float | None = None  # since when too many of the nodes that were up are unready
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
     streaks: Mapping[tuple[TypeName, str], FailureStreak] = field(default_factory=_empty)  # by node type and image
-    create_credit: float = 0.0  # of the rate bucket, as it stood at ``create_credit_s``
+    create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # What nodes that are gone and jobs that have ended have cost, as ``Spend`` has it. Kept by ``spending``, and
-    # only where there is a budget; nothing is added to it before the record was read.
+    # The cost of gone nodes and ended jobs, as in ``Spend``. ``cost.budget`` adds to it, but only if there is a
+    # budget and the record has been read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
-    spend_counted: frozenset[LaunchId] = frozenset()  # nodes that are in it and still hold their slot
-    spend_on_record: Spend | None = None  # None: the record was not read yet
-    spend_kept_s: float = 0.0  # when it was last kept
-    spend_write: Source = Source()  # of the call that puts it there
+    spend_counted: frozenset[LaunchId] = frozenset()  # gone nodes that are included in it and still have their lease
+    spend_on_record: Spend | None = None  # None: not read yet
+    spend_kept_s: float = 0.0  # when it was last written
+    spend_write: Source = Source()  # the call that writes it to the record
 
-    # What was measured, the latest last: from a node's order to its joining, and from the decision to let one go to
-    # the list that shows it gone. A restart begins anew.
+    # Measured times in seconds, the latest last: boots from order to join, and stops from the decision to the list
+    # that shows the node gone. Lost at a restart.
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
 
-    # The same knowledge, arranged for the planner. Each knows what it was read off, and is read anew where that is
-    # not what stands here: so these can make a plan slow, never wrong.
+    # Indexes of the above. Each knows what it was built from and is rebuilt if that is not what the snapshot holds.
+    # So a stale index makes a plan slower, never wrong.
     queue_index: QueueIndex = field(default_factory=QueueIndex, compare=False, repr=False)
     rank_index: RankIndex = field(default_factory=RankIndex, compare=False, repr=False)
     node_index: NodeIndex = field(default_factory=NodeIndex, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:
-        """Whether an operator keeps work from it."""
+        """Whether an operator keeps jobs off the node."""
         return self.steering.blocks_work_on(node.id)
