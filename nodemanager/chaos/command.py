@@ -33,7 +33,7 @@ SEEDS_DEFAULT = range(100)
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class FailedSeed:
     """A seed in which a rule broke. ``only``: acts that are enough for it; () before it was looked for them."""
 
     seed: int
@@ -64,34 +64,34 @@ def silence_logs() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Broken | None:
+def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> FailedSeed | None:
     """None where every rule held to the end."""
     scenario = scenario_for_seed(seed, only, trace)
     try:
         scenario.run()
     except Exception as broken:  # noqa: BLE001 - a bug in the service is what is looked for
         rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
-        return Broken(seed, rule, len(scenario.script.acts), tuple(only or ()))
+        return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()))
     return None
 
 
-def shortened(broken: Broken) -> Broken:
+def shorten(broken: FailedSeed) -> FailedSeed:
     """The same with the fewest acts that can be found, and what happens then."""
-    kind = _kind(broken.rule)
+    kind = _rule_kind(broken.rule)
 
     def still(only: ActNumbers) -> bool:
         found = run_seed(broken.seed, only)
-        return found is not None and _kind(found.rule) == kind
+        return found is not None and _rule_kind(found.rule) == kind
 
     numbers = broken.only or [act.number for act in scenario_for_seed(broken.seed).script.acts]
     only = find_shortest(numbers, still, SHRINK_RUNS_MAX)
     trace: list[str] = []
     again = run_seed(broken.seed, only, trace) or broken
     script = scenario_for_seed(broken.seed, only).script.as_data()
-    return Broken(broken.seed, again.rule, broken.acts, only, tuple(trace), script)
+    return FailedSeed(broken.seed, again.rule, broken.acts, only, tuple(trace), script)
 
 
-def _kind(rule: str) -> str:
+def _rule_kind(rule: str) -> str:
     """What rule it is, without the names and figures of this one time."""
     return " ".join(re.findall(r"\b[a-z]+\b", rule)[:4])
 
@@ -112,9 +112,9 @@ def chaos(chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     silence_logs()
     began_s = time.monotonic()
-    found: list[Broken] = []
-    for broken in _run(seeds, chosen.only, chosen.jobs or 1):
-        found.append(shortened(broken))
+    found: list[FailedSeed] = []
+    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs or 1):
+        found.append(shorten(broken))
         if not chosen.json:
             _show(found[-1])
     took_s = time.monotonic() - began_s
@@ -128,25 +128,25 @@ def chaos(chosen: argparse.Namespace) -> int:
     return EXIT_FAILED if found else EXIT_OK
 
 
-def _run(seeds: Sequence[int], only: ActNumbers | None, jobs: int) -> Iterator[Broken]:
+def _failed_seeds(seeds: Sequence[int], only: ActNumbers | None, jobs: int) -> Iterator[FailedSeed]:
     if jobs == 1:
         results = (run_seed(seed, only) for seed in seeds)
         yield from (broken for broken in results if broken is not None)
         return
     context = multiprocessing.get_context("spawn")
     watched, held = context.Pipe(duplex=False)
-    with held, watched, ProcessPoolExecutor(jobs, context, _begin, (watched,)) as pool:
+    with held, watched, ProcessPoolExecutor(jobs, context, _init_worker, (watched,)) as pool:
         for broken in pool.map(run_seed, seeds, chunksize=4):
             if broken is not None:
                 yield broken
 
 
-def _begin(watched: Connection) -> None:
+def _init_worker(watched: Connection) -> None:
     silence_logs()
     end_with_parent(watched)
 
 
-def _show(broken: Broken) -> None:
+def _show(broken: FailedSeed) -> None:
     print(f"seed {broken.seed}: {broken.rule}")
     print(f"  {broken.command}   ({len(broken.only)} of {broken.acts} acts are enough)")
     for line in broken.trace[-TRACE_SHOWN:]:

@@ -68,7 +68,7 @@ class Exchange:
         return self.roster, self.world.now_s - self.posted_s
 
 
-class FragileLedger(TicketStore):
+class FragileTicketStore(TicketStore):
     """Its service dies before or after anything is written."""
 
     def __init__(self, dies: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class FragileLedger(TicketStore):
         self._dies()
 
 
-class SimulatedJoins:
+class SimulatedJoinService:
     """The join service, and every machine that is on its way in."""
 
     def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
@@ -105,7 +105,7 @@ class SimulatedJoins:
         self.power_offs = 0
         self.short_machines = 0
         self.types = {node_type.name: node_type for node_type in NODE_TYPES}
-        self._ledger = FragileLedger(self._service_may_die)
+        self._ledger = FragileTicketStore(self._service_may_die)
         self._desk: JoinAdmission | None = self._new_desk()
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class SimulatedJoins:
             if machine.name == node.provider_id:
                 machine.lose_power()
 
-    def rank_0_stopped(self) -> None:
+    def stop_brokers(self) -> None:
         """Every broker ends with it, and nothing but its client starts it again."""
         for machine in self.machines:
             machine.broker_ends()
@@ -206,7 +206,7 @@ MATERIAL = Material({"hosts": []}, "certificate", "0.88.0", 0)
 class SimulatedJoinPort:
     """``JoinPort`` of one manager's life."""
 
-    joins: SimulatedJoins
+    joins: SimulatedJoinService
     read_until: int = 0
 
     def post(self, roster: Roster, wall_at: float) -> None:
@@ -227,7 +227,7 @@ class SimulatedJoinPort:
 class SimulatedMachine:
     """What the production client touches. Whatever it does may be the last thing it does."""
 
-    joins: SimulatedJoins
+    joins: SimulatedJoinService
     name: str
     launch: LaunchId
     slot: SlotName
@@ -236,7 +236,7 @@ class SimulatedMachine:
     powered: bool = True
     broker: bool = False
     notice: str = ""  # the provider is about to take it back; its words
-    life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
+    client_life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
 
     def reclaim_notice(self) -> str:
         return self.notice
@@ -246,16 +246,16 @@ class SimulatedMachine:
     def start(self) -> None:
         if not self.powered:
             return
-        self.life += 1
+        self.client_life += 1
         try:
             client = JoinClient(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
         except Died:
             self._die()
             return
-        self._step(client, self.life)
+        self._step(client, self.client_life)
 
     def _step(self, client: JoinClient, life: int) -> None:
-        if not self.powered or life != self.life:
+        if not self.powered or life != self.client_life:
             return
         try:
             wait_s = client.step()
@@ -268,7 +268,7 @@ class SimulatedMachine:
     def _die(self) -> None:
         """The client is killed; its broker is of its control group, and goes with it."""
         self.joins.client_deaths += 1
-        self.life += 1
+        self.client_life += 1
         self._drop_broker(lost=True)
         self.joins.world.after(self.joins.draws.uniform(*RESTART_S), self.start)
 
@@ -300,7 +300,7 @@ class SimulatedMachine:
         return f"{self.joins.draws.getrandbits(256):064x}"
 
     def instance(self) -> str:
-        return hashlib.sha256(f"{self.name} {self.life}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.name} {self.client_life}".encode()).hexdigest()
 
     def is_a_copy(self) -> bool:
         return False
@@ -378,7 +378,7 @@ class SimulatedMachine:
     def power_off(self) -> None:
         self.joins.power_offs += 1
         self.powered = False
-        self.life += 1
+        self.client_life += 1
         self.joins.provider.kill(ProviderId(self.name), "powered off")
 
 
@@ -390,7 +390,7 @@ class JoinScenario(Scenario):
         super().__post_init__()
         self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
         self.invariants.policy = self.policy
-        self.joins = SimulatedJoins(self.world, self.flux, self.provider)
+        self.joins = SimulatedJoinService(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.on_node_booted
         self.provider.on_end = self.joins.on_node_ended
 
@@ -414,11 +414,11 @@ class JoinScenario(Scenario):
 
     def restart_rank_0(self, down_s: float) -> None:
         super().restart_rank_0(down_s)
-        self.joins.rank_0_stopped()
+        self.joins.stop_brokers()
 
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
         super().resize(added, down_s)
-        self.joins.rank_0_stopped()
+        self.joins.stop_brokers()
 
     def _make_peace(self) -> None:
         super()._make_peace()

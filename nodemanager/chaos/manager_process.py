@@ -38,7 +38,7 @@ class ManagerProcess:
         self.calls_left: int | None = None  # until it is killed at a call; None: it is not
         self.down_s = 0.0
         world = run.world
-        self.witness = Witness(world, run.policy.absences, self._step)
+        self.witness = Witness(world, run.policy.absences, self._maybe_die)
         self.plan_checks = PlanChecks(run.invariants, self.witness, run.jobs, run.spend_is_knowable, run.peace)
         self.history_writer = ProcessHistory(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
@@ -63,12 +63,12 @@ class ManagerProcess:
             outside,
             with_promises(run.policy, run.flux.promises),
             acts=True,
-            publish=self._published,
+            publish=self._on_published,
             fate=Fate(),
             spawn=self._pump.spawn,
         )
         self._pump.start_ticks(self.manager, clock)
-        self._watch.start(self._heard, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+        self._watch.start(self._take_news, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self) -> None:
         self.calls_left = None  # a call that is on the wire may still be carried out: it cannot be killed twice
@@ -85,7 +85,7 @@ class ManagerProcess:
     def freeze(self, until_s: float) -> None:
         self._pump.freeze_until(until_s)
 
-    def _step(self) -> None:
+    def _maybe_die(self) -> None:
         """Around each call that changes something: where it may be killed."""
         if self.calls_left is not None:
             self.calls_left -= 1
@@ -93,26 +93,26 @@ class ManagerProcess:
                 self.calls_left = None
                 raise Killed
 
-    def _heard(self, news: QueueSeen | QueueProbed | RanksChanged) -> None:
+    def _take_news(self, news: QueueSeen | QueueProbed | RanksChanged) -> None:
         if not isinstance(news, RanksChanged):
             self.witness.note_answer("queue")
         self.manager.tell(news)
 
-    def _published(self, published: Publication) -> None:
+    def _on_published(self, published: Publication) -> None:
         run = self._run
         run.decisions += 1
         if self.history_writer is not None:
             self.history_writer.record(published)
         if run.trace is not None:
             for action in published.plan.actions:
-                run.note(f"{self.token} {_told(action)}")
+                run.note(f"{self.token} {_describe_order(action)}")
         if published.snapshot.claimed:
             self.witness.knows_leases = True
             run.published = published
             self.plan_checks.check(published)
 
 
-def _told(action: Action) -> str:
+def _describe_order(action: Action) -> str:
     """An order in a line: what is done to which node, and why."""
     match action:
         case RecordLaunches(launches=launches):

@@ -32,18 +32,24 @@ from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
 
-PLENTY = Decimal(1000)
+AMPLE_BUDGET = Decimal(1000)
 PEACE_S = 1500.0  # what the rest may take without faults
-ASK_AGAIN_S = 15.0
-ROUNDED = Decimal("1e-9")  # what sums of thirds come to depends on their order
-SEEN_LATE_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
+RELEASE_EVERY_S = 15.0
+ROUNDING = Decimal("1e-9")  # what sums of thirds come to depends on their order
+END_KNOWN_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
 # Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
-BLINDS = ("manager.clock_jumps", "cloud.forgotten", "cloud.empty_list", "cloud.truncated_list", "cloud.stale_list")
+SPEND_HIDING_FAULTS = (
+    "manager.clock_jumps",
+    "cloud.forgotten",
+    "cloud.empty_list",
+    "cloud.truncated_list",
+    "cloud.stale_list",
+)
 TRACE_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunSummary:
     """What a run came to."""
 
     seed: int
@@ -82,28 +88,28 @@ class Scenario:
         self.invariants = Invariants(self.flux, self.provider, self.policy)
         self.jobs = self.invariants.jobs
         # Whether it can be known what was spent: by an honest clock, and honest lists.
-        self.spend_is_knowable = not any(act.kind.startswith(BLINDS) for act in self.script.acts)
+        self.spend_is_knowable = not any(act.kind.startswith(SPEND_HIDING_FAULTS) for act in self.script.acts)
         self.history: HistoryFile | None = None
         self.peace = False
         self._started = 0
-        self._ends: list[EndFault] = []
+        self._end_faults: list[EndFault] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> RunSummary:
         """Faults, then peace."""
         try:
             return self._run()
         finally:
             self._close_files()
 
-    def _run(self) -> Outcome:
+    def _run(self) -> RunSummary:
         self.begin()
-        self._until(FAULTS_S, lambda: False)
+        self._run_until(FAULTS_S, lambda: False)
         self._make_peace()
-        if not self._until(FAULTS_S + PEACE_S, self._all_done):
-            raise Violation(f"not done in peace: {self._what_is_left()}")
+        if not self._run_until(FAULTS_S + PEACE_S, self._all_done):
+            raise Violation(f"not done in peace: {self._describe_unfinished()}")
         self._check_spend()
         self._check_history()
-        return Outcome(
+        return RunSummary(
             seed=self.script.seed,
             jobs=len(self.jobs.shapes),
             acts=len(self.script.acts),
@@ -120,10 +126,10 @@ class Scenario:
             self.history = HistoryFile()
         self.provider.add_foreign_node()
         for act in self.script.acts:
-            self.world.after(act.at_s, lambda act=act: self._happens(act))  # type: ignore[misc]
+            self.world.after(act.at_s, lambda act=act: self._apply_act(act))  # type: ignore[misc]
         self.start_process()
 
-    def _until(self, end_s: float, done: Callable[[], bool]) -> bool:
+    def _run_until(self, end_s: float, done: Callable[[], bool]) -> bool:
         """Step by step, each step checked, to a moment or an end."""
         while (next_s := self.world.next_event_s()) is not None and next_s <= end_s:
             self.world.advance_to(next_s)
@@ -138,20 +144,20 @@ class Scenario:
 
     # --- what the script says ---
 
-    def _happens(self, act: Act) -> None:
+    def _apply_act(self, act: Act) -> None:
         if act.kind == JOB:
             self._submit(act)
             return
         self.note(f"fault {act}")
         end = apply_fault(self, act)
         if end is not None:
-            self._ends.append(end)
-            self.world.after(act.lasts_s, lambda: self._end(end, act))
+            self._end_faults.append(end)
+            self.world.after(act.lasts_s, lambda: self._end_fault(end, act))
 
-    def _end(self, end: EndFault, act: Act) -> None:
-        if end in self._ends:
+    def _end_fault(self, end: EndFault, act: Act) -> None:
+        if end in self._end_faults:
             self.note(f"end of fault {act.number}: {act.kind}")
-            self._ends.remove(end)
+            self._end_faults.remove(end)
             end()
 
     def _submit(self, act: Act) -> None:
@@ -168,7 +174,7 @@ class Scenario:
         """Nothing goes wrong any more, the budget is raised, and the operator lets go of what he has set."""
         self.note("peace")
         self.peace = True
-        self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, PLENTY))
+        self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, AMPLE_BUDGET))
         for process in self.processes:
             process.plan_checks.begin_peace()
             process.calls_left = None
@@ -178,10 +184,10 @@ class Scenario:
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
         self.world.skew_s = 0.0
-        for end in self._ends:
+        for end in self._end_faults:
             end()
-        self._ends.clear()
-        self._let_go()
+        self._end_faults.clear()
+        self._release_holds()
 
     # --- the processes of the service ---
 
@@ -241,7 +247,7 @@ class Scenario:
             if process.token == self.flux.claimed_by:
                 process.manager.tell(fact)
 
-    def _let_go(self) -> None:
+    def _release_holds(self) -> None:
         """The operator takes back what he has set, until it is so; and ends what he is told that no signal ends."""
         self.tell_manager(DecisionsResumed())
         for launch in self.flux.steering.holds:
@@ -249,7 +255,7 @@ class Scenario:
         warnings = self.published.plan.warnings if self.published is not None else ()
         if any(warning.code == "housekeeping_survives" for warning in warnings):
             self.flux.end_housekeeping()
-        self.world.after(ASK_AGAIN_S, self._let_go)
+        self.world.after(RELEASE_EVERY_S, self._release_holds)
 
     # --- what acts do beyond the world's parts ---
 
@@ -282,9 +288,9 @@ class Scenario:
     # --- the end ---
 
     def _all_done(self) -> bool:
-        return not self.flux.leases and not self.our_nodes() and not self._to_run()
+        return not self.flux.leases and not self.our_nodes() and not self._unfinished_jobs()
 
-    def _to_run(self) -> list[JobId]:
+    def _unfinished_jobs(self) -> list[JobId]:
         return [job for job in self.flux.active_jobs() if job not in self.jobs.held]
 
     def _check_spend(self) -> None:
@@ -299,9 +305,9 @@ class Scenario:
         least = self.invariants.true_cost(
             now_s, lambda line: line.launch not in self.invariants.unseen_launches, gone_s=asked_s
         )
-        most = self.invariants.true_cost(now_s, come_s=asked_s, gone_s=SEEN_LATE_S)
+        most = self.invariants.true_cost(now_s, come_s=asked_s, gone_s=END_KNOWN_S)
         self.invariants.require(
-            least - ROUNDED <= recorded <= most + ROUNDED,
+            least - ROUNDING <= recorded <= most + ROUNDING,
             f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
         )
 
@@ -317,10 +323,10 @@ class Scenario:
         if self.history is not None:
             self.history.close()
 
-    def _what_is_left(self) -> str:
-        waiting = [job for job in self._to_run() if self.flux.job_state(job) is JobState.SCHED]
+    def _describe_unfinished(self) -> str:
+        waiting = [job for job in self._unfinished_jobs() if self.flux.job_state(job) is JobState.SCHED]
         parts = [
-            f"jobs {self._to_run()[:5]} ({len(waiting)} waiting)",
+            f"jobs {self._unfinished_jobs()[:5]} ({len(waiting)} waiting)",
             f"nodes {self.our_nodes()}",
             f"leases {sorted(self.flux.leases)}",
         ]

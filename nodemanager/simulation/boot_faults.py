@@ -17,7 +17,7 @@ class BootFaults:
     def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
         self.p_loop = 0.0
         self.p_wrong_slot = 0.0
-        self.astray: dict[str, SlotName] = {}  # machines whose broker joined as another's slot
+        self.slot_joined_by: dict[str, SlotName] = {}  # machines whose broker joined as another's slot
         self._world = world
         self._draws = world.draws_for("boots")
         self._flux = flux
@@ -27,22 +27,22 @@ class BootFaults:
         """For ``SimulatedProvider.on_boot``."""
         if node.identity is None:
             return
-        if self._happens(self.p_wrong_slot) and (slot := self._somebody_elses(node.identity.slot)) is not None:
-            self.astray[node.provider_id] = slot
+        if self._happens(self.p_wrong_slot) and (slot := self._pick_vacant_slot(node.identity.slot)) is not None:
+            self.slot_joined_by[node.provider_id] = slot
             self._flux.broker_up(slot, node.provider_id)
         elif self._happens(self.p_loop):
-            self._up_and_down(node)
+            self._boot_loop(node)
         else:
             self._flux.on_node_booted(node)
 
     def on_node_ended(self, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_end``."""
-        slot = self.astray.pop(node.provider_id, None)
+        slot = self.slot_joined_by.pop(node.provider_id, None)
         if slot is not None:
             self._flux.broker_down(slot, lost=True, machine=node.provider_id)
         self._flux.on_node_ended(node)
 
-    def _up_and_down(self, node: CloudNode) -> None:
+    def _boot_loop(self, node: CloudNode) -> None:
         """Its broker starts, ends, and is started again, as long as the machine runs and this lasts."""
         if node.identity is None or node not in self._provider.nodes():
             return
@@ -53,16 +53,16 @@ class BootFaults:
         if self.p_loop > 0:
             up_s, down_s = self._draws.uniform(*LOOP_S), self._draws.uniform(*LOOP_S)
             self._world.after(up_s, lambda: self._flux.broker_down(slot, machine=node.provider_id))
-            self._world.after(up_s + down_s, lambda: self._up_and_down(node))
+            self._world.after(up_s + down_s, lambda: self._boot_loop(node))
 
-    def _somebody_elses(self, slot: SlotName) -> SlotName | None:
+    def _pick_vacant_slot(self, slot: SlotName) -> SlotName | None:
         """A slot where nobody stands and that nobody has a lease on."""
         vacant = [
-            other for other, rank in self._flux.rank_of.items() if other != slot and not self._taken(other, rank)
+            other for other, rank in self._flux.rank_of.items() if other != slot and not self._is_taken(other, rank)
         ]
         return self._draws.choice(vacant) if vacant else None
 
-    def _taken(self, slot: SlotName, rank: Rank) -> bool:
+    def _is_taken(self, slot: SlotName, rank: Rank) -> bool:
         return self._flux.online(rank) or slot in self._flux.leases or self._flux.machine_of(slot) is not None
 
     def _happens(self, probability: float) -> bool:

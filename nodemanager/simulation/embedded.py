@@ -68,12 +68,12 @@ class EmbeddedWorld:
 
     def start(self) -> None:
         self._schedule_next()
-        threading.Thread(target=self._move, name="world", daemon=True).start()
+        threading.Thread(target=self._advance, name="world", daemon=True).start()
 
     def close(self) -> None:
         self.stopped.set()
 
-    def _move(self) -> None:
+    def _advance(self) -> None:
         while not self.stopped.wait(STEP_S):
             self.world.advance_to(self.clock.monotonic_s())
 

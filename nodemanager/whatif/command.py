@@ -64,11 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how nodes fare, where [Simulation] does not say it: by this journal of the service (journal: the "
         "site's own), or none; unless given, by the journal that is WORKLOAD",
     )
-    group.add_argument("--jobs", type=_whole, metavar="N", help="only the first N jobs; for chaos: N runs at once")
-    group.add_argument("--seed", type=_whole, metavar="N", help="instead of the site's")
+    group.add_argument(
+        "--jobs", type=_whole_number, metavar="N", help="only the first N jobs; for chaos: N runs at once"
+    )
+    group.add_argument("--seed", type=_whole_number, metavar="N", help="instead of the site's")
     group.add_argument(
         "--processes",
-        type=_whole,
+        type=_whole_number,
         default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="how many policies are replayed at once; unless given, as many as there are processors",
@@ -85,7 +87,7 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
-        with _terminated_in_order():
+        with _sigterm_raises():
             return _simulate(with_seed(site, chosen.seed), chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -108,7 +110,7 @@ def _simulate(site: Site, chosen: argparse.Namespace) -> int:
         closed = None
         try:
             with flushed_output(sys.stdout):
-                sys.stdout.write(_told(study, chosen))
+                sys.stdout.write(_render(study, chosen))
         except OutputClosed as error:
             closed = error
         except OutputError as error:
@@ -126,7 +128,7 @@ def _simulate(site: Site, chosen: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _terminated_in_order() -> Iterator[None]:
+def _sigterm_raises() -> Iterator[None]:
     """SIGTERM ends the study as Ctrl-C does: files are closed, and no process goes on by itself."""
 
     def end(number: int, _: FrameType | None) -> None:
@@ -147,7 +149,7 @@ def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
     return {**read, "--config": site.path, **{f"--compare {path}": Path(path) for path in chosen.compare}}
 
 
-def _told(study: Study, chosen: argparse.Namespace) -> str:
+def _render(study: Study, chosen: argparse.Namespace) -> str:
     if chosen.json:
         return json.dumps(as_json(study), indent=1) + "\n"
     console = Console(markup=False, emoji=False)  # names of types and files are no markup
@@ -156,7 +158,7 @@ def _told(study: Study, chosen: argparse.Namespace) -> str:
     return told.get()
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f'"{text}": a whole number is needed')
     return int(text)
@@ -167,14 +169,14 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[
     runs = list_runs(site, chosen)
     if runs.caution:
         print(runs.caution, file=sys.stderr)
-    learned = _learned(site, chosen)
+    learned = _learn(site, chosen)
     with progress_bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
         runner = Runner(workload, shown, chosen.jobs, learned)
         ended = execute_all(runner, runs.all_runs, chosen.processes)
         with closing(ended):
             first = next(ended)
             if not first.outcome.jobs:
-                raise WorkloadError(_nothing_in(workload, first.oddities))
+                raise WorkloadError(_no_jobs_message(workload, first.oddities))
             shown.done(first.outcome)
             _, cloud = cloud_conditions(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
@@ -189,12 +191,12 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[
     return study, first.event_log_fault
 
 
-def _nothing_in(workload: Workload, oddities: Oddities) -> str:
+def _no_jobs_message(workload: Workload, oddities: Oddities) -> str:
     odd = "; ".join(f"{count:,} x {kind}" for kind, count in oddities.counts.items())
     return f"{workload.name}: no job in it that can be replayed{': ' if odd else ''}{odd}"
 
 
-def _learned(site: Site, chosen: argparse.Namespace) -> Learned | None:
+def _learn(site: Site, chosen: argparse.Namespace) -> Learned | None:
     """How the site's nodes have fared, from the journal that was named, or from that which is replayed."""
     if chosen.actors and chosen.learn_from not in (None, "none"):
         raise WorkloadError("--learn-from is not for --actors, whose cloud is that of [Simulation]")

@@ -49,9 +49,9 @@ class SpendScenario(Scenario):
         )
         self.invariants = Invariants(self.flux, self.provider, self.policy)
 
-    def _let_go(self) -> None:
+    def _release_holds(self) -> None:
         """At the end every node is told to go: what is paid for would keep it for hours."""
-        super()._let_go()
+        super()._release_holds()
         if not self.flux.active_jobs():
             for launch in self.flux.leases.values():
                 self.tell_manager(RetirementRequested(launch.id, Mark("operator", self.world.wall_at())))
@@ -59,7 +59,7 @@ class SpendScenario(Scenario):
     def start_and_run_for(self, seconds: float) -> None:
         """Faults from beginning to end: with the budget spent, jobs that wait go on waiting."""
         self.begin()
-        self._until(seconds, lambda: False)
+        self._run_until(seconds, lambda: False)
 
     def on_record(self) -> Decimal:
         _, month = periods(self.world.wall_at())

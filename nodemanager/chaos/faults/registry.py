@@ -15,7 +15,7 @@ from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, Act
 from nodemanager.core.nodes import CloudState
 
-TROUBLES: Mapping[str, FaultAction] = {
+FAULTS: Mapping[str, FaultAction] = {
     **CLOUD_FAULTS,
     **NODE_FAULTS,
     **FLUX_FAULTS,
@@ -28,9 +28,9 @@ TROUBLES: Mapping[str, FaultAction] = {
 def apply_fault(run: Run, act: Act) -> EndFault | None:
     """Let it happen; what is returned ends it."""
     if act.kind in KNOBS or act.kind in JOIN_KNOBS:
-        _turn(run, act)
+        _turn_knob(run, act)
         return None
-    return TROUBLES[act.kind](run, act)
+    return FAULTS[act.kind](run, act)
 
 
 # --- what is likely, for the whole phase ------------------------------------------------------------------
@@ -57,7 +57,7 @@ FLUX_KNOBS: Mapping[str, str] = {
 }
 
 
-def _turn(run: Run, act: Act) -> None:
+def _turn_knob(run: Run, act: Act) -> None:
     if act.kind in JOIN_KNOBS:
         run.turn_join_knob(act.kind.partition(".")[2], JOIN_KNOBS[act.kind] * act.amount)
         return

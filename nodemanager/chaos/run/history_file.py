@@ -47,15 +47,15 @@ class HistoryFile:
         self._folder.cleanup()
 
 
-class _Fillable(HistoryWriter):
+class _SizeLimitedWriter(HistoryWriter):
     """Its file may grow no more while the disk is full."""
 
     def __init__(self, history: HistoryFile) -> None:
         super().__init__(history.path)
         self._history = history
 
-    def _opened(self) -> sqlite3.Connection:
-        connection = super()._opened()
+    def _open(self) -> sqlite3.Connection:
+        connection = super()._open()
         connection.execute(f"PRAGMA max_page_count = {1 if self._history.full else PAGES_MAX}")
         return connection
 
@@ -65,16 +65,16 @@ class ProcessHistory:
 
     def __init__(self, history: HistoryFile) -> None:
         self._follower = Follower()
-        self._journal = _Fillable(history)
+        self._journal = _SizeLimitedWriter(history)
         self._history, self._corruptions = history, history.corruptions
-        self._told: tuple[HistoryEvent, ...] = ()
+        self._last_entries: tuple[HistoryEvent, ...] = ()
         self._deletions = history.deletions
 
     def record(self, published: Publication) -> None:
         happened = self._follower.follow([published])
         if happened.has_rows:
             self._journal.write([happened])
-            self._told, self._deletions = happened.events or self._told, self._history.deletions
+            self._last_entries, self._deletions = happened.events or self._last_entries, self._history.deletions
 
     def why_incomplete(self) -> str:
         """Why what was told last cannot be read; "" where it can.
@@ -84,9 +84,9 @@ class ProcessHistory:
         self._journal.write(())  # what is held, as its thread does after a while
         if self._journal.is_written_elsewhere:
             return ""  # a process that was stopped has it, and is not dead: what is told since is held
-        if self._journal.failure or not self._told or self._history.deletions != self._deletions:
+        if self._journal.failure or not self._last_entries or self._history.deletions != self._deletions:
             return self._journal.failure  # what was told before the file was deleted is lost
-        latest = self._told[-1]
+        latest = self._last_entries[-1]
         try:
             found = HistoryReader(self._journal.path).events(subject=latest.subject)
         except HistoryUnreadable as unreadable:

@@ -69,7 +69,7 @@ class Invariants:
         twice = [slot for slot, count in slots.items() if count > 1]
         self.require(not twice, f"two nodes on a slot: {twice}")
 
-    def at_create(self, launch: Launch) -> None:
+    def check_create(self, launch: Launch) -> None:
         """Just before a create: its lease is on record."""
         self.creates += 1
         recorded = self.flux.leases.get(launch.slot)
@@ -78,7 +78,7 @@ class Invariants:
         self.require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self.require(held, f"create of {launch.id} without its lease on record")
 
-    def at_destroy(self, provider_id: ProviderId) -> None:
+    def check_destroy(self, provider_id: ProviderId) -> None:
         """Just before a destroy: it is ours, and nothing runs on it."""
         self.destroys += 1
         self.destroyed.add(provider_id)
@@ -87,14 +87,14 @@ class Invariants:
             return
         self.require(self.is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
         if node.identity is not None and self.flux.machine_of(node.identity.slot) == provider_id:
-            self.at_stop(self.flux.rank_of[node.identity.slot])
+            self.check_stop(self.flux.rank_of[node.identity.slot])
 
-    def at_stop(self, rank: Rank) -> None:
+    def check_stop(self, rank: Rank) -> None:
         """Just before a broker or its machine is stopped: its rank is idle, or away."""
         busy = {grant.rank for _, grant in self.flux.held_grants()}
         self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
 
-    def at_requeue(self, job: JobId) -> None:
+    def check_requeue(self, job: JobId) -> None:
         """Just before a job is submitted once more: it has not been."""
         again = self.jobs.successors.get(job)
         self.require(again is None, f"job {job} was to be submitted once more, and was: as {again}")
@@ -103,18 +103,20 @@ class Invariants:
         self.jobs.successors[job] = again
         self.jobs.shapes[again] = self.jobs.shapes[job]
 
-    def at_kill(self, rank: Rank, told: int) -> None:
+    def check_kill(self, rank: Rank, told: int) -> None:
         """Just before what runs after a job is told to end: it was not so often that it is vain."""
         self.require(told < KILLS_MAX, f"what runs on rank {rank} was to be killed for the {told + 1}th time")
 
-    def undrained(self, rank: Rank, before: str | None) -> None:
+    def check_undrain(self, rank: Rank, before: str | None) -> None:
         """Right after an undrain: a drain that was not ours stands as it did."""
         foreign = before is not None and not is_our_drain(before)
         self.require(
             not foreign or self.flux.drain_reason(rank) == before, f"rank {rank}: a foreign drain was undone"
         )
 
-    def at_forget(self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]) -> None:
+    def check_forget(
+        self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]
+    ) -> None:
         """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
         recorded = self.flux.leases.get(launch.slot)
         if recorded is None or recorded.id != launch.id:
@@ -171,14 +173,14 @@ class Witness:
     def note_answer(self, source: str) -> None:
         self.answered_s[source] = self._world.now_s
 
-    def saw(self, nodes: tuple[CloudNode, ...]) -> None:
+    def note_list(self, nodes: tuple[CloudNode, ...]) -> None:
         self.note_answer("cloud")
         self.listed, self.listed_s = nodes, self._world.now_s
         standing = (node.provider_id for node in nodes if node.state is not CloudState.TERMINATED)
         self.lists.append(frozenset(standing))
-        self.shown(nodes)
+        self.note_nodes(nodes)
 
-    def shown(self, nodes: Iterable[CloudNode]) -> None:
+    def note_nodes(self, nodes: Iterable[CloudNode]) -> None:
         if self.knows_leases:
             self.seen_launches |= {node.identity.launch for node in nodes if node.identity is not None}
 
@@ -193,20 +195,20 @@ class WatchedCloud:
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         self.witness.step()
-        self.invariants.at_create(launch)
+        self.invariants.check_create(launch)
         node = self.port.create(launch, node_type)
-        self.witness.shown([node])
+        self.witness.note_nodes([node])
         self.witness.step()
         return node
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         nodes = self.port.list_nodes()
-        self.witness.saw(nodes)
+        self.witness.note_list(nodes)
         return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
         self.witness.step()
-        self.invariants.at_destroy(provider_id)
+        self.invariants.check_destroy(provider_id)
         self.port.destroy(provider_id)
         self.witness.step()
 
@@ -224,7 +226,7 @@ class WatchedFlux(SimulatedFluxPort):
 
     def stop_broker(self, rank: Rank) -> None:
         def check_and_stop() -> None:
-            self._rules.at_stop(rank)
+            self._rules.check_stop(rank)
             self._flux.stop_broker(rank)
 
         self._change(check_and_stop)
@@ -234,7 +236,7 @@ class WatchedFlux(SimulatedFluxPort):
         told = self._witness.kill_counts.get(which, 0)
 
         def check_and_kill() -> None:
-            self._rules.at_kill(rank, told)
+            self._rules.check_kill(rank, told)
             self._flux.kill_housekeeping(rank, signal)
 
         self._change(check_and_kill)
@@ -242,7 +244,7 @@ class WatchedFlux(SimulatedFluxPort):
 
     def requeue(self, job: JobId) -> JobId:
         def check_and_requeue() -> JobId:
-            self._rules.at_requeue(job)
+            self._rules.check_requeue(job)
             again = self._flux.requeue(job)
             self._rules.note_requeue(job, again)
             return again
@@ -253,13 +255,13 @@ class WatchedFlux(SimulatedFluxPort):
         def undrain_and_check() -> None:
             before = self._flux.drain_reason(rank)
             self._undrain(rank)
-            self._rules.undrained(rank, before)
+            self._rules.check_undrain(rank, before)
 
         self._change(undrain_and_check)
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:
-            self._rules.at_forget(launch, self._witness.lists, self._witness.seen_launches)
+            self._rules.check_forget(launch, self._witness.lists, self._witness.seen_launches)
             self._forget(launch)
 
         self._change(check_and_forget)

@@ -14,9 +14,9 @@ from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.state.constraints import holds
 from nodemanager.simulation.cloud.provider import BillLine
 
-ON_ITS_WAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
-PROBED_S = 15.0  # what news that a queue is stopped may take: it is asked for
-FAR_BEYOND = 3.0  # times the orphan grace: lists that lie begin it anew
+NEWS_DELAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
+QUEUE_STOP_KNOWN_S = 15.0  # what news that a queue is stopped may take: it is asked for
+GRACE_FACTOR = 3.0  # times the orphan grace: lists that lie begin it anew
 
 
 @dataclass
@@ -39,22 +39,22 @@ class PlanChecks:
     def check(self, published: Publication) -> None:
         snapshot, made = published.snapshot, published.plan
         now_s = snapshot.now_s
-        self._on_fresh_data(published)
-        self._known_or_reported(published)
-        self._note_what_waits(now_s)
+        self._check_fresh_data(published)
+        self._check_every_node_known(published)
+        self._note_waiting_jobs(now_s)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
-            self._not_for_held(boots, now_s)
-            self._within_budget(published)
-            self._not_twice(published, boots)
+            self._check_not_for_held_jobs(boots, now_s)
+            self._check_budget(published)
+            self._check_not_bought_twice(published, boots)
         if made.stands_still is None:
-            self._owned_in_time(now_s)
+            self._check_orphans(now_s)
         else:
             self._unowned_s.clear()
 
     # --- fresh data ---
 
-    def _on_fresh_data(self, published: Publication) -> None:
+    def _check_fresh_data(self, published: Publication) -> None:
         if not published.plan.actions:
             return
         limit_s = self.invariants.policy.stale_after_s
@@ -65,7 +65,7 @@ class PlanChecks:
 
     # --- every node is known ---
 
-    def _known_or_reported(self, published: Publication) -> None:
+    def _check_every_node_known(self, published: Publication) -> None:
         """Whatever of ours the list has that the snapshot was made of stands in it."""
         snapshot, witness = published.snapshot, self.witness
         if snapshot.cloud.seen_s is None or snapshot.cloud.seen_s < witness.listed_s:
@@ -81,29 +81,29 @@ class PlanChecks:
 
     # --- nothing is bought twice ---
 
-    def _note_what_waits(self, now_s: float) -> None:
+    def _note_waiting_jobs(self, now_s: float) -> None:
         flux = self.invariants.flux
-        if now_s - flux.queues_open_s > PROBED_S:
+        if now_s - flux.queues_open_s > QUEUE_STOP_KNOWN_S:
             return
         for job in flux.active_jobs():
             if flux.job_state(job) in (JobState.SCHED, JobState.PRIORITY) and job not in self.jobs.held:
                 self._pending_s[job] = now_s
 
-    def _not_for_held(self, boots: Iterable[BootNode], now_s: float) -> None:
+    def _check_not_for_held_jobs(self, boots: Iterable[BootNode], now_s: float) -> None:
         held = self.jobs.held
         for boot in boots:
-            waiting = [job for job in boot.serves if now_s - held.get(job, now_s) <= ON_ITS_WAY_S]
+            waiting = [job for job in boot.serves if now_s - held.get(job, now_s) <= NEWS_DELAY_S]
             self.invariants.require(
                 bool(waiting) or not boot.serves,
                 f"{boot.launch.id} is bought for jobs that are held: {boot.serves}",
             )
 
-    def _within_budget(self, published: Publication) -> None:
+    def _check_budget(self, published: Publication) -> None:
         for limit in published.policy.budgets.values() if self.sees_all else ():
-            spent = self.invariants.true_cost(published.snapshot.now_s, self._knows_of)
+            spent = self.invariants.true_cost(published.snapshot.now_s, self._counts_as_spent)
             self.invariants.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
 
-    def _knows_of(self, line: BillLine) -> bool:
+    def _counts_as_spent(self, line: BillLine) -> bool:
         """What a node has cost that this process has never been shown stands in the record, or cannot be known."""
         rules, launch = self.invariants, line.launch
         if launch in self.witness.seen_launches or launch in rules.flux.spend.counted:
@@ -111,23 +111,23 @@ class PlanChecks:
         leased = any(recorded.id == launch for recorded in rules.flux.leases.values())
         return not leased and launch not in rules.unseen_launches
 
-    def _not_twice(self, published: Publication, boots: list[BootNode]) -> None:
+    def _check_not_bought_twice(self, published: Publication, boots: list[BootNode]) -> None:
         """Of each type, no more is bought or coming than the jobs that wait could fill, one piece a node."""
         now_s = published.snapshot.now_s
         for type_name in {boot.launch.type_name for boot in boots}:
             node_type = published.policy.types[type_name]
             bought = sum(boot.launch.type_name == type_name for boot in boots)
-            coming = bought + sum(1 for node in self._coming(published) if _type_of(node) == type_name)
+            coming = bought + sum(1 for node in self._booting_nodes(published) if _type_of(node) == type_name)
             wanted = sum(
                 _nodes_at_most(self.jobs.shapes[job], node_type)
                 for job, seen_s in self._pending_s.items()
-                if now_s - seen_s <= ON_ITS_WAY_S and job in self.jobs.shapes
+                if now_s - seen_s <= NEWS_DELAY_S and job in self.jobs.shapes
             )
             self.invariants.require(
                 coming <= wanted, f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most"
             )
 
-    def _coming(self, published: Publication) -> Iterable[CloudNode]:
+    def _booting_nodes(self, published: Publication) -> Iterable[CloudNode]:
         """What boots in truth, and is expected to join in time."""
         snapshot, policy, flux = published.snapshot, published.policy, self.invariants.flux
         for node in self.invariants.our_nodes():
@@ -143,7 +143,7 @@ class PlanChecks:
 
     # --- no node is left for long ---
 
-    def _owned_in_time(self, now_s: float) -> None:
+    def _check_orphans(self, now_s: float) -> None:
         """What no lease owns is leased again, or told to go, within the grace."""
         records = {launch.id for launch in self.invariants.flux.leases.values()}
         unowned = {
@@ -152,19 +152,19 @@ class PlanChecks:
             if node.identity is not None
             and node.state is not CloudState.STOPPING
             and node.identity.launch not in records
-            and not self._works(node.identity.slot)
+            and not self._is_busy(node.identity.slot)
         }
         self._unowned_s = {
             id_: self._unowned_s.get(id_, now_s) for id_ in sorted(unowned - self.invariants.destroyed)
         }
         grace_s = self.invariants.policy.orphan_grace_s
-        limit_s = (grace_s if self.peace else FAR_BEYOND * grace_s) + 60.0
+        limit_s = (grace_s if self.peace else GRACE_FACTOR * grace_s) + 60.0
         for id_, since_s in self._unowned_s.items():
             self.invariants.require(
                 now_s - since_s <= limit_s, f"{id_} has had no owner for {now_s - since_s:.0f} s"
             )
 
-    def _works(self, slot: SlotName) -> bool:
+    def _is_busy(self, slot: SlotName) -> bool:
         rank = self.invariants.flux.rank_of[slot]
         return any(grant.rank == rank for _, grant in self.invariants.flux.held_grants())
 

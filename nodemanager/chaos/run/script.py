@@ -43,7 +43,7 @@ def pick(things: Sequence[T], amount: float) -> T | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """How often an act happens in a phase with faults, and how long it lasts."""
 
     every_s: float
@@ -51,9 +51,9 @@ class Kind:
 
 
 # Of these, a seed has a part only: some faults show themselves only where others do not cover them.
-ROOM_SHARE = 0.7  # of the rooms that faults come from: "cloud", "manager" and so on
-SHARE = 0.5  # of the faults of a room
-JOIN_SHARE = 0.8
+AREA_SHARE = 0.7  # of the rooms that faults come from: "cloud", "manager" and so on
+FAULT_SHARE = 0.5  # of the faults of a room
+JOIN_KNOB_SHARE = 0.8
 
 # These last for the whole phase; their amount is how likely they are, of the most that each may be.
 KNOBS: Mapping[str, float] = MappingProxyType(
@@ -82,44 +82,44 @@ KNOBS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, FaultKind] = MappingProxyType(
     {
-        "cloud.outage": Kind(210.0, (5.0, 150.0)),
-        "cloud.credentials": Kind(280.0, (5.0, 100.0)),
-        "cloud.quota": Kind(210.0, (20.0, 120.0)),
-        "cloud.stockout": Kind(140.0, (20.0, 120.0)),
-        "cloud.slow_end": Kind(210.0, (30.0, 100.0)),
-        "cloud.stranger": Kind(140.0),
-        "cloud.impostor": Kind(140.0),
-        "cloud.forgotten": Kind(100.0),
-        "node.vanishes": Kind(70.0),
-        "node.broker_dies": Kind(100.0),
-        "node.cut": Kind(70.0, (0.5, 60.0)),
-        "node.hangs": Kind(140.0, (5.0, 100.0)),
-        "node.torpid": Kind(140.0, (5.0, 100.0)),
-        "node.housekeeping": Kind(170.0, (5.0, 40.0)),
-        "node.housekeeping_hangs": Kind(170.0, (60.0, 150.0)),
-        "flux.restart": Kind(140.0, (1.0, 30.0)),
-        "flux.cut": Kind(100.0, (1.0, 100.0)),
-        "flux.journal_lost": Kind(100.0),
-        "flux.scheduler_reloaded": Kind(140.0, (0.5, 20.0)),
-        "flux.wish": Kind(80.0),
-        "flux.resized": Kind(350.0, (1.0, 15.0)),
-        "manager.killed": Kind(60.0, (0.1, 40.0)),
-        "manager.killed_at_a_call": Kind(40.0, (0.1, 40.0)),
-        "manager.another": Kind(170.0, (5.0, 60.0)),
-        "manager.frozen": Kind(140.0, (1.0, 120.0)),
-        "manager.clock_jumps": Kind(100.0),
-        "journal.full": Kind(170.0, (5.0, 100.0)),
-        "journal.corrupt": Kind(170.0, (0.1, 20.0)),
-        "journal.deleted": Kind(170.0, (0.1, 20.0)),
-        "user.cancels": Kind(100.0),
-        "user.holds_a_job": Kind(140.0),
-        "operator.drains": Kind(140.0, (5.0, 100.0)),
-        "operator.holds": Kind(170.0, (5.0, 100.0)),
-        "operator.retires": Kind(170.0),
-        "operator.pauses": Kind(210.0, (5.0, 60.0)),
-        "operator.stops_the_queue": Kind(210.0, (5.0, 60.0)),
+        "cloud.outage": FaultKind(210.0, (5.0, 150.0)),
+        "cloud.credentials": FaultKind(280.0, (5.0, 100.0)),
+        "cloud.quota": FaultKind(210.0, (20.0, 120.0)),
+        "cloud.stockout": FaultKind(140.0, (20.0, 120.0)),
+        "cloud.slow_end": FaultKind(210.0, (30.0, 100.0)),
+        "cloud.stranger": FaultKind(140.0),
+        "cloud.impostor": FaultKind(140.0),
+        "cloud.forgotten": FaultKind(100.0),
+        "node.vanishes": FaultKind(70.0),
+        "node.broker_dies": FaultKind(100.0),
+        "node.cut": FaultKind(70.0, (0.5, 60.0)),
+        "node.hangs": FaultKind(140.0, (5.0, 100.0)),
+        "node.torpid": FaultKind(140.0, (5.0, 100.0)),
+        "node.housekeeping": FaultKind(170.0, (5.0, 40.0)),
+        "node.housekeeping_hangs": FaultKind(170.0, (60.0, 150.0)),
+        "flux.restart": FaultKind(140.0, (1.0, 30.0)),
+        "flux.cut": FaultKind(100.0, (1.0, 100.0)),
+        "flux.journal_lost": FaultKind(100.0),
+        "flux.scheduler_reloaded": FaultKind(140.0, (0.5, 20.0)),
+        "flux.wish": FaultKind(80.0),
+        "flux.resized": FaultKind(350.0, (1.0, 15.0)),
+        "manager.killed": FaultKind(60.0, (0.1, 40.0)),
+        "manager.killed_at_a_call": FaultKind(40.0, (0.1, 40.0)),
+        "manager.another": FaultKind(170.0, (5.0, 60.0)),
+        "manager.frozen": FaultKind(140.0, (1.0, 120.0)),
+        "manager.clock_jumps": FaultKind(100.0),
+        "journal.full": FaultKind(170.0, (5.0, 100.0)),
+        "journal.corrupt": FaultKind(170.0, (0.1, 20.0)),
+        "journal.deleted": FaultKind(170.0, (0.1, 20.0)),
+        "user.cancels": FaultKind(100.0),
+        "user.holds_a_job": FaultKind(140.0),
+        "operator.drains": FaultKind(140.0, (5.0, 100.0)),
+        "operator.holds": FaultKind(170.0, (5.0, 100.0)),
+        "operator.retires": FaultKind(170.0),
+        "operator.pauses": FaultKind(210.0, (5.0, 60.0)),
+        "operator.stops_the_queue": FaultKind(210.0, (5.0, 60.0)),
     }
 )
 
@@ -135,8 +135,8 @@ JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
         "join.short": 0.3,
     }
 )
-JOIN_KINDS: Mapping[str, Kind] = MappingProxyType(
-    {"manager.away": Kind(120.0), "node.reclaimed": Kind(60.0, (2.0, 60.0))}
+JOIN_KINDS: Mapping[str, FaultKind] = MappingProxyType(
+    {"manager.away": FaultKind(120.0), "node.reclaimed": FaultKind(60.0, (2.0, 60.0))}
 )
 
 
@@ -188,30 +188,30 @@ def draw_script(seed: int, *, joins: bool = False) -> Script:
     kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
     rooms = {
         room
-        for room in dict.fromkeys(_room(name) for name in (*KNOBS, *KINDS))
-        if _draws(seed, room).random() < ROOM_SHARE
+        for room in dict.fromkeys(_area(name) for name in (*KNOBS, *KINDS))
+        if _stream(seed, room).random() < AREA_SHARE
     }
-    drawn = _jobs(draws)
+    drawn = _draw_jobs(draws)
     for name in KNOBS:
-        drawn += _knob(name, _draws(seed, name), SHARE) if _room(name) in rooms else []
+        drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE) if _area(name) in rooms else []
     for name, kind in kinds.items():
-        drawn += _troubles(name, kind, _draws(seed, name)) if _room(name) in rooms else []
+        drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in rooms else []
     for name in JOIN_KNOBS if joins else ():
-        drawn += _knob(name, _draws(seed, name), JOIN_SHARE)
+        drawn += _draw_knob(name, _stream(seed, name), JOIN_KNOB_SHARE)
     drawn.sort(key=lambda act: act.at_s)
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
 
 
-def _draws(seed: int, name: str) -> Random:
+def _stream(seed: int, name: str) -> Random:
     """Each kind draws from its own stream: so one that is new does not change what becomes of the others."""
     return Random(f"{seed}/script/{name}")
 
 
-def _room(name: str) -> str:
+def _area(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _jobs(draws: Random) -> list[Act]:
+def _draw_jobs(draws: Random) -> list[Act]:
     acts: list[Act] = []
     at_s = 0.0
     while at_s < FAULTS_S:
@@ -221,13 +221,13 @@ def _jobs(draws: Random) -> list[Act]:
     return acts
 
 
-def _knob(name: str, draws: Random, share: float) -> list[Act]:
+def _draw_knob(name: str, draws: Random, share: float) -> list[Act]:
     return [Act(0, 0.0, name, draws.random(), FAULTS_S)] if draws.random() < share else []
 
 
-def _troubles(name: str, kind: Kind, draws: Random) -> list[Act]:
+def _draw_faults(name: str, kind: FaultKind, draws: Random) -> list[Act]:
     acts: list[Act] = []
-    if draws.random() >= SHARE:
+    if draws.random() >= FAULT_SHARE:
         return acts
     at_s = draws.expovariate(1 / kind.every_s)
     while at_s < FAULTS_S:

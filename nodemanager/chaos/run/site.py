@@ -14,7 +14,7 @@ from nodemanager.simulation.cloud.faults import CloudFaults
 CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
-QUICK = 1 / 8  # how much shorter than usual a refused create keeps others from being made
+BLOCK_SCALE = 1 / 8  # how much shorter than usual a refused create keeps others from being made
 
 
 def _slots(prefix: str, count: int) -> tuple[SlotName, ...]:
@@ -101,5 +101,5 @@ def chaos_policy(script: Script) -> Policy:
         safe_mode_max_s=300.0,
         calls_in_flight_max=2,
         budgets={(spending.WHOLE_SITE, "month"): budget} if budget is not None else {},
-        block_s={kind: QUICK * block_s for kind, block_s in BLOCK_S.items()},
+        block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()},
     )

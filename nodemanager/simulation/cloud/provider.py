@@ -74,11 +74,11 @@ class SimulatedProvider:
         self._draws = world.draws_for("cloud")
         self._machines: dict[ProviderId, _Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
-        self._billed: list[BillLine] = []
+        self._bill_lines: list[BillLine] = []
         self._created = 0
         # Kept apart from the records, so that a call costs the same in the tenth year as on the first day.
-        self._standing: dict[ProviderId, TypeName | None] = {}
-        self._listed: list[CloudNode] = []  # by the list before
+        self._type_of_standing: dict[ProviderId, TypeName | None] = {}
+        self._last_list: list[CloudNode] = []  # by the list before
         self.changes = 0  # grows with every node's every step
 
     def port(self, cluster: str, cluster_uuid: str) -> SimulatedCloud:
@@ -108,54 +108,54 @@ class SimulatedProvider:
     def add_foreign_node(self, identity: Identity | None = None) -> ProviderId:
         """Somebody else's running instance appears in the account: untagged, or tagged as ``identity`` says."""
         with self._world.lock:
-            machine = self._make(identity, token="")
-            self._becomes(machine, CloudState.RUNNING)
+            machine = self._add_machine(identity, token="")
+            self._set_state(machine, CloudState.RUNNING)
             return machine.node.provider_id
 
     # --- what the ports call ---
 
     def create(self, launch: Launch, node_type: NodeType, identity: Identity) -> CloudNode:
         with self._world.lock:
-            self._may_be_refused("create")
-            self._may_throttle("create")
+            self._maybe_refuse("create")
+            self._maybe_throttle("create")
             if self.faults.refuse_creates is not None:
                 raise CloudError(self.faults.refuse_creates, f"create {launch.id}: refused until somebody acts")
-            self._may_be_refused_unclearly("create")
+            self._maybe_refuse_ambiguously("create")
             if self.faults.idempotent and launch.client_token in self._by_token:
                 return self._machines[self._by_token[launch.client_token]].node
-            self._check_room(node_type)
-            machine = self._make(identity, launch.client_token)
-            self._world.after(self._drawn(self.faults.boot_delay_s), lambda: self._run(machine))
-            self._may_lose_reply("create")
+            self._check_capacity(node_type)
+            machine = self._add_machine(identity, launch.client_token)
+            self._world.after(self._draw(self.faults.boot_delay_s), lambda: self._run(machine))
+            self._maybe_lose_reply("create")
             return machine.node
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         with self._world.lock:
-            self._may_be_refused("list")
-            self._may_throttle("list")
-            self._may_be_transient("list")
+            self._maybe_refuse("list")
+            self._maybe_throttle("list")
+            self._maybe_fail_transiently("list")
             now_s = self._world.now_s
             nodes = [
                 machine.node
                 for machine in self._machines.values()
                 if machine.listed_from_s <= now_s < machine.listed_until_s
             ]
-            return tuple(self._as_told(nodes))
+            return tuple(self._with_list_faults(nodes))
 
     def destroy(self, provider_id: ProviderId) -> None:
         with self._world.lock:
-            self._may_be_refused("destroy")
-            self._may_throttle("destroy")
-            self._may_be_transient("destroy")
-            self._may_be_refused_unclearly("destroy")
+            self._maybe_refuse("destroy")
+            self._maybe_throttle("destroy")
+            self._maybe_fail_transiently("destroy")
+            self._maybe_refuse_ambiguously("destroy")
             machine = self._machines.get(provider_id)
             if machine is not None and not self._happens(self.faults.p_destroy_ignored):
                 self._stop(machine)
-            self._may_lose_reply("destroy")
+            self._maybe_lose_reply("destroy")
 
     # --- a node's life ---
 
-    def _make(self, identity: Identity | None, token: str) -> _Machine:
+    def _add_machine(self, identity: Identity | None, token: str) -> _Machine:
         self._created += 1
         now_s = self._world.now_s
         high, low = divmod(self._created, 256)
@@ -166,15 +166,15 @@ class SimulatedProvider:
             created_at=self._world.wall_at() + self.faults.clock_skew_s,
             addresses=(f"10.0.{high % 256}.{low}",),
         )
-        machine = _Machine(node, token, now_s, now_s + self._drawn(self.faults.list_lag_s))
+        machine = _Machine(node, token, now_s, now_s + self._draw(self.faults.list_lag_s))
         self._machines[node.provider_id] = machine
-        self._standing[node.provider_id] = identity.type_name if identity else None
+        self._type_of_standing[node.provider_id] = identity.type_name if identity else None
         self.changes += 1
         billed = BillLine(node.provider_id, None, now_s, None)
         if identity is not None:
             whose, launch = identity.cluster_uuid, identity.launch
             billed = replace(billed, type_name=identity.type_name, cluster_uuid=whose, launch=launch)
-        self._billed.append(billed)
+        self._bill_lines.append(billed)
         if token:
             self._by_token[token] = node.provider_id
         return machine
@@ -185,14 +185,14 @@ class SimulatedProvider:
         if self._happens(self.faults.p_boot_fail):
             self._end(machine, self.faults.boot_fail_state, "failed to boot")
             return
-        self._becomes(machine, CloudState.RUNNING)
-        self._may_die_one_day(machine)
+        self._set_state(machine, CloudState.RUNNING)
+        self._schedule_death(machine)
         if not self._happens(self.faults.p_boot_hang):
             slow = self._happens(self.faults.p_boot_slow)
-            boot_s = self._drawn(self.faults.slow_user_data_s if slow else self.faults.user_data_s)
+            boot_s = self._draw(self.faults.slow_user_data_s if slow else self.faults.user_data_s)
             self._world.after(boot_s, lambda: self._boot(machine))
 
-    def _becomes(self, machine: _Machine, state: CloudState, why: str = "") -> None:
+    def _set_state(self, machine: _Machine, state: CloudState, why: str = "") -> None:
         self.changes += 1
         machine.node = replace(machine.node, state=state, died_because=why)
 
@@ -200,7 +200,7 @@ class SimulatedProvider:
         if machine.node.state == CloudState.RUNNING and self.on_boot is not None:
             self.on_boot(machine.node)
 
-    def _may_die_one_day(self, machine: _Machine) -> None:
+    def _schedule_death(self, machine: _Machine) -> None:
         p_death = self.faults.p_death_per_hour
         if p_death > 0:
             rate_per_s = -math.log(1 - min(p_death, 0.999)) / 3600
@@ -212,12 +212,12 @@ class SimulatedProvider:
         match machine.node.state:
             case CloudState.PENDING | CloudState.RUNNING:
                 was_running = machine.node.state == CloudState.RUNNING
-                self._becomes(machine, CloudState.STOPPING)
+                self._set_state(machine, CloudState.STOPPING)
                 self._world.after(
-                    self._drawn(self.faults.stop_delay_s),
+                    self._draw(self.faults.stop_delay_s),
                     lambda: self._end(machine, CloudState.TERMINATED, "destroyed"),
                 )
-                self._tell_end(machine, was_running=was_running)
+                self._notify_end(machine, was_running=was_running)
             case CloudState.FAILED:
                 self._end(machine, CloudState.TERMINATED, machine.node.died_because)
             case CloudState.STOPPING | CloudState.TERMINATED:
@@ -228,15 +228,15 @@ class SimulatedProvider:
         if machine.node.state == CloudState.TERMINATED:
             return
         was_running = machine.node.state == CloudState.RUNNING
-        self._becomes(machine, state, why)
+        self._set_state(machine, state, why)
         if state == CloudState.TERMINATED:
             machine.ended_s = self._world.now_s
             machine.listed_until_s = machine.ended_s + self.faults.terminated_listed_s
-            del self._standing[machine.node.provider_id]
+            del self._type_of_standing[machine.node.provider_id]
             self._world.after(self.faults.terminated_listed_s, lambda: self._drop(machine))
-        self._tell_end(machine, was_running=was_running)
+        self._notify_end(machine, was_running=was_running)
 
-    def _tell_end(self, machine: _Machine, *, was_running: bool) -> None:
+    def _notify_end(self, machine: _Machine, *, was_running: bool) -> None:
         if was_running and self.on_end is not None:
             self.on_end(machine.node)
 
@@ -244,13 +244,13 @@ class SimulatedProvider:
         """Providers forget: the node leaves the list, and its token with it."""
         provider_id = machine.node.provider_id
         index = int(provider_id.removeprefix("sim-")) - 1
-        self._billed[index] = self._bill_line(index)
+        self._bill_lines[index] = self._bill_line(index)
         del self._machines[provider_id]
         if self._by_token.get(machine.client_token) == provider_id:
             del self._by_token[machine.client_token]
 
     def _bill_line(self, index: int) -> BillLine:
-        line = self._billed[index]
+        line = self._bill_lines[index]
         machine = self._machines.get(line.provider_id)
         return line if machine is None else replace(line, to_s=machine.ended_s)
 
@@ -260,38 +260,38 @@ class SimulatedProvider:
         # No draw for what is off, so that turning one knob leaves the others' draws as they were.
         return probability > 0 and self._draws.random() < probability
 
-    def _drawn(self, between: Range) -> float:
+    def _draw(self, between: Range) -> float:
         low, high = between
         return low if low == high else self._draws.uniform(low, high)
 
-    def _may_be_refused(self, operation: str) -> None:
+    def _maybe_refuse(self, operation: str) -> None:
         if self.faults.refuse_all is not None:
             raise CloudError(self.faults.refuse_all, f"{operation}: refused until somebody acts")
 
-    def _may_throttle(self, operation: str) -> None:
+    def _maybe_throttle(self, operation: str) -> None:
         if self._happens(self.faults.p_throttle):
             raise CloudError(
                 FailureKind.THROTTLED, f"{operation}: too many requests", self.faults.throttle_retry_after_s
             )
 
-    def _may_be_transient(self, operation: str) -> None:
+    def _maybe_fail_transiently(self, operation: str) -> None:
         if self._happens(self.faults.p_transient):
             raise CloudError(FailureKind.TRANSIENT, f"{operation}: service unavailable")
 
-    def _may_be_refused_unclearly(self, operation: str) -> None:
+    def _maybe_refuse_ambiguously(self, operation: str) -> None:
         if self._happens(self.faults.p_refused_ambiguous):
-            self._no_reply(operation)
+            self._raise_no_reply(operation)
 
-    def _may_lose_reply(self, operation: str) -> None:
+    def _maybe_lose_reply(self, operation: str) -> None:
         if self._happens(self.faults.p_lost_reply):
-            self._no_reply(operation)
+            self._raise_no_reply(operation)
 
-    def _no_reply(self, operation: str) -> NoReturn:
+    def _raise_no_reply(self, operation: str) -> NoReturn:
         # One wording for both cases: the caller cannot tell them apart.
         raise CloudError(FailureKind.AMBIGUOUS, f"{operation}: the connection was lost before the reply")
 
-    def _check_room(self, node_type: NodeType) -> None:
-        faults, standing = self.faults, self._standing
+    def _check_capacity(self, node_type: NodeType) -> None:
+        faults, standing = self.faults, self._type_of_standing
         if faults.quota is not None and len(standing) >= faults.quota:
             raise CloudError(FailureKind.QUOTA, f"the account may have {faults.quota} nodes")
         of_type = faults.capacity_of.get(node_type.name)
@@ -301,8 +301,8 @@ class SimulatedProvider:
         if full or self._happens(faults.p_capacity):
             raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
 
-    def _as_told(self, nodes: list[CloudNode]) -> list[CloudNode]:
-        before, self._listed = self._listed, nodes
+    def _with_list_faults(self, nodes: list[CloudNode]) -> list[CloudNode]:
+        before, self._last_list = self._last_list, nodes
         if self._happens(self.faults.p_stale_list):
             return before
         if self._happens(self.faults.p_empty_list):

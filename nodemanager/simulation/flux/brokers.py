@@ -69,7 +69,7 @@ class Brokers:
         self._world = world
         self._head = head
         self._pool = pool
-        self._stirred = stirred
+        self._on_pool_change = stirred
         self._brokers = {room.rank: _Broker(room.rank, room.host) for room in pool.ranks.values()}
         self._head_since_s = 0.0
         self._head_status = Overlay.FULL
@@ -82,10 +82,10 @@ class Brokers:
     # --- coming and going ---
 
     def join(self, rank: int) -> None:
-        self._move(self._brokers[rank], Overlay.FULL)
+        self._set_overlay(self._brokers[rank], Overlay.FULL)
 
     def leave(self, rank: int, *, lost: bool) -> None:
-        self._move(self._brokers[rank], Overlay.LOST if lost else Overlay.OFFLINE)
+        self._set_overlay(self._brokers[rank], Overlay.LOST if lost else Overlay.OFFLINE)
 
     def stop(self) -> None:
         """Rank 0 ends in good order: every other rank has left before, and nobody is there to hear of it."""
@@ -94,7 +94,7 @@ class Brokers:
             self._batch = None
         for broker in self._brokers.values():
             broker.overlay, broker.online = Overlay.OFFLINE, False
-            self._refresh(broker)
+            self._update_scheduler(broker)
 
     def start(self) -> None:
         """Rank 0 begins: no other rank is there yet; drains are kept from before."""
@@ -105,39 +105,39 @@ class Brokers:
         self._note_head_status()
         ranks = format_idset([0, *self._brokers])
         hosts = [self._head.host, *(broker.host for broker in self._brokers.values())]
-        self._post("restart", {"ranks": ranks, "online": "", "nodelist": compress_hostlist(hosts)})
+        self._post_event("restart", {"ranks": ranks, "online": "", "nodelist": compress_hostlist(hosts)})
         self.post_resource_define()
-        self._post("online", {"idset": "0"})
+        self._post_event("online", {"idset": "0"})
 
     def post_resource_define(self) -> None:
         """Say what R is, as the resource module does when it is loaded."""
-        self._post("resource-define", {"method": "configuration"}, self._declared_R())
+        self._post_event("resource-define", {"method": "configuration"}, self._declared_R())
 
     def add_rank(self, rank: int, host: str) -> None:
         """A placeholder more, from the next start on."""
         self._brokers[rank] = _Broker(rank, host)
 
-    def _move(self, broker: _Broker, overlay: Overlay) -> None:
+    def _set_overlay(self, broker: _Broker, overlay: Overlay) -> None:
         broker.overlay = overlay
         broker.since_s = self._world.now_s
         broker.error = _ERRORS.get(overlay, "")
         broker.hung = False
         self._note_head_status()
         if self._batch is None:
-            self._batch = self._world.after(GROUP_DELAY_S, self._hand_over)
+            self._batch = self._world.after(GROUP_DELAY_S, self._publish_batch)
 
-    def _hand_over(self) -> None:
+    def _publish_batch(self) -> None:
         self._batch = None
         changed = [broker for broker in self._brokers.values() if broker.online != broker.connected]
         for broker in changed:
             broker.online = broker.connected
-            self._refresh(broker)
+            self._update_scheduler(broker)
         for name, online in (("offline", False), ("online", True)):
             if ranks := [broker.rank for broker in changed if broker.online is online]:
-                self._post(name, {"idset": format_idset(ranks)})
-        self._stirred()
+                self._post_event(name, {"idset": format_idset(ranks)})
+        self._on_pool_change()
 
-    def _refresh(self, broker: _Broker) -> None:
+    def _update_scheduler(self, broker: _Broker) -> None:
         """Tell the scheduler whether the rank takes jobs."""
         self._pool.set_up(broker.rank, up=broker.online and broker.drained_at is None)
 
@@ -159,20 +159,20 @@ class Brokers:
         if broker.drained_at is not None:
             return
         broker.drained_at, broker.drain_reason = self._wall_at(), reason
-        self._refresh(broker)
+        self._update_scheduler(broker)
         context: dict[str, Any] = {"idset": str(rank), "nodelist": broker.host}
         if reason is not None:
             context["reason"] = reason
-        self._post("drain", {**context, "overwrite": 0})
+        self._post_event("drain", {**context, "overwrite": 0})
 
     def undrain(self, rank: int) -> None:
         broker = self._brokers[rank]
         if broker.drained_at is None:
             return
         broker.drained_at = broker.drain_reason = None
-        self._refresh(broker)
-        self._post("undrain", {"idset": str(rank), "nodelist": broker.host, "overwrite": 0})
-        self._stirred()
+        self._update_scheduler(broker)
+        self._post_event("undrain", {"idset": str(rank), "nodelist": broker.host, "overwrite": 0})
+        self._on_pool_change()
 
     def drain_reason(self, rank: int) -> str | None:
         """None where it is not drained, "" where nobody gave a reason."""
@@ -194,7 +194,7 @@ class Brokers:
         brokers = tuple(self._brokers.values())
         return {
             "R": self._declared_R(),
-            "drain": self._drains(),
+            "drain": self._drain_entries(),
             "online": format_idset([0, *(broker.rank for broker in brokers if broker.online)]),
             "offline": format_idset(broker.rank for broker in brokers if not broker.online),
             "exclude": "0",
@@ -222,7 +222,7 @@ class Brokers:
             health["error"] = broker.error
         return health
 
-    def _drains(self) -> dict[str, Any]:
+    def _drain_entries(self) -> dict[str, Any]:
         """Ranks drained in the same second for the same reason share an entry; the second is rounded."""
         ranks: dict[tuple[float, str | None], list[int]] = {}
         for broker in self._brokers.values():
@@ -246,7 +246,9 @@ class Brokers:
     def _wall_at(self) -> float:
         return self._world.wall_at() + self.clock_skew_s
 
-    def _post(self, name: str, context: Mapping[str, Any], resources: Mapping[str, Any] | None = None) -> None:
+    def _post_event(
+        self, name: str, context: Mapping[str, Any], resources: Mapping[str, Any] | None = None
+    ) -> None:
         event = ResourceEvent(name, self._wall_at(), context, resources)
         for listener in self.listeners:
             listener(event)

@@ -40,7 +40,7 @@ class Housekeepers:
 
     def take_over(self, job_id: JobId, grants: Sequence[Grant], lasts_s: HousekeepingTime) -> None:
         """Keep what the job held for as long as housekeeping takes; a rank that is gone is free at once."""
-        durations_s = {grant.rank: _on_rank(lasts_s, grant.rank) for grant in grants}
+        durations_s = {grant.rank: _duration_on(lasts_s, grant.rank) for grant in grants}
         if not self.partial_release:
             durations_s = dict.fromkeys(durations_s, max(durations_s.values(), default=0.0))
         holdings: dict[int, _Holding] = {}
@@ -105,5 +105,5 @@ class Housekeepers:
         self._free(grant)
 
 
-def _on_rank(lasts_s: HousekeepingTime, rank: int) -> float:
+def _duration_on(lasts_s: HousekeepingTime, rank: int) -> float:
     return lasts_s.get(Rank(rank), 0.0) if isinstance(lasts_s, Mapping) else lasts_s

@@ -70,22 +70,22 @@ class SimulatedFlux:
         self._followers: list[JournalFollower] = []
         self._down = False
         self._unreachable = False
-        self._unloaded = False  # the scheduler
-        self._stopped_s = 0.0  # when the first of the queues that are stopped was
+        self._scheduler_unloaded = False  # the scheduler
+        self._queue_stopped_s = 0.0  # when the first of the queues that are stopped was
         self._rank_of = {slot.name: slot.rank for slot in slots}
         # The machines whose brokers come back by themselves when rank 0 does.
         self._machines: dict[Rank, str] = {}
-        self._pool = Pool(_rooms(node_types, slots))
+        self._pool = Pool(_rank_resources(node_types, slots))
         self._jobs = JobManager(world, self._pool, self._connected)
-        self._ranks = Brokers(
+        self._brokers = Brokers(
             world, RankResources(0, head, head_cores, 0, frozenset()), self._pool, self._jobs.on_resources_changed
         )
-        self._jobs.listeners.append(self._tell_job)
-        self._ranks.listeners.append(self._tell_resource)
-        self._ranks.start()
+        self._jobs.listeners.append(self._publish_job_event)
+        self._brokers.listeners.append(self._publish_resource_event)
+        self._brokers.start()
 
     def _connected(self, rank: int) -> bool:
-        return self._ranks.connected(rank)
+        return self._brokers.connected(rank)
 
     # --- users ---
 
@@ -152,7 +152,7 @@ class SimulatedFlux:
     def stop_queue(self, queue: str = "") -> None:
         """Nothing more of this queue starts. "" is the anonymous one."""
         with self.world.lock:
-            self._stopped_s = self.queues_open_s
+            self._queue_stopped_s = self.queues_open_s
             self._jobs.stop_queue(queue)
 
     def start_queue(self, queue: str = "") -> None:
@@ -162,20 +162,20 @@ class SimulatedFlux:
     def drain(self, rank: Rank, reason: str | None) -> None:
         """As an administrator does; a rank that is drained keeps its reason."""
         with self.world.lock:
-            self._ranks.drain(self._known(rank), reason)
+            self._brokers.drain(self._require_rank(rank), reason)
 
     def undrain(self, rank: Rank) -> None:
         with self.world.lock:
-            self._ranks.undrain(self._known(rank))
+            self._brokers.undrain(self._require_rank(rank))
 
     def set_torpid(self, slot: SlotName, *, torpid: bool) -> None:
         with self.world.lock:
-            self._ranks.set_torpid(self._rank_of[slot], torpid=torpid)
+            self._brokers.set_torpid(self._rank_of[slot], torpid=torpid)
 
     def hang(self, slot: SlotName, *, hung: bool = True) -> None:
         """The slot's broker stays connected and answers nothing, until it is put out, or goes on."""
         with self.world.lock:
-            self._ranks.set_hung(self._rank_of[slot], hung=hung)
+            self._brokers.set_hung(self._rank_of[slot], hung=hung)
 
     def set_housekeeping(
         self, housekeeping_s: HousekeepingTime, *, partial_release: bool = True, ignores: Collection[int] = ()
@@ -192,7 +192,7 @@ class SimulatedFlux:
     def set_clock_skew(self, skew_s: float) -> None:
         """How far the leader's wall clock is ahead of the world's."""
         with self.world.lock:
-            self._jobs.clock_skew_s = self._ranks.clock_skew_s = skew_s
+            self._jobs.clock_skew_s = self._brokers.clock_skew_s = skew_s
 
     def wish_slots(self, wish: SlotsWish) -> None:
         """As ``flux-node-manager slots`` does."""
@@ -215,7 +215,7 @@ class SimulatedFlux:
         held = {grant.rank for _, grant in self._jobs.held_grants()}
         for slot in moves:
             rank = self._rank_of[slot]
-            if self._ranks.connected(rank) or rank in held:
+            if self._brokers.connected(rank) or rank in held:
                 raise SlotsUnchanged(f"slot {slot} has been taken meanwhile")
         for name, promise in wish.promises.items():
             self._types[name] = self._types[name].with_promise(promise)
@@ -230,8 +230,8 @@ class SimulatedFlux:
 
     def end_slot_change(self) -> None:
         self.unfinished_wish = None
-        self._pool.set_closed(closed=self._unloaded)
-        self._ranks.post_resource_define()
+        self._pool.set_closed(closed=self._scheduler_unloaded)
+        self._brokers.post_resource_define()
         self._jobs.on_resources_changed()
 
     # --- machines ---
@@ -243,9 +243,9 @@ class SimulatedFlux:
             self._machines[rank] = machine
             if self._down:
                 return  # a follower may start before its leader: it joins when that is back
-            if self._ranks.connected(rank):
-                self._leave(rank, lost=True)
-            self._ranks.join(rank)
+            if self._brokers.connected(rank):
+                self._drop_rank(rank, lost=True)
+            self._brokers.join(rank)
 
     def broker_down(self, slot: SlotName, *, lost: bool = True, machine: str = "") -> None:
         """The slot's broker ends: suddenly, or in good order. With a machine named, only if it is that one's."""
@@ -254,8 +254,8 @@ class SimulatedFlux:
             if machine and self._machines.get(rank) != machine:
                 return
             self._machines.pop(rank, None)
-            if self._ranks.connected(rank):
-                self._leave(rank, lost=lost)
+            if self._brokers.connected(rank):
+                self._drop_rank(rank, lost=lost)
 
     def machine_of(self, slot: SlotName) -> str | None:
         """Whose broker stands for a slot, or waits for rank 0 to be back."""
@@ -278,21 +278,21 @@ class SimulatedFlux:
         One that is not there is no error.
         """
         with self.world.lock:
-            self._known(rank)
+            self._require_rank(rank)
             machine = self._machines.get(rank)
-            if self._ranks.hung(rank):
+            if self._brokers.hung(rank):
                 self._machines.pop(rank, None)  # it ends when it finds that: it will not stand there again
-                self._leave(rank, lost=True)
-            elif self._ranks.connected(rank):
-                self.world.after(BROKER_STOP_S, lambda: self._stopped(rank, machine))
+                self._drop_rank(rank, lost=True)
+            elif self._brokers.connected(rank):
+                self.world.after(BROKER_STOP_S, lambda: self._finish_broker_stop(rank, machine))
 
-    def _stopped(self, rank: Rank, machine: str | None) -> None:
-        if self._machines.get(rank) == machine and self._ranks.connected(rank):
+    def _finish_broker_stop(self, rank: Rank, machine: str | None) -> None:
+        if self._machines.get(rank) == machine and self._brokers.connected(rank):
             self._machines.pop(rank, None)
-            self._leave(rank, lost=False)
+            self._drop_rank(rank, lost=False)
 
-    def _leave(self, rank: Rank, *, lost: bool) -> None:
-        self._ranks.leave(rank, lost=lost)
+    def _drop_rank(self, rank: Rank, *, lost: bool) -> None:
+        self._brokers.leave(rank, lost=lost)
         self._jobs.lose_rank(rank)
 
     # --- the instance as a whole ---
@@ -317,12 +317,12 @@ class SimulatedFlux:
     def reload_scheduler(self, down_s: float) -> None:
         """Nothing is given out for a while; what runs goes on."""
         with self.world.lock:
-            self._unloaded = True
+            self._scheduler_unloaded = True
             self._pool.set_closed(closed=True)
             self.world.after(down_s, self._scheduler_loaded)
 
     def _scheduler_loaded(self) -> None:
-        self._unloaded = False
+        self._scheduler_unloaded = False
         self._pool.set_closed(closed=self.unfinished_wish is not None)
         self._jobs.on_resources_changed()
 
@@ -335,15 +335,15 @@ class SimulatedFlux:
         with self.world.lock:
             if self._down:
                 return
-            left = [rank for rank in self._rank_of.values() if self._ranks.connected(rank)]
-            self._ranks.stop()
+            left = [rank for rank in self._rank_of.values() if self._brokers.connected(rank)]
+            self._brokers.stop()
             for rank in left:
                 self._jobs.lose_rank(rank)
             self._down = True
             self.claimed_by = None
             self.shown_on_jobs = {}
             self._lose_followers("rank 0 has stopped")
-            self.world.after(down_s, lambda: self._come_back(rejoin_s))
+            self.world.after(down_s, lambda: self._start_rank_0(rejoin_s))
 
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
         """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
@@ -356,23 +356,23 @@ class SimulatedFlux:
                 of_type = self._types[type_name]
                 self._rank_of[slot], self._type_of[slot] = rank, type_name
                 self._pool.add(RankResources(rank, slot, of_type.cores, of_type.gpus, of_type.properties))
-                self._ranks.add_rank(rank, slot)
+                self._brokers.add_rank(rank, slot)
 
     @property
     def rank_of(self) -> Mapping[SlotName, Rank]:
         return dict(self._rank_of)
 
-    def _come_back(self, rejoin_s: float) -> None:
+    def _start_rank_0(self, rejoin_s: float) -> None:
         self._down = False
-        self._ranks.start()
+        self._brokers.start()
         self._jobs.restart()
         for rank, machine in self._machines.items():
             self._join_later(rank, machine, rejoin_s * self._draws.uniform(0.5, 1.5))
 
     def _join_later(self, rank: Rank, machine: str, delay_s: float) -> None:
         def join() -> None:
-            if not self._down and self._machines.get(rank) == machine and not self._ranks.connected(rank):
-                self._ranks.join(rank)
+            if not self._down and self._machines.get(rank) == machine and not self._brokers.connected(rank):
+                self._brokers.join(rank)
 
         self.world.after(delay_s, join)
 
@@ -399,7 +399,7 @@ class SimulatedFlux:
         if self._down:
             raise FluxError("rank 0 is down")
 
-    def _known(self, rank: Rank) -> Rank:
+    def _require_rank(self, rank: Rank) -> Rank:
         if rank not in self._pool.ranks:
             raise FluxError(f"rank {rank} is not one of this instance's slots")
         return rank
@@ -423,11 +423,11 @@ class SimulatedFlux:
         for follower in followers:
             follower.lost(why)
 
-    def _tell_job(self, event: JobEvent) -> None:
+    def _publish_job_event(self, event: JobEvent) -> None:
         for follower in self._followers:
             follower.on_job(event)
 
-    def _tell_resource(self, event: ResourceEvent) -> None:
+    def _publish_resource_event(self, event: ResourceEvent) -> None:
         for follower in self._followers:
             follower.on_resource(event)
 
@@ -436,30 +436,30 @@ class SimulatedFlux:
 
     def queues_stopped(self) -> frozenset[str] | None:
         """None: which are is hidden, as there is no scheduler."""
-        if self.unfinished_wish is not None or self._unloaded:
+        if self.unfinished_wish is not None or self._scheduler_unloaded:
             return None
         return frozenset(self._jobs.stopped_queues)
 
     @property
     def queues_open_s(self) -> float:
         """When no queue was stopped, last: the truth, for checks."""
-        return self.world.now_s if not self._jobs.stopped_queues else self._stopped_s
+        return self.world.now_s if not self._jobs.stopped_queues else self._queue_stopped_s
 
     # --- replies ---
 
     def resource_status(self) -> Mapping[str, object]:
         with self.world.lock:
-            return self._ranks.resource_status()
+            return self._brokers.resource_status()
 
     def sched_resource_status(self) -> Mapping[str, object]:
         with self.world.lock:
-            if self.unfinished_wish is not None or self._unloaded:
+            if self.unfinished_wish is not None or self._scheduler_unloaded:
                 raise FluxError("the instance has no scheduler")
-            return self._ranks.sched_resource_status()
+            return self._brokers.sched_resource_status()
 
     def overlay_health(self) -> Mapping[str, Any]:
         with self.world.lock:
-            return self._ranks.overlay_health()
+            return self._brokers.overlay_health()
 
     def job_manager_stats(self) -> Mapping[str, object]:
         with self.world.lock:
@@ -467,7 +467,7 @@ class SimulatedFlux:
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         with self.world.lock:
-            self._jobs.housekeepers.kill(self._known(rank), signal)
+            self._jobs.housekeepers.kill(self._require_rank(rank), signal)
 
     def end_housekeeping(self) -> None:
         """Somebody looks at all of it that runs, and it ends."""
@@ -485,12 +485,12 @@ class SimulatedFlux:
 
     def drain_reason(self, rank: Rank) -> str | None:
         with self.world.lock:
-            return self._ranks.drain_reason(self._known(rank))
+            return self._brokers.drain_reason(self._require_rank(rank))
 
     def online(self, rank: Rank) -> bool:
         """Whether a broker stands there, in truth."""
         with self.world.lock:
-            return self._ranks.connected(self._known(rank))
+            return self._brokers.connected(self._require_rank(rank))
 
     def held_grants(self) -> tuple[tuple[JobId, Grant], ...]:
         """Who holds what of which rank, housekeeping too: the truth, for checks."""
@@ -498,7 +498,7 @@ class SimulatedFlux:
             return tuple(self._jobs.held_grants())
 
 
-def _rooms(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[RankResources]:
+def _rank_resources(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[RankResources]:
     types = {node_type.name: node_type for node_type in node_types}
     rooms = [
         RankResources(slot.rank, slot.name, of_type.cores, of_type.gpus, of_type.properties)

@@ -68,7 +68,7 @@ class _Job:
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
     failed: bool = False
-    awaits: dict[JobId, Dependency] = field(default_factory=dict)
+    dependencies: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
 
 
@@ -88,9 +88,9 @@ class JobManager:
         self._connected = connected
         self._active: dict[JobId, _Job] = {}
         self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
-        self._ended_badly: dict[JobId, _Job] = {}  # of those that ask for a second life
-        self._awaited_by: dict[JobId, dict[JobId, None]] = {}
-        self._in_line: list[tuple[int, JobId]] = []
+        self._requeueable: dict[JobId, _Job] = {}  # of those that ask for a second life
+        self._dependents: dict[JobId, dict[JobId, None]] = {}
+        self._queue: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
         self._next_pass: Scheduled | None = None
         self._last_id = 0
@@ -105,18 +105,20 @@ class JobManager:
         housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
         job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
         self._active[job.id] = job
-        self._post(job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec)
+        self._post_event(
+            job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec
+        )
         for awaited in request.dependencies:
-            self._await(job, awaited)
-        self._post(job, "validate")
+            self._add_dependency(job, awaited)
+        self._post_event(job, "validate")
         job.state = JobState.DEPEND
-        if not job.awaits:
-            self._to_priority(job)
+        if not job.dependencies:
+            self._enter_priority(job)
         return job.id
 
     def requeue(self, job_id: JobId) -> JobId:
         """Submit a job once more, to start if it does not end well. Raises ValueError for one that has."""
-        job = self._active.get(job_id) or self._ended_badly.get(job_id)
+        job = self._active.get(job_id) or self._requeueable.get(job_id)
         if job is None:
             raise ValueError(f"job {job_id} has ended well, or never was")
         payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
@@ -129,7 +131,7 @@ class JobManager:
         if job is None or job.state not in _BEFORE_RESOURCES:
             raise ValueError(f"job {job_id} is not pending: its urgency cannot be changed")
         job.urgency = urgency
-        self._post(job, "urgency", {"userid": _USER, "urgency": urgency})
+        self._post_event(job, "urgency", {"userid": _USER, "urgency": urgency})
         if job.state == JobState.SCHED:
             self._prioritize(job)
 
@@ -147,7 +149,7 @@ class JobManager:
         self.stopped_queues.pop(queue, None)
         for job in self._active.values():
             if job.state == JobState.SCHED and job.request.queue == queue:
-                self._line_up(job)
+                self._enqueue(job)
 
     # --- what happens to nodes ---
 
@@ -156,7 +158,7 @@ class JobManager:
         host = self._pool.ranks[rank].host
         for job in tuple(self._by_rank[rank].values()):
             if job.started:
-                self._fail(job, _exec_failed(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
+                self._fail(job, _exec_exception(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
         self.housekeepers.lose_rank(rank)
 
     def on_resources_changed(self) -> None:
@@ -166,7 +168,7 @@ class JobManager:
         """The leader came back: what waits for resources gets its priority anew."""
         for job in self._active.values():
             if job.state == JobState.SCHED:
-                self._post(job, "flux-restart")
+                self._post_event(job, "flux-restart")
                 self._prioritize(job)
 
     # --- what others read ---
@@ -198,28 +200,28 @@ class JobManager:
         self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
         return JobId(self._last_id)
 
-    def _await(self, job: _Job, awaited: Dependency) -> None:
+    def _add_dependency(self, job: _Job, awaited: Dependency) -> None:
         job_id = parse_f58(awaited.job)
         if job_id in self._active:
-            job.awaits[job_id] = awaited
-            self._awaited_by.setdefault(job_id, {})[job.id] = None
-            self._post(job, "dependency-add", {"description": awaited.description})
+            job.dependencies[job_id] = awaited
+            self._dependents.setdefault(job_id, {})[job.id] = None
+            self._post_event(job, "dependency-add", {"description": awaited.description})
 
-    def _to_priority(self, job: _Job) -> None:
-        self._post(job, "depend")
+    def _enter_priority(self, job: _Job) -> None:
+        self._post_event(job, "depend")
         job.state = JobState.PRIORITY
         self._prioritize(job)
 
     def _prioritize(self, job: _Job) -> None:
         job.priority = PRIORITY_MAX if job.urgency == URGENCY_EXPEDITE else job.urgency
-        self._post(job, "priority", {"priority": job.priority})
+        self._post_event(job, "priority", {"priority": job.priority})
         job.state = JobState.SCHED
-        self._line_up(job)
+        self._enqueue(job)
 
-    def _line_up(self, job: _Job) -> None:
+    def _enqueue(self, job: _Job) -> None:
         """Queue the job anew; entries that no longer say how it stands are passed over when met."""
         if job.priority > 0:
-            heapq.heappush(self._in_line, (-job.priority, job.id))
+            heapq.heappush(self._queue, (-job.priority, job.id))
         self._schedule_soon()
 
     # --- the scheduler ---
@@ -242,30 +244,30 @@ class JobManager:
                 denied = {"type": "alloc", "severity": 0, "note": str(never), "userid": _USER}
                 self._fail(job, denied, status=0)
             else:
-                self._give(job, grants)
+                self._allocate(job, grants)
 
     def _head(self) -> _Job | None:
-        while self._in_line:
-            priority, job_id = self._in_line[0]
+        while self._queue:
+            priority, job_id = self._queue[0]
             job = self._active.get(job_id)
-            if job is not None and self._waits(job) and job.priority == -priority:
+            if job is not None and self._is_waiting(job) and job.priority == -priority:
                 return job
-            heapq.heappop(self._in_line)
+            heapq.heappop(self._queue)
         return None
 
-    def _waits(self, job: _Job) -> bool:
+    def _is_waiting(self, job: _Job) -> bool:
         return job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
 
-    def _give(self, job: _Job, grants: tuple[Grant, ...]) -> None:
-        heapq.heappop(self._in_line)
+    def _allocate(self, job: _Job, grants: tuple[Grant, ...]) -> None:
+        heapq.heappop(self._queue)
         job.grants = grants
         for grant in grants:
             self._by_rank[grant.rank][job.id] = job
         job.state = JobState.RUN
         annotations = {"annotations": {"sched": {"resource_summary": format_summary(grants)}}}
-        self._post(job, "annotations", annotations)
+        self._post_event(job, "annotations", annotations)
         resources = self._pool.job_R(grants, job.request, self._wall_at())
-        self._post(job, "alloc", annotations, resources=resources)
+        self._post_event(job, "alloc", annotations, resources=resources)
         expires_s = self._world.now_s + (job.request.duration_s or math.inf)
         job.next_step = self._world.after(START_DELAY_S, lambda: self._start(job, expires_s))
 
@@ -274,11 +276,11 @@ class JobManager:
     def _start(self, job: _Job, expires_s: float) -> None:
         # Between a broker's end and the scheduler's hearing of it (0.1 s) a job may be sent there.
         unreachable = next((grant.rank for grant in job.grants if not self._connected(grant.rank)), None)
-        self._post(job, "start")
+        self._post_event(job, "start")
         job.started = True
         if unreachable is not None:
             host = self._pool.ranks[unreachable].host
-            self._fail(job, _exec_failed(f"node failure on {host} (rank {unreachable})"), _STATUS_NODE_LOST)
+            self._fail(job, _exec_exception(f"node failure on {host} (rank {unreachable})"), _STATUS_NODE_LOST)
             return
         left_s = max(expires_s - self._world.now_s, 0.0)
         if job.run_s < left_s:
@@ -293,58 +295,58 @@ class JobManager:
     def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
         """A fatal exception, and the job's end: ``status`` is what its tasks left with, if they had started."""
         job.failed = True
-        self._post(job, "exception", exception)
+        self._post_event(job, "exception", exception)
         self._finish(job, status)
 
     def _finish(self, job: _Job, status: int) -> None:
         if job.next_step is not None:
             job.next_step.cancel()
         if job.started:
-            self._post(job, "finish", {"status": status})
+            self._post_event(job, "finish", {"status": status})
         job.state = JobState.CLEANUP
         if job.grants:
-            self._post(job, "release", {"ranks": "all", "final": True})
-            self._post(job, "free")
-        self._post(job, "clean")
-        self._forget(job)
+            self._post_event(job, "release", {"ranks": "all", "final": True})
+            self._post_event(job, "free")
+        self._post_event(job, "clean")
+        self._deactivate(job)
         self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
-        for job_id in self._awaited_by.pop(job.id, ()):
-            self._no_longer_awaits(job_id, job)
+        for job_id in self._dependents.pop(job.id, ()):
+            self._resolve_dependency(job_id, job)
         self._schedule_soon()  # whom it blocked may go
 
-    def _forget(self, job: _Job) -> None:
+    def _deactivate(self, job: _Job) -> None:
         self.ended_count += 1
         del self._active[job.id]
         for grant in job.grants:
             del self._by_rank[grant.rank][job.id]
             self.last_ended_at[Rank(grant.rank)] = self._wall_at()
-        for awaited in job.awaits:
-            self._awaited_by[awaited].pop(job.id, None)
+        for awaited in job.dependencies:
+            self._dependents[awaited].pop(job.id, None)
         if job.request.requeue and job.failed and job.grants:
-            self._ended_badly[job.id] = job
+            self._requeueable[job.id] = job
 
     def _free(self, grant: Grant) -> None:
         self._pool.free(grant)
         self._schedule_soon()
 
-    def _no_longer_awaits(self, job_id: JobId, ended: _Job) -> None:
+    def _resolve_dependency(self, job_id: JobId, ended: _Job) -> None:
         job = self._active[job_id]
-        awaited = job.awaits.pop(ended.id)
+        awaited = job.dependencies.pop(ended.id)
         if awaited.scheme is DependencyScheme.FAILURE and not (ended.failed and ended.grants):
             why = "can never be satisfied" if ended.grants else "job never started"
             note = f"dependency {awaited.description} {why}"
             self._fail(job, {"type": "dependency", "severity": 0, "note": note, "userid": _USER}, status=0)
             return
-        self._post(job, "dependency-remove", {"description": awaited.description})
-        if not job.awaits:
-            self._to_priority(job)
+        self._post_event(job, "dependency-remove", {"description": awaited.description})
+        if not job.dependencies:
+            self._enter_priority(job)
 
     # --- the journal ---
 
     def _wall_at(self) -> float:
         return self._world.wall_at() + self.clock_skew_s
 
-    def _post(
+    def _post_event(
         self,
         job: _Job,
         name: str,
@@ -359,5 +361,5 @@ class JobManager:
             listener(event)
 
 
-def _exec_failed(note: str) -> Mapping[str, Any]:
+def _exec_exception(note: str) -> Mapping[str, Any]:
     return {"type": "exec", "severity": 0, "userid": _USER, "note": note}

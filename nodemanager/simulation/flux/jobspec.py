@@ -68,7 +68,7 @@ class Request:
 def read_request(jobspec: Jobspec) -> Request:
     """Read a jobspec, or raise ValueError where the ingest would refuse it."""
     counts: dict[str, Count] = {}
-    exclusive = _walk(jobspec["resources"], counts)
+    exclusive = _count_vertices(jobspec["resources"], counts)
     if "slot" not in counts or "core" not in counts:
         raise ValueError("the jobspec names no slot, or no core in it")
     system = jobspec["attributes"]["system"]
@@ -86,12 +86,12 @@ def read_request(jobspec: Jobspec) -> Request:
         constraint=json.dumps(constraint, sort_keys=True) if constraint else "",
         duration_s=float(system["duration"]),
         queue=system.get("queue", ""),
-        dependencies=tuple(_awaited(dependency) for dependency in system.get("dependencies", ())),
+        dependencies=tuple(_read_dependency(dependency) for dependency in system.get("dependencies", ())),
         requeue=bool(system.get(OUR_ATTRIBUTES, {}).get("requeue")),
     )
 
 
-def _walk(vertices: Sequence[Mapping[str, Any]], counts: dict[str, Count], above: int = 1) -> bool:
+def _count_vertices(vertices: Sequence[Mapping[str, Any]], counts: dict[str, Count], above: int = 1) -> bool:
     """Note the count of each type, and say whether a node or slot is asked for exclusively.
 
     ``above``: how often this level is there. It multiplies nodes, and nothing else.
@@ -105,7 +105,7 @@ def _walk(vertices: Sequence[Mapping[str, Any]], counts: dict[str, Count], above
         else:
             counts[kind], below = count, above * count.least
         exclusive |= kind in ("node", "slot") and bool(vertex.get("exclusive", False))
-        exclusive |= _walk(vertex.get("with", ()), counts, below)
+        exclusive |= _count_vertices(vertex.get("with", ()), counts, below)
     return exclusive
 
 
@@ -121,7 +121,7 @@ def _count(spec: int | str | Mapping[str, Any]) -> Count:
     return Count(ids[0], ids[-1])
 
 
-def _awaited(dependency: Mapping[str, Any]) -> Dependency:
+def _read_dependency(dependency: Mapping[str, Any]) -> Dependency:
     try:
         scheme = DependencyScheme(dependency["scheme"])
     except ValueError:
@@ -162,7 +162,7 @@ def write_jobspec(
     name: str = "true",
 ) -> Jobspec:
     """The jobspec (V1) that ``flux submit`` would write for a shape."""
-    slot: dict[str, Any] = {"type": "slot", "count": shape.slots, "with": _content(shape), "label": "task"}
+    slot: dict[str, Any] = {"type": "slot", "count": shape.slots, "with": _slot_content(shape), "label": "task"}
     resources = slot
     if shape.nodes is not None:
         resources = {"type": "node", "count": shape.nodes, "with": [slot]}
@@ -170,7 +170,7 @@ def write_jobspec(
         resources["exclusive"] = True
     system: dict[str, Any] = {"duration": duration_s, "cwd": "/home/flux"}
     if shape.constraint != All(()):
-        system["constraints"] = _written(shape.constraint)
+        system["constraints"] = _write_constraint(shape.constraint)
     if queue:
         system["queue"] = queue
     if after:
@@ -185,14 +185,14 @@ def write_jobspec(
     }
 
 
-def _content(shape: Shape) -> list[dict[str, Any]]:
+def _slot_content(shape: Shape) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = [{"type": "core", "count": shape.cores_per_slot}]
     if shape.gpus_per_slot:
         content.append({"type": "gpu", "count": shape.gpus_per_slot})
     return content
 
 
-def _written(constraint: Constraint) -> dict[str, Any]:
+def _write_constraint(constraint: Constraint) -> dict[str, Any]:
     match constraint:
         case HasProperty(name):
             return {"properties": [name]}
@@ -201,8 +201,8 @@ def _written(constraint: Constraint) -> dict[str, Any]:
         case OnRanks(ranks):
             return {"ranks": [format_idset(ranks)]}
         case All(parts):
-            return {"and": [_written(part) for part in parts]}
+            return {"and": [_write_constraint(part) for part in parts]}
         case AnyOf(parts):
-            return {"or": [_written(part) for part in parts]}
+            return {"or": [_write_constraint(part) for part in parts]}
         case Not(part):
-            return {"not": [_written(part)]}
+            return {"not": [_write_constraint(part)]}

@@ -97,13 +97,11 @@ def format_summary(grants: Sequence[Grant]) -> str:
     """The scheduler's annotation: ``rank[1-2]/core[0-3] rank5/core[0-7],gpu[0-1]``."""
     ranks_by_content: dict[str, list[int]] = {}
     for grant in grants:
-        content = f"core{_bracketed(_ids(grant.cores))}"
+        content = f"core{_bracket(_format_bits(grant.cores))}"
         if grant.gpus:
-            content += f",gpu{_bracketed(_ids(grant.gpus))}"
+            content += f",gpu{_bracket(_format_bits(grant.gpus))}"
         ranks_by_content.setdefault(content, []).append(grant.rank)
-    return " ".join(
-        f"rank{_bracketed(format_idset(ranks))}/{content}" for content, ranks in ranks_by_content.items()
-    )
+    return " ".join(f"rank{_bracket(format_idset(ranks))}/{content}" for content, ranks in ranks_by_content.items())
 
 
 def held_grant(room: RankResources) -> Grant:
@@ -111,18 +109,18 @@ def held_grant(room: RankResources) -> Grant:
 
 
 def _children(cores: int, gpus: int) -> dict[str, str]:
-    children = {"core": _ids(cores)}
+    children = {"core": _format_bits(cores)}
     if gpus:
-        children["gpu"] = _ids(gpus)
+        children["gpu"] = _format_bits(gpus)
     return children
 
 
-def _bracketed(ids: str) -> str:
+def _bracket(ids: str) -> str:
     return ids if ids.isdigit() else f"[{ids}]"
 
 
 @lru_cache(maxsize=4096)
-def _ids(bits: int) -> str:
+def _format_bits(bits: int) -> str:
     return format_idset(number for number in range(bits.bit_length()) if bits >> number & 1)
 
 

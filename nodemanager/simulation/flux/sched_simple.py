@@ -68,7 +68,7 @@ class Pool:
             raise ResourcesBusy
         rooms = self._candidates(request)
         nodes = request.nodes
-        grants = _by_slot(rooms, request) if nodes is None else _by_node(rooms, request, nodes)
+        grants = _fit_slots(rooms, request) if nodes is None else _fit_nodes(rooms, request, nodes)
         if grants is None:
             self._check_feasible(request)
             raise ResourcesBusy
@@ -140,14 +140,14 @@ class Pool:
         execution = resources["execution"]
         execution["starttime"] = started_at
         execution["expiration"] = started_at + request.duration_s if request.duration_s else 0.0
-        execution["nslots"] = _slots_granted(grants, request)
+        execution["nslots"] = _count_slots(grants, request)
         execution["nodelist"] = [compress_hostlist(room.host for room in rooms)]
         if properties := ranks_by_property(rooms):
             execution["properties"] = properties
         return resources
 
 
-def _by_node(rooms: Sequence[RankResources], request: Request, nodes: Count) -> tuple[Grant, ...] | None:
+def _fit_nodes(rooms: Sequence[RankResources], request: Request, nodes: Count) -> tuple[Grant, ...] | None:
     """The same number of slots on each of several nodes, up to the range's end; None if the least fails."""
     cores, gpus = request.slots.least * request.cores_per_slot, request.slots.least * request.gpus_per_slot
     grants: list[Grant] = []
@@ -161,7 +161,7 @@ def _by_node(rooms: Sequence[RankResources], request: Request, nodes: Count) -> 
     return _in_rank_order(grants) if len(grants) >= nodes.least else None
 
 
-def _by_slot(rooms: Sequence[RankResources], request: Request) -> tuple[Grant, ...] | None:
+def _fit_slots(rooms: Sequence[RankResources], request: Request) -> tuple[Grant, ...] | None:
     """Slots wherever they are, each whole on one node, up to the range's end; None if the least fails."""
     cores, gpus, most = request.cores_per_slot, request.gpus_per_slot, request.slots.most
     grants: list[Grant] = []
@@ -186,7 +186,7 @@ def _in_rank_order(grants: list[Grant]) -> tuple[Grant, ...]:
     return tuple(grants)
 
 
-def _slots_granted(grants: Sequence[Grant], request: Request) -> int:
+def _count_slots(grants: Sequence[Grant], request: Request) -> int:
     if request.nodes is not None:
         return len(grants) * request.slots.least
     return sum(grant.cores.bit_count() for grant in grants) // request.cores_per_slot

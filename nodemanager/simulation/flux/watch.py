@@ -16,7 +16,7 @@ from nodemanager.simulation.time.world import Scheduled
 BATCH_S = 0.01
 
 RECONNECT_S = 1.0
-ASK_AGAIN_S = 1.0  # which queues are stopped, while that is hidden
+PROBE_HIDDEN_S = 1.0  # which queues are stopped, while that is hidden
 
 
 class SimulatedFluxWatch:
@@ -33,7 +33,7 @@ class SimulatedFluxWatch:
         self._queue = JobQueue()
         self._timers: dict[Callable[[], None], Scheduled] = {}
         self._unfollow: Callable[[], None] | None = None
-        self._stirred = False
+        self._ranks_changed = False
         self._queues_stopped: frozenset[str] | None = frozenset()
         self._stopped = True
 
@@ -54,7 +54,7 @@ class SimulatedFluxWatch:
     def _connect(self) -> None:
         try:
             self._unfollow = self._flux.follow(
-                JournalFollower(self._job_said, self._resource_said, self._disconnected)
+                JournalFollower(self._on_job_event, self._on_resource_event, self._on_lost)
             )
         except FluxError as failure:
             self._lost(str(failure))
@@ -63,10 +63,10 @@ class SimulatedFluxWatch:
         self._queue = JobQueue()
         for event in self._flux.active_events():
             self._apply(event)
-        self._list()
+        self._deliver_whole_queue()
         self._probe_later()
 
-    def _disconnected(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         self._disconnect()
         self._lost(why)
         self._later(RECONNECT_S, self._connect)
@@ -81,46 +81,46 @@ class SimulatedFluxWatch:
 
     # --- what the journals say ---
 
-    def _job_said(self, event: JobEvent) -> None:
+    def _on_job_event(self, event: JobEvent) -> None:
         self._apply(event)
-        self._stirred = self._stirred or changes_allocation(event.name)
-        self._hand_over_soon()
+        self._ranks_changed = self._ranks_changed or changes_allocation(event.name)
+        self._deliver_soon()
 
     def _apply(self, event: JobEvent) -> None:
         self._queue.apply(event.job_id, event.name, event.timestamp, event.context, event.jobspec, event.R)
 
-    def _resource_said(self, _event: ResourceEvent) -> None:
-        self._stirred = True
-        self._hand_over_soon()
+    def _on_resource_event(self, _event: ResourceEvent) -> None:
+        self._ranks_changed = True
+        self._deliver_soon()
 
-    def _hand_over_soon(self) -> None:
-        if self._hand_over not in self._timers:
-            self._later(BATCH_S, self._hand_over)
+    def _deliver_soon(self) -> None:
+        if self._deliver not in self._timers:
+            self._later(BATCH_S, self._deliver)
 
     # --- what the listener hears ---
 
-    def _hand_over(self) -> None:
+    def _deliver(self) -> None:
         changes = self._queue.changes(self._world.now_s)
         if changes.jobs or changes.unreadable or changes.ended:
             self._listener(changes)
-        if self._stirred:
-            self._stirred = False
+        if self._ranks_changed:
+            self._ranks_changed = False
             self._listener(RanksChanged())
 
-    def _list(self) -> None:
+    def _deliver_whole_queue(self) -> None:
         """Hand over the whole queue. The journal is not read anew: here it cannot have left anything out."""
         self._queues_stopped = self._flux.queues_stopped()
         complete = self._queue.complete(self._world.now_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))
-        self._stirred = False
+        self._ranks_changed = False
         self._listener(RanksChanged())
-        self._later(self._relist_s, self._list)
+        self._later(self._relist_s, self._deliver_whole_queue)
 
     def _probe(self) -> None:
         now_s, stopped = self._world.now_s, self._flux.queues_stopped()
         if stopped != self._queues_stopped or stopped is None:
             self._queues_stopped = stopped
-            self._hand_over()
+            self._deliver()
             self._listener(QueueSeen(now_s, queues_stopped=stopped))
         else:
             self._listener(QueueProbed(now_s))
@@ -128,7 +128,7 @@ class SimulatedFluxWatch:
 
     def _probe_later(self) -> None:
         hidden = self._queues_stopped is None
-        self._later(min(ASK_AGAIN_S, self._probe_s) if hidden else self._probe_s, self._probe)
+        self._later(min(PROBE_HIDDEN_S, self._probe_s) if hidden else self._probe_s, self._probe)
 
     def _later(self, delay_s: float, step: Callable[[], None]) -> None:
         def run() -> None:

@@ -51,23 +51,23 @@ class Inbox:
     travel_s: Range
     draw: Callable[[float, float], float]
     alive: bool = True
-    held_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
-    _latest_s: float = 0.0
+    frozen_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
+    _last_arrival_s: float = 0.0
     on_fact: Callable[[], None] | None = None  # told of whatever is delivered but the time
     on_killed: Callable[[], None] | None = None
 
     def tell(self, message: Any) -> None:
         if not self.alive:
             return
-        at_s = max(self._latest_s, self.world.now_s + self.draw(*self.travel_s))
-        self._latest_s = at_s
+        at_s = max(self._last_arrival_s, self.world.now_s + self.draw(*self.travel_s))
+        self._last_arrival_s = at_s
         self.world.after(at_s - self.world.now_s, lambda: self._deliver(message))
 
     def _deliver(self, message: Any) -> None:
         if not self.alive:
             return
-        if self.held_until_s > self.world.now_s:
-            self.world.after(self.held_until_s - self.world.now_s, lambda: self._deliver(message))
+        if self.frozen_until_s > self.world.now_s:
+            self.world.after(self.frozen_until_s - self.world.now_s, lambda: self._deliver(message))
             return
         try:
             self.actor.on_receive(message)
@@ -94,7 +94,7 @@ class Pump:
     inboxes: list[Inbox] = field(default_factory=list)
     alive: bool = True
     on_killed: Callable[[], None] | None = None  # told when a call raised ``Killed``
-    _held_until_s: float = 0.0
+    _frozen_until_s: float = 0.0
 
     def spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
         """Stands in for starting a thread: same classes, same arguments."""
@@ -111,8 +111,8 @@ class Pump:
 
         def tell() -> None:
             nonlocal due, wait_s
-            if self._held_until_s > self.world.now_s:
-                due = self.world.after(self._held_until_s - self.world.now_s, tell)
+            if self._frozen_until_s > self.world.now_s:
+                due = self.world.after(self._frozen_until_s - self.world.now_s, tell)
             elif self.alive:
                 manager.tell(Tick(clock.monotonic_s(), clock.wall_at()))
                 due = self.world.after(wait_s, tell)
@@ -131,9 +131,9 @@ class Pump:
 
     def freeze_until(self, until_s: float) -> None:
         """SIGSTOP until a moment: what is said to it meanwhile, it hears then, in order."""
-        self._held_until_s = max(self._held_until_s, until_s)
+        self._frozen_until_s = max(self._frozen_until_s, until_s)
         for inbox in self.inboxes:
-            inbox.held_until_s = self._held_until_s
+            inbox.frozen_until_s = self._frozen_until_s
 
     def kill(self, on_the_wire: Callable[[], bool]) -> None:
         """SIGKILL. Nothing more is heard or thought; a cloud call ``on_the_wire`` may still be carried out."""

@@ -91,7 +91,7 @@ class World:
         The lock is let go between two events, so that other threads come in. A moment that is past already (two
         threads advanced at once) is no error.
         """
-        while self._happen_next(now_s):
+        while self._run_next_event(now_s):
             pass
         with self.lock:
             self._now_s = max(self._now_s, now_s)
@@ -99,7 +99,7 @@ class World:
     def advance_by(self, delay_s: float) -> None:
         self.advance_to(self._now_s + delay_s)
 
-    def _happen_next(self, until_s: float) -> bool:
+    def _run_next_event(self, until_s: float) -> bool:
         with self.lock:
             self._drop_cancelled()
             if not self._events or self._events[0][0] > until_s:

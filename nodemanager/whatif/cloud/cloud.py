@@ -94,7 +94,7 @@ class CloudDraws:
         self._failures = Random(f"{seed}/failures")
         self._losses = Random(f"{seed}/reclaims")
         self._shortages = Random(f"{seed}/shortages")
-        self._asked_s: dict[TypeName, float] = {}  # when a type was last asked for anew
+        self._last_attempt_s: dict[TypeName, float] = {}  # when a type was last asked for anew
         self._short_until_s: dict[TypeName, float] = {}
 
     def refusal_kind(
@@ -106,18 +106,18 @@ class CloudDraws:
             of_type = sum(machine.node_type.name == node_type.name for machine in standing)
             if of_type >= habit.nodes_max:
                 return FailureKind.QUOTA
-        if (capacity and len(standing) >= capacity) or self._is_short(node_type.name, habit, now_s):
+        if (capacity and len(standing) >= capacity) or self._is_in_shortage(node_type.name, habit, now_s):
             return FailureKind.CAPACITY
         return None
 
-    def _is_short(self, name: TypeName, habit: TypeBehaviour, now_s: float) -> bool:
+    def _is_in_shortage(self, name: TypeName, habit: TypeBehaviour, now_s: float) -> bool:
         if habit.p_shortage <= 0:
             return False
         if now_s < self._short_until_s.get(name, 0.0):
             return True
-        if now_s - self._asked_s.get(name, -math.inf) < ATTEMPT_S:
+        if now_s - self._last_attempt_s.get(name, -math.inf) < ATTEMPT_S:
             return False
-        self._asked_s[name] = now_s
+        self._last_attempt_s[name] = now_s
         if self._shortages.random() >= habit.p_shortage:
             return False
         self._short_until_s[name] = now_s + habit.shortage_s.draw(self._shortages)

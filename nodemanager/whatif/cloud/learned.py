@@ -23,13 +23,13 @@ from nodemanager.planner.observe.backoff import BOOT_FAILURES
 from nodemanager.whatif.cloud.cloud import ATTEMPT_S
 from nodemanager.whatif.workload.workload import WorkloadError
 
-WITHIN_S = 100 * 86_400.0  # of the latest node: as long as the journal keeps the jobs
+LOOK_BACK_S = 100 * 86_400.0  # of the latest node: as long as the journal keeps the jobs
 JOINED = "joined"
 NEVER_UP = BOOT_FAILURES | {"dead_on_arrival"}
 LOST = frozenset({"reclaimed", "broker_lost"})
 ENDED_BY_ITSELF = "gone"  # of a node that was found standing it may only mean that nobody knows why it went
-REFUSED = "create_"
-NONE_TO_BE_HAD, NO_QUOTA = (REFUSED + str(kind) for kind in (FailureKind.CAPACITY, FailureKind.QUOTA))
+REFUSED_PREFIX = "create_"
+NO_CAPACITY, NO_QUOTA = (REFUSED_PREFIX + str(kind) for kind in (FailureKind.CAPACITY, FailureKind.QUOTA))
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def learn_from(path: Path) -> Learned:
     """From the file that a service keeps, which may go on writing it. Raises :class:`WorkloadError`."""
     reader = HistoryReader(path)
     try:
-        of_type = learn(reader.lives(WITHIN_S), reader.stop_durations())
+        of_type = learn(reader.lives(LOOK_BACK_S), reader.stop_durations())
     except HistoryUnreadable as error:
         raise WorkloadError(f"--learn-from: {error}: no journal of a service") from error
     if not of_type:
@@ -89,16 +89,16 @@ def learn_from(path: Path) -> Learned:
 
 def learn(lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]]) -> Mapping[TypeName, Observed]:
     """From lives in the order in which the nodes were asked for, and how long ends took by type."""
-    types: dict[TypeName, _TypeStory] = {}
+    types: dict[TypeName, _TypeHistory] = {}
     for life in lives:
-        types.setdefault(TypeName(life.node_type), _TypeStory()).add_life(life)
+        types.setdefault(TypeName(life.node_type), _TypeHistory()).add_life(life)
     for name, took_s in stops:
-        types.setdefault(TypeName(name), _TypeStory()).seen.stops_s.append(took_s)
+        types.setdefault(TypeName(name), _TypeHistory()).seen.stops_s.append(took_s)
     return {name: story.finish() for name, story in types.items()}
 
 
 @dataclass(slots=True)
-class _Ask:
+class _Attempt:
     """Creates of one type that follow one another closely."""
 
     began_at: float
@@ -106,24 +106,24 @@ class _Ask:
 
 
 @dataclass(slots=True)
-class _TypeStory:
+class _TypeHistory:
     """One type's lives, told one after the other."""
 
     seen: Observed = field(default_factory=Observed)
     standing: list[float] = field(default_factory=list)  # when those that stand will have ended: a heap
-    attempt: _Ask | None = None
+    attempt: _Attempt | None = None
     short_from_at: float | None = None
 
     def add_life(self, life: NodeLife) -> None:
-        refused = life.outcome.startswith(REFUSED)
+        refused = life.outcome.startswith(REFUSED_PREFIX)
         if not life.found:
-            self._ask(life.requested_at, refused=life.outcome == NONE_TO_BE_HAD)
-        self._count(life, refused=refused)
-        if refused and life.outcome not in (NONE_TO_BE_HAD, NO_QUOTA):
-            self.seen.other_refusals[life.outcome.removeprefix(REFUSED)] += 1
+            self._note_attempt(life.requested_at, refused=life.outcome == NO_CAPACITY)
+        self._count_standing(life, refused=refused)
+        if refused and life.outcome not in (NO_CAPACITY, NO_QUOTA):
+            self.seen.other_refusals[life.outcome.removeprefix(REFUSED_PREFIX)] += 1
         if refused:
             return
-        took_s = _took_s(life)
+        took_s = _boot_s(life)
         if life.outcome == JOINED and took_s is not None:
             self.seen.boots_s.append(took_s)
         elif life.outcome in NEVER_UP and life.ended_at is not None:
@@ -134,19 +134,19 @@ class _TypeStory:
             self.seen.lost += life.why in LOST or (life.why == ENDED_BY_ITSELF and not life.found)
 
     def finish(self) -> Observed:
-        self._close_ask()
+        self._close_attempt()
         if self.short_from_at is not None and self.attempt is not None:
             # Nobody knows how long it went on: as long as it was seen.
             self.seen.shortages_s.append(self.attempt.began_at - self.short_from_at)
         return self.seen
 
-    def _ask(self, at: float, *, refused: bool) -> None:
+    def _note_attempt(self, at: float, *, refused: bool) -> None:
         if self.attempt is None or at - self.attempt.began_at >= ATTEMPT_S:
-            self._close_ask()
-            self.attempt = _Ask(at)
+            self._close_attempt()
+            self.attempt = _Attempt(at)
         self.attempt.refused = self.attempt.refused or refused
 
-    def _close_ask(self) -> None:
+    def _close_attempt(self) -> None:
         ask = self.attempt
         if ask is None:
             return
@@ -158,7 +158,7 @@ class _TypeStory:
             self.seen.attempts += 1
             self.short_from_at = ask.began_at if ask.refused else None
 
-    def _count(self, life: NodeLife, *, refused: bool) -> None:
+    def _count_standing(self, life: NodeLife, *, refused: bool) -> None:
         """How many stand, for a quota: when one more is refused, so many are had."""
         while self.standing and self.standing[0] <= life.requested_at:
             heapq.heappop(self.standing)
@@ -170,7 +170,7 @@ class _TypeStory:
                 self.seen.nodes_max = None
 
 
-def _took_s(life: NodeLife) -> float | None:
+def _boot_s(life: NodeLife) -> float | None:
     if life.found or life.joined_at is None:
         return None
     return max(0.0, life.joined_at - life.requested_at)

@@ -31,11 +31,11 @@ class Figure:
 def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditions, tuple[Figure, ...]]:
     """The cloud of a site's runs, and what it is made of."""
     markets = {node_type.name: node_type.market for node_type in site.node_types}
-    sources = [_Source(node_type, site.simulation, learned, markets) for node_type in site.node_types]
-    habits = {source.node_type.name: source.habit() for source in sources}
+    sources = [_TypeParameters(node_type, site.simulation, learned, markets) for node_type in site.node_types]
+    habits = {source.node_type.name: source.behaviour() for source in sources}
     simulation = site.simulation
     conditions = CloudConditions(habits, simulation.capacity)
-    figures = _together([figure for source in sources for figure in source.figures])
+    figures = _merge_types([figure for source in sources for figure in source.figures])
     if simulation.capacity:
         figures.append(
             Figure("nodes to be had at once", "all types", str(simulation.capacity), "[Simulation] capacity")
@@ -43,7 +43,7 @@ def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditio
     return conditions, tuple(figures)
 
 
-def _together(figures: list[Figure]) -> list[Figure]:
+def _merge_types(figures: list[Figure]) -> list[Figure]:
     """One for all types of which the same is so."""
     types: dict[Figure, list[str]] = {}
     for figure in figures:
@@ -55,7 +55,7 @@ def _around(mean_s: float) -> Distribution:
     return Distribution((mean_s * (1 - SPREAD), mean_s * (1 + SPREAD)))
 
 
-def _usual(simulation: SimulationSettings, market: Market) -> TypeBehaviour:
+def _default_behaviour(simulation: SimulationSettings, market: Market) -> TypeBehaviour:
     boot_s = _around(simulation.boot_delay_s)
     return TypeBehaviour(
         boot_s=boot_s,
@@ -66,7 +66,7 @@ def _usual(simulation: SimulationSettings, market: Market) -> TypeBehaviour:
     )
 
 
-class _Source:
+class _TypeParameters:
     """Where one type's figures are from."""
 
     def __init__(
@@ -82,13 +82,13 @@ class _Source:
         self._learned = learned
         self._own = learned.of_type.get(node_type.name, Observed()) if learned is not None else Observed()
         alike = [name for name, market in markets.items() if market is node_type.market]
-        self._alike = learned.merged(alike) if learned is not None else Observed()
+        self._same_market = learned.merged(alike) if learned is not None else Observed()
 
-    def habit(self) -> TypeBehaviour:
-        usual = _usual(self._simulation, self.node_type.market)
-        boot_s = self._lasting("a boot", "boot_delay", lambda it: it.boots_s, "boots", usual.boot_s)
+    def behaviour(self) -> TypeBehaviour:
+        usual = _default_behaviour(self._simulation, self.node_type.market)
+        boot_s = self._durations("a boot", "boot_delay", lambda it: it.boots_s, "boots", usual.boot_s)
         p_boot_failure, failing_s = self._failures(usual, boot_s)
-        stop_s = self._lasting("an end", "stop_delay", lambda it: it.stops_s, "ends", usual.stop_s)
+        stop_s = self._durations("an end", "stop_delay", lambda it: it.stops_s, "ends", usual.stop_s)
         lost_per_hour = self._lost_per_hour(usual)
         p_shortage, shortage_s = self._shortages()
         return TypeBehaviour(
@@ -104,30 +104,30 @@ class _Source:
 
     # --- each figure ---
 
-    def _lasting(
+    def _durations(
         self, what: str, key: str, of: Callable[[Observed], Sequence[float]], counted: str, usual: Distribution
     ) -> Distribution:
-        seen, whose = self._enough(key, lambda it: len(of(it)))
+        seen, whose = self._choose_source(key, lambda it: len(of(it)))
         spread = Distribution.from_samples(of(seen)) if seen is not None else usual
         source = f"{len(of(seen)):,} {counted} {whose}" if seen is not None else whose
-        self._note(what, _in_words(spread), source)
+        self._note(what, _format_distribution(spread), source)
         return spread
 
     def _failures(self, usual: TypeBehaviour, boot_s: Distribution) -> tuple[float, Distribution]:
-        seen, whose = self._enough("boot_failures", lambda it: len(it.boots_s) + len(it.failing_s))
+        seen, whose = self._choose_source("boot_failures", lambda it: len(it.boots_s) + len(it.failing_s))
         if seen is None:
             if usual.p_boot_failure:
                 self._note("boots that fail", f"{usual.p_boot_failure:.2%}", whose)
             return usual.p_boot_failure, boot_s
         failed, boots = len(seen.failing_s), len(seen.boots_s) + len(seen.failing_s)
         failing_s = Distribution.from_samples(seen.failing_s) if failed else boot_s
-        after = f", given up after {_in_words(failing_s)}" if failed else ""
+        after = f", given up after {_format_distribution(failing_s)}" if failed else ""
         self._note("boots that fail", f"{failed / boots:.2%}{after}", f"{failed:,} of {boots:,} boots {whose}")
         return failed / boots, failing_s
 
     def _lost_per_hour(self, usual: TypeBehaviour) -> float:
         key = "spot_reclaims_per_hour" if self.node_type.market is Market.SPOT else ""
-        seen, whose = self._enough(key, lambda it: it.nodes_up if it.up_s > 0 else 0)
+        seen, whose = self._choose_source(key, lambda it: it.nodes_up if it.up_s > 0 else 0)
         if seen is None:
             if usual.lost_per_hour:
                 self._note("nodes taken back", f"{usual.lost_per_hour:g} an hour of one", whose)
@@ -138,37 +138,37 @@ class _Source:
         return seen.lost / hours
 
     def _shortages(self) -> tuple[float, Distribution]:
-        seen, whose = self._enough("capacity", lambda it: it.attempts)
+        seen, whose = self._choose_source("capacity", lambda it: it.attempts)
         if seen is None:
             return 0.0, Distribution((0.0,))
         short = len(seen.shortages_s)
         lasting_s = Distribution.from_samples(seen.shortages_s) if short else Distribution((0.0,))
-        lasts = f" of the asks, for {_in_words(lasting_s)}" if short else ""
+        lasts = f" of the asks, for {_format_distribution(lasting_s)}" if short else ""
         said = f"{short / seen.attempts:.2%}{lasts}" if short else "never"
         self._note("none to be had", said, f"{short:,} of {seen.attempts:,} asks {whose}")
         return short / seen.attempts, lasting_s
 
     def _nodes_max(self) -> int | None:
-        most = None if self._is_given("capacity") else self._own.nodes_max
+        most = None if self._is_set("capacity") else self._own.nodes_max
         if most is not None:
             self._note("quota", f"{most} nodes", f"so many stood when it was met, in {self._source}")
         return most
 
     # --- whose they are ---
 
-    def _enough(self, key: str, count: Callable[[Observed], int]) -> tuple[Observed | None, str]:
+    def _choose_source(self, key: str, count: Callable[[Observed], int]) -> tuple[Observed | None, str]:
         """What was seen that is to be gone by, and of whom; None where ``[Simulation]`` is, with its key."""
-        if self._is_given(key):
+        if self._is_set(key):
             return None, f"[Simulation] {key}"
         if self._learned is None:
             return None, f"the default of [Simulation] {key}"
         if count(self._own) >= SAMPLES_MIN:
             return self._own, f"in {self._source}"
-        if count(self._alike) >= SAMPLES_MIN:
-            return self._alike, f"of all {self.node_type.market} types in {self._source}"
-        return None, f"the default of [Simulation] {key}: only {count(self._alike)} in {self._source}"
+        if count(self._same_market) >= SAMPLES_MIN:
+            return self._same_market, f"of all {self.node_type.market} types in {self._source}"
+        return None, f"the default of [Simulation] {key}: only {count(self._same_market)} in {self._source}"
 
-    def _is_given(self, key: str) -> bool:
+    def _is_set(self, key: str) -> bool:
         fields = type(self._simulation).model_fields
         return any(
             key in (name, fields[name].validation_alias) for name in self._simulation.model_fields_set if key
@@ -182,7 +182,7 @@ class _Source:
         self.figures.append(Figure(what, self.node_type.name, value, source))
 
 
-def _in_words(spread: Distribution) -> str:
+def _format_distribution(spread: Distribution) -> str:
     low, middle, high = (spread.quantile(share) for share in (0.05, 0.5, 0.95))
     if low == high:
         return f"{middle:,.0f} s"

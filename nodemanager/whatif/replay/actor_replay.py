@@ -70,8 +70,8 @@ class ActorReplay:
                 p_boot_fail=simulation.boot_failures,
                 capacity=simulation.capacity or None,
             ),
-            on_boot=self._joined,
-            on_end=self._left,
+            on_boot=self._on_node_booted,
+            on_end=self._on_node_ended,
         )
         self.busy: dict[Rank, int] = {}
 
@@ -88,28 +88,28 @@ class ActorReplay:
             close=lambda: None,
         )
         manager: Mailbox[ManagerMessage] = wire(
-            outside, policy_of(self.site), acts=True, publish=self._published, fate=Fate(), spawn=pump.spawn
+            outside, policy_of(self.site), acts=True, publish=self._on_published, fate=Fate(), spawn=pump.spawn
         )
         pump.start_ticks(manager, clock)
         watch.start(manager.tell, lambda why: manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
-        self.flux.follow(JournalFollower(self._job_said, lambda _: None, lambda _: None))
+        self.flux.follow(JournalFollower(self._on_job_event, lambda _: None, lambda _: None))
         self._submit_next()
-        while not self._over() and (next_s := self.world.next_event_s()) is not None:
+        while not self._is_over() and (next_s := self.world.next_event_s()) is not None:
             self.world.advance_to(next_s)
         self._close()
         took_s = time.perf_counter() - began_s
         return build_outcome(name, self.totals, events=self.events, plans=self.plans, took_s=took_s)
 
-    def _published(self, _: Publication) -> None:
+    def _on_published(self, _: Publication) -> None:
         self.plans += 1
         shown = {node.provider_id: node for node in self.provider.nodes()}
         for node in shown.values():
             self._note_machine(node)
         for provider_id in self.machines.keys() - shown.keys():
-            self._gone(provider_id)
-        self._note()
+            self._close_machine(provider_id)
+        self._note_state()
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         if self.submitting:
             return False
         quiet_s = self.world.now_s - self._last_news_s
@@ -137,7 +137,7 @@ class ActorReplay:
         self.progress(self.totals.jobs)
         self._submit_next()
 
-    def _job_said(self, event: JobEvent) -> None:
+    def _on_job_event(self, event: JobEvent) -> None:
         job = self.active.get(event.job_id)
         if job is None:
             return
@@ -199,26 +199,26 @@ class ActorReplay:
         self.events += 1
         self.totals.note_created(machine)
 
-    def _joined(self, node: CloudNode) -> None:
+    def _on_node_booted(self, node: CloudNode) -> None:
         self._note_machine(node)
         if node.provider_id in self.machines:
             self.machines[node.provider_id].joined_s = self.world.now_s
         self.flux.on_node_booted(node)
 
-    def _left(self, node: CloudNode) -> None:
+    def _on_node_ended(self, node: CloudNode) -> None:
         self.flux.on_node_ended(node)
         machine = self.machines.get(node.provider_id)
         if machine is not None:
             machine.left_s = machine.left_s or self.world.now_s
 
-    def _gone(self, provider_id: str) -> None:
+    def _close_machine(self, provider_id: str) -> None:
         machine = self.machines.pop(provider_id)
         ended = next(line.to_s for line in reversed(self.provider.bill()) if line.provider_id == provider_id)
         machine.ended_s = ended if ended is not None else self.world.now_s
         self.events += 1
         self.totals.note_gone(machine, machine.ended_s)
 
-    def _note(self) -> None:
+    def _note_state(self) -> None:
         waiting = sum(job.started_s is None for job in self.active.values())
         full = len(self.machines) >= min(self.site.limits.nodes_max, len(self.site.slots))
         self.totals.note_state(
@@ -229,7 +229,7 @@ class ActorReplay:
         standing = {node.provider_id for node in self.provider.nodes()}
         for provider_id in tuple(self.machines):
             if provider_id not in standing:
-                self._gone(provider_id)
+                self._close_machine(provider_id)
             else:
                 machine = self.machines[provider_id]
                 self.totals.note_gone(machine, max(self._last_news_s, machine.created_s))

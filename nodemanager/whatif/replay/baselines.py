@@ -18,7 +18,7 @@ from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import News, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import QueuedJob, choose_ranks, count_fits, wanted_count
 
-Free = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
+FreeCapacity = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
 
 IDLE_TIMEOUT_S = 600.0
 SCAN_S = 10.0
@@ -31,21 +31,21 @@ class Baseline:
 
     every_s: ClassVar[float] = SCAN_S
     plans: int = 0
-    stage: ReplayEngine = field(init=False)
+    engine: ReplayEngine = field(init=False)
     _due_s: float | None = None
 
     def begin(self, stage: ReplayEngine) -> None:
-        self.stage = stage
+        self.engine = stage
         self.look_by(stage.now_s)
 
     def on_change(self) -> None:
-        self.stage.news = News()  # they look at how things stand, not at what is new
-        self.look_by(math.ceil(self.stage.now_s / self.every_s) * self.every_s)
+        self.engine.news = News()  # they look at how things stand, not at what is new
+        self.look_by(math.ceil(self.engine.now_s / self.every_s) * self.every_s)
 
     def look_by(self, at_s: float) -> None:
         if self._due_s is None or at_s < self._due_s:
-            self._due_s = max(at_s, self.stage.now_s)
-            self.stage.at(self._due_s, self._look, self._due_s)
+            self._due_s = max(at_s, self.engine.now_s)
+            self.engine.at(self._due_s, self._look, self._due_s)
 
     def _look(self, due_s: float) -> None:
         if due_s == self._due_s:
@@ -63,37 +63,37 @@ class Baseline:
 
     def idle_machines(self) -> list[tuple[ReplayMachine, float]]:
         """The nodes that are up without a job, and since when."""
-        rooms, ended = self.stage.scheduler.ranks, self.stage.last_ended_s
+        rooms, ended = self.engine.scheduler.ranks, self.engine.last_ended_s
         return [
             (machine, max(machine.joined_s or 0.0, ended.get(rank, 0.0)))
-            for rank, machine in self.stage.machines.items()
+            for rank, machine in self.engine.machines.items()
             if machine.online and rooms[rank].is_empty
         ]
 
-    def free_capacity(self) -> Free:
+    def free_capacity(self) -> FreeCapacity:
         """What is free on nodes that are up, and all of those that come."""
-        rooms = self.stage.scheduler.ranks
+        rooms = self.engine.scheduler.ranks
         return {
             rank: (rooms[rank].cores_free, rooms[rank].gpus_free, rooms[rank].jobs)
-            for rank, machine in self.stage.machines.items()
+            for rank, machine in self.engine.machines.items()
             if machine.state in (CloudState.PENDING, CloudState.RUNNING)
         }
 
     def vacant_ranks(self) -> list[int]:
         """The slots without a node, those of the cheapest type first."""
-        stage = self.stage
+        stage = self.engine
         ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
         return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
 
     def create(self, rank: int) -> ReplayMachine | None:
         """Make a node for a slot; where there is none to be had it is looked at again in a while."""
-        machine = self.stage.create(rank)
+        machine = self.engine.create(rank)
         if machine is None:
-            self.look_by(self.stage.now_s + POLL_S)
+            self.look_by(self.engine.now_s + POLL_S)
         return machine
 
     def may_create(self, rank: int) -> bool:
-        stage = self.stage
+        stage = self.engine
         price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
         return len(stage.machines) < stage.setup.nodes_max and price <= stage.setup.price_per_hour_max
 
@@ -105,7 +105,7 @@ class FixedCluster(Baseline):
     ranks: Sequence[int] = ()
 
     def decide(self) -> None:
-        stage = self.stage
+        stage = self.engine
         if not stage.submitting and not stage.scheduler.queue and not stage.scheduler.running:
             for machine in tuple(stage.machines.values()):
                 stage.destroy(machine)
@@ -125,29 +125,29 @@ class IdleTimeout(Baseline):
     timeout_s: float = IDLE_TIMEOUT_S
 
     def decide(self) -> None:
-        needed = self._serve_the_line()
-        now_s = self.stage.now_s
+        needed = self._serve_queue()
+        now_s = self.engine.now_s
         for machine, since_s in self.idle_machines():
             if machine.rank in needed:
                 continue
             if now_s - since_s >= self.timeout_s:
-                self.stage.destroy(machine)
+                self.engine.destroy(machine)
             else:
                 self.look_by(since_s + self.timeout_s + 0.001)  # past it, however sums are rounded
 
-    def _serve_the_line(self) -> set[int]:
+    def _serve_queue(self) -> set[int]:
         """Lay the queue out in its order and buy what is short, up to the first that cannot have its nodes."""
         free = self.free_capacity()
         needed: set[int] = set()
         vacant = iter(self.vacant_ranks())
-        for job in self.stage.scheduler.queue:
+        for job in self.engine.scheduler.queue:
             ranks = self._place(job.shape, free, vacant)
             if ranks is None:
                 break
             needed |= ranks
         return needed
 
-    def _place(self, shape: Shape, free: Free, vacant: Iterable[int]) -> set[int] | None:
+    def _place(self, shape: Shape, free: FreeCapacity, vacant: Iterable[int]) -> set[int] | None:
         chosen = choose_ranks(shape, free)
         if chosen is None:
             bought = self._buy(shape, free, vacant)
@@ -168,15 +168,15 @@ class IdleTimeout(Baseline):
             free[rank] = (*left, jobs + 1)
         return set(chosen)
 
-    def _buy(self, shape: Shape, free: Free, vacant: Iterable[int]) -> bool:
+    def _buy(self, shape: Shape, free: FreeCapacity, vacant: Iterable[int]) -> bool:
         """The nodes that the job is short of; none at all where it could not have them all."""
         want, _ = wanted_count(shape)
         short = want - sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
-        stage, chosen = self.stage, []
+        stage, chosen = self.engine, []
         price, nodes = stage.price_per_hour, len(stage.machines)
         for rank in vacant:
             node_type = stage.type_of_rank[rank]
-            fits = _fits_on(stage, shape, rank, node_type)
+            fits = _count_fits_on(stage, shape, rank, node_type)
             if not fits:
                 continue
             price, nodes = price + node_type.price_per_hour, nodes + 1
@@ -197,7 +197,7 @@ class IdleTimeout(Baseline):
 
 
 @dataclass(slots=True)
-class Wishlist(Baseline):
+class ArvadosWishlist(Baseline):
     """The Arvados node manager: every waiting job wishes for its nodes of the cheapest size that serves it.
 
     What is wished for beyond the nodes that are not busy is bought; a node beyond that goes in its shutdown window,
@@ -211,7 +211,7 @@ class Wishlist(Baseline):
 
     def decide(self) -> None:
         wished = self._wishes()
-        stage = self.stage
+        stage = self.engine
         available: dict[str, int] = {}
         for rank, machine in stage.machines.items():
             if machine.state in (CloudState.PENDING, CloudState.RUNNING) and stage.scheduler.ranks[rank].is_empty:
@@ -227,8 +227,8 @@ class Wishlist(Baseline):
     def _wishes(self) -> dict[str, int]:
         """Nodes by type: no more than there may be, in queue order."""
         wished: dict[str, int] = {}
-        left = self.stage.setup.nodes_max
-        for job in self.stage.scheduler.queue:
+        left = self.engine.setup.nodes_max
+        for job in self.engine.scheduler.queue:
             node_type = self._size_for(job.shape)
             if node_type is None or left <= 0:
                 break
@@ -239,10 +239,10 @@ class Wishlist(Baseline):
         return wished
 
     def _size_for(self, shape: Shape) -> NodeType | None:
-        stage = self.stage
+        stage = self.engine
         for node_type in sorted(stage.setup.node_types, key=lambda it: it.price_per_hour):
             rank = next(rank for rank, of_type in stage.type_of_rank.items() if of_type is node_type)
-            if _fits_on(stage, shape, rank, node_type):
+            if _count_fits_on(stage, shape, rank, node_type):
                 return node_type
         return None
 
@@ -250,15 +250,15 @@ class Wishlist(Baseline):
         cycle_s = self.opens_s + self.open_s + self.shut_s
         for machine, _ in self.idle_machines():
             name = machine.node_type.name
-            into_s = (self.stage.now_s - machine.created_s) % cycle_s
+            into_s = (self.engine.now_s - machine.created_s) % cycle_s
             if not self.opens_s <= into_s < self.opens_s + self.open_s:
-                self.look_by(self.stage.now_s + (self.opens_s - into_s) % cycle_s + 0.001)
+                self.look_by(self.engine.now_s + (self.opens_s - into_s) % cycle_s + 0.001)
             elif available.get(name, 0) > wished.get(name, 0):
                 available[name] -= 1
-                self.stage.destroy(machine)
+                self.engine.destroy(machine)
 
 
-def _fits_on(stage: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:
+def _count_fits_on(stage: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:
     """How many of what the shape wants a fresh node there would serve."""
     if not stage.scheduler.matches_constraint(shape, rank):
         return 0
@@ -273,5 +273,5 @@ def _nodes_for(shape: Shape, node_type: NodeType) -> int:
 BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {
     "fixed": lambda ranks: FixedCluster(ranks=ranks),
     "idle-timeout": lambda _: IdleTimeout(),
-    "arvados": lambda _: Wishlist(),
+    "arvados": lambda _: ArvadosWishlist(),
 }

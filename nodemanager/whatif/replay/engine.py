@@ -105,15 +105,15 @@ class ReplayEngine:
         self.submitting = True
         self.price_per_hour = Decimal(0)
         self.refusal: FailureKind | None = None  # why the last create brought no node
-        self._journal = journal
-        self._chance = CloudDraws(ground.conditions, ground.seed)
+        self._event_log = journal
+        self._cloud = CloudDraws(ground.conditions, ground.seed)
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._far_off = 0  # of what is due, that a node is taken back: nothing that is going on
+        self._pending_reclaims = 0  # of what is due, that a node is taken back: nothing that is going on
         self._sequence = 0
         self._created = 0
         self._jobs = 0
-        self._stirred = False
-        self._last_stir_s = 0.0  # when a job last came, began, ended or lost its node
+        self._changed = False
+        self._last_progress_s = 0.0  # when a job last came, began, ended or lost its node
         self._done_s: float | None = None
         self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
         self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
@@ -133,7 +133,7 @@ class ReplayEngine:
         manager.begin(self)
         coming = next(jobs, None)
         due = self._due
-        while coming is not None or not self._over():
+        while coming is not None or not self._is_over():
             self.now_s = min(
                 coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
             )
@@ -145,36 +145,40 @@ class ReplayEngine:
             while due and due[0][0] <= self.now_s:
                 _, _, action, subject = heapq.heappop(due)
                 action(subject)
-            if self._stirred:
-                self._stirred = False
-                self._settle()
+            if self._changed:
+                self._changed = False
+                self._schedule()
                 manager.on_change()
         self._close(manager)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether all is done, once no more jobs come."""
         scheduler = self.scheduler
         if scheduler.queue or scheduler.running:
-            stuck = not scheduler.running and self.now_s - self._last_stir_s > STUCK_S
-            return stuck or not self._goes_on()
+            stuck = not scheduler.running and self.now_s - self._last_progress_s > STUCK_S
+            return stuck or not self._has_events()
         if self._done_s is None:
             self._done_s = self.now_s
-        return not self.machines or not self._goes_on() or self.now_s - self._done_s > LINGER_S
+        return not self.machines or not self._has_events() or self.now_s - self._done_s > LINGER_S
 
-    def _goes_on(self) -> bool:
+    def _has_events(self) -> bool:
         """Whether something is due of itself, other than that the cloud takes a node back some day."""
-        return len(self._due) > self._far_off
+        return len(self._due) > self._pending_reclaims
 
-    def _settle(self) -> None:
+    def _schedule(self) -> None:
         """Let the scheduler start what it can, and note where things stand."""
         for job in self.scheduler.start_ready(self.now_s):
-            self._started(job)
+            self._on_job_started(job)
         waiting = len(self.scheduler.queue)
         self.totals.note_state(
-            self.now_s, waiting, len(self.machines), self.totals.busy_nodes, capped=bool(waiting) and self.at_cap()
+            self.now_s,
+            waiting,
+            len(self.machines),
+            self.totals.busy_nodes,
+            capped=bool(waiting) and self.is_at_limit(),
         )
 
-    def at_cap(self) -> bool:
+    def is_at_limit(self) -> bool:
         """Whether a limit of the site forbids one more node."""
         return (
             len(self.machines) >= min(self.setup.nodes_max, len(self.type_of_rank))
@@ -186,7 +190,7 @@ class ReplayEngine:
     def _submit(self, traced: TraceJob) -> None:
         self._jobs += 1
         self.events += 1
-        self._last_stir_s = self.now_s
+        self._last_progress_s = self.now_s
         job = QueuedJob(
             JobId(self._jobs),
             traced.name,
@@ -196,20 +200,20 @@ class ReplayEngine:
             self._shapes.setdefault(traced.shape, traced.shape),
             traced.userid,
         )
-        self._journal.write_submitted(self.now_s, traced)
+        self._event_log.write_submitted(self.now_s, traced)
         self.totals.note_submitted(job)
         if why := self.scheduler.why_infeasible(job.shape):
             # Flux refuses it as soon as it is first in line; nothing waits for it.
             self.totals.note_unserved(job.name, why)
-            self._journal.write_unserved(self.now_s, job.name, why)
+            self._event_log.write_unserved(self.now_s, job.name, why)
             return
         self.scheduler.submit(job)
         self.news.jobs[job.id] = job
-        self._stirred = True
+        self._changed = True
 
-    def _started(self, job: QueuedJob) -> None:
+    def _on_job_started(self, job: QueuedJob) -> None:
         self.events += 1
-        self._last_stir_s = self.now_s
+        self._last_progress_s = self.now_s
         for grant in job.grants:
             machine = self.machines[grant.rank]
             if machine.busy_from_s is None:
@@ -218,23 +222,23 @@ class ReplayEngine:
             self.news.ranks.add(grant.rank)
         self.news.jobs[job.id] = job
         self.totals.note_started(job)
-        self._journal.write_started(self.now_s, job.name, (grant.rank for grant in job.grants))
-        self.at(self.now_s + job.run_s, self._end_of_job, (job, job.restarts))
+        self._event_log.write_started(self.now_s, job.name, (grant.rank for grant in job.grants))
+        self.at(self.now_s + job.run_s, self._end_job, (job, job.restarts))
 
-    def _end_of_job(self, which: tuple[QueuedJob, int]) -> None:
+    def _end_job(self, which: tuple[QueuedJob, int]) -> None:
         job, life = which
         if job.restarts == life:
             self.events += 1
-            self._free(job)
+            self._release(job)
             self.totals.note_ended(job, self.now_s)
-            self._journal.write_ended(self.now_s, job.name)
+            self._event_log.write_ended(self.now_s, job.name)
             self.news.jobs.pop(job.id, None)
             self.news.ended.append(job.id)
 
-    def _free(self, job: QueuedJob, *, lost: bool = False) -> None:
+    def _release(self, job: QueuedJob, *, lost: bool = False) -> None:
         """``lost``: it has not ended, and what it ran is for nothing."""
         self.scheduler.finish(job)
-        self._last_stir_s = self.now_s
+        self._last_progress_s = self.now_s
         ran_s = self.now_s - (job.started_s or 0.0)
         for grant in job.grants:
             machine = self.machines.get(grant.rank)
@@ -247,13 +251,13 @@ class ReplayEngine:
                     machine.busy_s += self.now_s - machine.busy_from_s
                     machine.busy_from_s = None
                     self.totals.busy_nodes -= 1
-        self._stirred = True
+        self._changed = True
 
     # --- orders ---
 
     def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> ReplayMachine | None:
         """Make a node for a slot; None where the cloud has none to give."""
-        self.refusal = self._chance.refusal_kind(self.type_of_rank[rank], self.machines.values(), self.now_s)
+        self.refusal = self._cloud.refusal_kind(self.type_of_rank[rank], self.machines.values(), self.now_s)
         if self.refusal is not None:
             self.totals.refusals += 1
             return None
@@ -269,31 +273,31 @@ class ReplayEngine:
         self.price_per_hour += node_type.price_per_hour
         self.drained.pop(rank, None)
         self.totals.note_created(machine)
-        self._journal.write_created(self.now_s, machine.provider_id, machine.slot, machine.node_type)
-        takes_s, machine.fails_to_boot = self._chance.boot(node_type)
+        self._event_log.write_created(self.now_s, machine.provider_id, machine.slot, machine.node_type)
+        takes_s, machine.fails_to_boot = self._cloud.boot(node_type)
         self.at(self.now_s + takes_s, self._boot, machine)
-        self._stirred = True
+        self._changed = True
         return machine
 
     def drain(self, rank: int, reason: str) -> None:
         self.drained.setdefault(rank, reason)
-        self._refresh(rank)
+        self._update_rank(rank)
 
     def undrain(self, rank: int) -> None:
         if self.drained.pop(rank, None) is not None:
-            self._refresh(rank)
+            self._update_rank(rank)
 
     def stop_broker(self, rank: int) -> None:
-        self.at(self.now_s + BROKER_STOP_S, self._leave, self.machines.get(rank))
+        self.at(self.now_s + BROKER_STOP_S, self._drop_broker, self.machines.get(rank))
 
     def destroy(self, machine: ReplayMachine) -> None:
         """Have a node end. Its broker, if it is still there, leaves at once."""
         if machine.state in (CloudState.STOPPING, CloudState.TERMINATED):
             return
         self.events += 1
-        self._leave(machine)
+        self._drop_broker(machine)
         machine.state = CloudState.STOPPING
-        self.at(self.now_s + self._chance.stop_s(machine.node_type), self._end, machine)
+        self.at(self.now_s + self._cloud.stop_s(machine.node_type), self._end_machine, machine)
 
     # --- a node's life ---
 
@@ -304,31 +308,31 @@ class ReplayEngine:
         if machine.fails_to_boot:
             self.totals.boot_failures += 1
             machine.died_because = "failed to boot"
-            self._end(machine)
+            self._end_machine(machine)
             return
         machine.state = CloudState.RUNNING
         machine.joined_s = self.now_s
-        self._refresh(machine.rank)
-        lives_s = self._chance.reclaimed_after_s(machine.node_type)
+        self._update_rank(machine.rank)
+        lives_s = self._cloud.reclaimed_after_s(machine.node_type)
         if lives_s < float("inf"):
-            self._far_off += 1
+            self._pending_reclaims += 1
             self.at(self.now_s + lives_s, self._reclaim, machine)
 
     def _reclaim(self, machine: ReplayMachine) -> None:
-        self._far_off -= 1
+        self._pending_reclaims -= 1
         if machine.state is CloudState.RUNNING:
             self.totals.reclaims += 1
             machine.died_because = "reclaimed"
-            self._end(machine)
+            self._end_machine(machine)
 
-    def _leave(self, machine: ReplayMachine | None) -> None:
+    def _drop_broker(self, machine: ReplayMachine | None) -> None:
         """The broker is away: what ran there begins anew, first in line."""
         if machine is None or not machine.online:
             return
         machine.left_s = self.now_s
-        self._refresh(machine.rank)
+        self._update_rank(machine.rank)
         for job in self._jobs_on(machine.rank):
-            self._free(job, lost=True)
+            self._release(job, lost=True)
             self.totals.note_lost(job, self.now_s)
             job.grants, job.started_s = (), None
             if job.restarts >= RESTARTS_MAX:
@@ -336,7 +340,7 @@ class ReplayEngine:
                 self.news.jobs.pop(job.id, None)
                 self.news.ended.append(job.id)
                 self.totals.note_unserved(job.name, GIVEN_UP)
-                self._journal.write_unserved(self.now_s, job.name, GIVEN_UP)
+                self._event_log.write_unserved(self.now_s, job.name, GIVEN_UP)
                 continue
             job.restarts += 1
             self.totals.restarts += 1
@@ -350,11 +354,11 @@ class ReplayEngine:
         running = reversed(self.scheduler.running.values())
         return [job for job in running if any(grant.rank == rank for grant in job.grants)]
 
-    def _end(self, machine: ReplayMachine) -> None:
+    def _end_machine(self, machine: ReplayMachine) -> None:
         if machine.state is CloudState.TERMINATED:
             return
         self.events += 1
-        self._leave(machine)
+        self._drop_broker(machine)
         machine.state = CloudState.TERMINATED
         machine.ended_s = self.now_s
         del self.machines[machine.rank]
@@ -364,27 +368,27 @@ class ReplayEngine:
             self.ended_machines.popleft()
         self.news.cloud = True
         self.totals.note_gone(machine, self.now_s)
-        self._journal.write_gone(self.now_s, machine.provider_id, machine.died_because)
-        self._stirred = True
+        self._event_log.write_gone(self.now_s, machine.provider_id, machine.died_because)
+        self._changed = True
 
-    def _refresh(self, rank: int) -> None:
+    def _update_rank(self, rank: int) -> None:
         """Whether the rank takes jobs."""
         machine = self.machines.get(rank)
         self.scheduler.set_up(rank, up=machine is not None and machine.online and rank not in self.drained)
         self.news.ranks.add(rank)
-        self._stirred = True
+        self._changed = True
 
     # --- the end ---
 
     def _close(self, manager: Decider) -> None:
         # What stands now would stand for ever: it is paid for until there was nothing more for any policy to do.
         for machine in tuple(self.machines.values()):
-            until_s = max(self._last_stir_s, machine.created_s)
+            until_s = max(self._last_progress_s, machine.created_s)
             self.totals.note_gone(machine, until_s)
-            self._journal.write_gone(until_s, machine.provider_id, machine.died_because)
+            self._event_log.write_gone(until_s, machine.provider_id, machine.died_because)
         whys = manager.why_waiting(self.scheduler.queue) if self.scheduler.queue else {}
         for job in self.scheduler.queue:
             why = whys.get(job.id, "waits")
             self.totals.note_unserved(job.name, why)
-            self._journal.write_unserved(self.now_s, job.name, why)
+            self._event_log.write_unserved(self.now_s, job.name, why)
         self.totals.close(self.now_s)

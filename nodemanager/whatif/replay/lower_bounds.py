@@ -55,7 +55,7 @@ class WindowCover:
     node_types: Sequence[NodeType]
     windows: Units = 0
     area_unit_s: float = 0.0
-    _need: Units = 0
+    _needed: Units = 0
     _at_s: float = 0.0
     _covered: Units = 0
     _until: deque[tuple[float, Units]] = field(default_factory=deque)  # when so many windows end
@@ -70,14 +70,14 @@ class WindowCover:
 
     def note(self, now_s: float, units: Units) -> None:
         """So many are held from now on."""
-        self.area_unit_s += self._need * (now_s - self._at_s)
+        self.area_unit_s += self._needed * (now_s - self._at_s)
         swept = self.window_s >= SWEPT_S_MIN
         while swept and self._until and self._until[0][0] <= now_s:
             ended_s, count = self._until.popleft()
             self._covered -= count
             if ended_s < now_s:  # what is needed from now on is known only below
                 self._begin(ended_s)
-        self._need, self._at_s = self._rounded(units), now_s
+        self._needed, self._at_s = self._rounded(units), now_s
         if swept:
             self._begin(now_s)
 
@@ -85,7 +85,7 @@ class WindowCover:
         return units if self.unit_cores == 1 else -(-units // self.unit_cores)
 
     def _begin(self, at_s: float) -> None:
-        short = self._need - self._covered
+        short = self._needed - self._covered
         if short > 0:
             self.windows += short
             self._covered += short
@@ -99,7 +99,7 @@ class WindowCover:
 
 
 @dataclass(slots=True)
-class Change:
+class UnitChange:
     """How many more are held from a moment on, or fewer."""
 
     at_s: float
@@ -118,18 +118,18 @@ class UnitDemand:
     loses_lives: bool = True
     work_unit_s: float = 0.0  # of jobs that have ended
     _held: dict[Shape, Units] = field(default_factory=dict)
-    _changes: deque[Change] = field(default_factory=deque)
-    _begun: dict[JobId, Change] = field(default_factory=dict)
+    _changes: deque[UnitChange] = field(default_factory=deque)
+    _begun: dict[JobId, UnitChange] = field(default_factory=dict)
     _units: Units = 0  # as of the changes that the cover was told of
 
     def units_of(self, shape: Shape) -> Units:
         """How many units a job of the shape holds at the least."""
         if shape not in self._held:
-            self._held[shape] = least_held(self.cover.node_types, shape)
+            self._held[shape] = least_units(self.cover.node_types, shape)
         return self._held[shape]
 
     def begin_job(self, job: JobId, shape: Shape, now_s: float) -> None:
-        change = self._at(now_s)
+        change = self._change_at(now_s)
         change.units += self.units_of(shape)
         if self.loses_lives:
             self._begun[job] = change
@@ -140,7 +140,7 @@ class UnitDemand:
 
     def end_job(self, job: JobId, shape: Shape, run_s: float, now_s: float) -> None:
         self._begun.pop(job, None)
-        self._at(now_s).units -= self.units_of(shape)
+        self._change_at(now_s).units -= self.units_of(shape)
         self.work_unit_s += run_s * float(self.units_of(shape))
 
     def settle(self, now_s: float) -> None:
@@ -156,14 +156,14 @@ class UnitDemand:
         """What the jobs' own units and seconds cost at the least, in the site's currency."""
         return _money(least_price_per_core(self.cover.node_types), self.work_unit_s)
 
-    def _at(self, now_s: float) -> Change:
+    def _change_at(self, now_s: float) -> UnitChange:
         """What changes at one moment changes at once: a job of no length holds nothing."""
         if not self._changes or self._changes[-1].at_s < now_s:
-            self._changes.append(Change(now_s))
+            self._changes.append(UnitChange(now_s))
         return self._changes[-1]
 
 
-def least_held(node_types: Sequence[NodeType], shape: Shape) -> Units:
+def least_units(node_types: Sequence[NodeType], shape: Shape) -> Units:
     """The units that a job of the shape holds at the least on nodes of these types."""
     count, _ = wanted_count(shape)
     least = least_price_per_core(node_types)

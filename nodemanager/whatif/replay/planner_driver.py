@@ -74,7 +74,7 @@ class PlannerDriver:
     def __init__(self, policy: Policy, journal: EventLog) -> None:
         # Nothing on the stage fails to answer, so what is not asked again does not grow stale.
         self._policy = replace(policy, stale_after_s=float("inf"))
-        self._journal = journal
+        self._event_log = journal
         self._snapshot = Snapshot()
         self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
         self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
@@ -82,8 +82,8 @@ class PlannerDriver:
         self._listed: dict[ProviderId, CloudNode] = {}
         self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
         self._answers_s = 0.0
-        self._hears = False
-        self._lists = False
+        self._hear_due = False
+        self._list_due = False
         self._plan_due_s: float | None = None
         self._urgent = False  # not for the queue's sake alone
         self._calls_held = False  # a create or destroy waits for another one's end
@@ -95,81 +95,81 @@ class PlannerDriver:
     # --- what the stage says ---
 
     def begin(self, stage: ReplayEngine) -> None:
-        self._stage = stage
+        self._engine = stage
         stage.news.ranks.update(stage.scheduler.ranks)
-        self._tell_time()
+        self._advance_snapshot()
         self._observe(ClaimHeld(0.0, ()))
         self._observe(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
-        self._look()
+        self._read_ranks()
         self._observe(CloudListed(0.0, ()))
         self._plan_by(self._policy.settle_s, urgent=True)
 
     def on_change(self) -> None:
-        news, now_s = self._stage.news, self._stage.now_s
-        if not self._hears and (news.jobs or news.ended or news.ranks):
-            self._hears = True
-            self._stage.at(now_s + HEARD_S, self._hear)
-        if not self._lists and news.cloud:
-            self._lists = True
-            self._stage.at(max(now_s + HEARD_S, self._last_list_s + self._policy.probe_s), self._list)
+        news, now_s = self._engine.news, self._engine.now_s
+        if not self._hear_due and (news.jobs or news.ended or news.ranks):
+            self._hear_due = True
+            self._engine.at(now_s + HEARD_S, self._read_journals)
+        if not self._list_due and news.cloud:
+            self._list_due = True
+            self._engine.at(max(now_s + HEARD_S, self._last_list_s + self._policy.probe_s), self._list_nodes)
 
     def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
-        self._tell_time()
+        self._advance_snapshot()
         reasons = plan(self._snapshot, self._policy).jobs
         return {job.id: reasons[job.id].code if job.id in reasons else "waits" for job in jobs}
 
     # --- facts ---
 
-    def _tell_time(self) -> None:
-        self._take_in_answers()
-        self._now(self._stage.now_s)
+    def _advance_snapshot(self) -> None:
+        self._apply_answers()
+        self._set_now(self._engine.now_s)
 
-    def _now(self, now_s: float) -> None:
+    def _set_now(self, now_s: float) -> None:
         if now_s != self._snapshot.now_s or not self.facts:
-            self._snapshot = advance_to(self._snapshot, Tick(now_s, self._stage.setup.start_at + now_s))
+            self._snapshot = advance_to(self._snapshot, Tick(now_s, self._engine.setup.start_at + now_s))
 
     def _observe(self, fact: Fact) -> None:
         self.facts += 1
         self._snapshot = observe(self._snapshot, fact, self._policy)
 
-    def _hear(self, _: None) -> None:
+    def _read_journals(self, _: None) -> None:
         """The journals, a moment later: what became of jobs, then a look at the ranks."""
-        self._hears = False
-        stage, news = self._stage, self._stage.news
-        self._take_in_answers()
+        self._hear_due = False
+        stage, news = self._engine, self._engine.news
+        self._apply_answers()
         snapshot = self._snapshot
         passed = settles_at_s(snapshot, self._policy) <= stage.now_s
         if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
             # The settle point passed with nothing to decide: there the live service began to count anew.
             self._snapshot = replace(snapshot, unsettled_s=None)
-        self._tell_time()
+        self._advance_snapshot()
         ended = tuple(news.ended)
         line = stage.scheduler.queue
-        only_joined = line and not news.jobs and not ended and all(map(self._joins, news.ranks))
-        at_work = all(stage.scheduler.ranks[rank].jobs or self._stays_away(rank) for rank in news.ranks)
+        only_joined = line and not news.jobs and not ended and all(map(self._has_joined, news.ranks))
+        at_work = all(stage.scheduler.ranks[rank].jobs or self._stays_offline(rank) for rank in news.ranks)
         if news.jobs or ended:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
             news.ended.clear()
             self._observe(QueueSeen(stage.now_s, jobs=jobs, ended=ended))
         if news.ranks:
-            self._look()
+            self._read_ranks()
         if only_joined:
             self._plan_by(stage.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
         elif ended or line or not at_work:
             self._plan_by(settles_at_s(self._snapshot, self._policy))
 
-    def _joins(self, rank: int) -> bool:
+    def _has_joined(self, rank: int) -> bool:
         """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
-        return self._stage.scheduler.ranks[rank].up and not self._ranks[rank].online
+        return self._engine.scheduler.ranks[rank].up and not self._ranks[rank].online
 
-    def _stays_away(self, rank: int) -> bool:
+    def _stays_offline(self, rank: int) -> bool:
         """Whether nobody was there and nobody is: a slot that is given free is news for a waiting job only."""
-        machine = self._stage.machines.get(rank)
+        machine = self._engine.machines.get(rank)
         return not self._ranks[rank].online and not (machine is not None and machine.online)
 
-    def _look(self) -> None:
-        news, now_s = self._stage.news, self._stage.now_s
+    def _read_ranks(self) -> None:
+        news, now_s = self._engine.news, self._engine.now_s
         for rank in news.ranks:
             self._ranks[rank] = self._unseen[rank] = self._rank(rank)
         news.ranks.clear()
@@ -179,12 +179,12 @@ class PlannerDriver:
         if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
             self._unseen.clear()
 
-    def _list(self, _: None) -> None:
-        stage = self._stage
-        self._lists = False
+    def _list_nodes(self, _: None) -> None:
+        stage = self._engine
+        self._list_due = False
         stage.news.cloud = False
         self._last_list_s = stage.now_s
-        self._tell_time()
+        self._advance_snapshot()
         machines = [*stage.ended_machines, *stage.machines.values()]
         self._observe(CloudListed(stage.now_s, tuple(map(self._cloud_node, machines))))
         shown = {machine.provider_id for machine in machines}
@@ -192,20 +192,20 @@ class PlannerDriver:
             del self._listed[forgotten], self._machines[forgotten]
         self._plan_by(stage.now_s + TICK_S, urgent=True)
 
-    def _answered(self, answer: tuple[Callable[[], Fact], bool]) -> None:
+    def _on_answer(self, answer: tuple[Callable[[], Fact], bool]) -> None:
         """A call's answer comes in; ``plans``: whether it may let something be done."""
         fact, plans = answer
-        now_s = self._stage.now_s
+        now_s = self._engine.now_s
         if now_s != self._answers_s:
-            self._take_in_answers()
+            self._apply_answers()
         self._answers.append(fact())
         self._answers_s = now_s
         if plans or self._calls_held:
-            self._plan_by(self._stage.now_s + TICK_S, urgent=True)
+            self._plan_by(self._engine.now_s + TICK_S, urgent=True)
 
-    def _take_in_answers(self) -> None:
+    def _apply_answers(self) -> None:
         if self._answers:
-            self._now(self._answers_s)
+            self._set_now(self._answers_s)
             self.facts += len(self._answers)
             self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
             self._answers.clear()
@@ -213,7 +213,7 @@ class PlannerDriver:
     # --- in the words of the model ---
 
     def _job(self, job: QueuedJob) -> Job:
-        start_at = self._stage.setup.start_at
+        start_at = self._engine.setup.start_at
         began_at = start_at + job.started_s if job.started_s is not None else None
         return Job(
             id=job.id,
@@ -228,8 +228,8 @@ class PlannerDriver:
         )
 
     def _rank(self, rank: int) -> FluxRank:
-        room, machine = self._stage.scheduler.ranks[rank], self._stage.machines.get(rank)
-        ended_s = self._stage.last_ended_s.get(rank)
+        room, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
+        ended_s = self._engine.last_ended_s.get(rank)
         online = machine is not None and machine.online
         known = self._ranks.get(rank)
         return replace(
@@ -239,8 +239,8 @@ class PlannerDriver:
             gpus_free=room.gpus_free if room.up else 0,
             allocated=room.jobs > 0,
             schedulable=room.up,
-            drain_reason=self._stage.drained.get(rank),
-            last_job_ended_at=None if ended_s is None else self._stage.setup.start_at + ended_s,
+            drain_reason=self._engine.drained.get(rank),
+            last_job_ended_at=None if ended_s is None else self._engine.setup.start_at + ended_s,
         )
 
     def _cloud_node(self, machine: ReplayMachine) -> CloudNode:
@@ -251,7 +251,7 @@ class PlannerDriver:
             machine.provider_id,
             machine.state,
             known.identity if known is not None else self._identity(machine),
-            created_at=self._stage.setup.start_at + machine.created_s,
+            created_at=self._engine.setup.start_at + machine.created_s,
             died_because=machine.died_because,
         )
         self._machines[machine.provider_id] = machine
@@ -266,10 +266,10 @@ class PlannerDriver:
 
     def _plan_by(self, at_s: float, *, urgent: bool = False) -> None:
         self._urgent = self._urgent or urgent
-        at_s = max(at_s, self._stage.now_s)
+        at_s = max(at_s, self._engine.now_s)
         if self._plan_due_s is None or at_s < self._plan_due_s:
             self._plan_due_s = at_s
-            self._stage.at(at_s, self._decide, at_s)
+            self._engine.at(at_s, self._decide, at_s)
 
     def _wake(self, at_s: float) -> None:
         self._plan_by(at_s, urgent=True)
@@ -277,17 +277,17 @@ class PlannerDriver:
     def _decide(self, due_s: float) -> None:
         if due_s != self._plan_due_s:
             return  # another plan has come before it
-        now_s, policy = self._stage.now_s, self._policy
+        now_s, policy = self._engine.now_s, self._policy
         self._plan_due_s = None
-        self._take_in_answers()
+        self._apply_answers()
         settles_s = settles_at_s(self._snapshot, policy)
         if not self._urgent and settles_s > now_s:
             self._plan_by(settles_s)
             return
         self._urgent = False
-        self._tell_time()
-        if self._stage.news.ranks or now_s - self._last_look_s >= policy.probe_s:
-            self._look()
+        self._advance_snapshot()
+        if self._engine.news.ranks or now_s - self._last_look_s >= policy.probe_s:
+            self._read_ranks()
         made = plan(self._snapshot, policy)
         self.plans += 1
         for ask in made.asks:
@@ -298,45 +298,45 @@ class PlannerDriver:
         self._snapshot = commit_asks(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
         if made.actions:
             self._snapshot = commit_actions(self._snapshot, made, policy)
-            self._give(made.actions)
+            self._carry_out(made.actions)
         wake_s, self._calls_held = next_wake_s(made, self._snapshot, policy)
         if wake_s < float("inf"):
             self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
-        if not made.settled and self._stage.scheduler.queue:
+        if not made.settled and self._engine.scheduler.queue:
             self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
 
-    def _give(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
+    def _carry_out(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
         leases: list[Launch] = []
         for action in actions:
             match action:
                 case BootNode(launch=launch):
                     leases.append(launch)
-                    self._say(action, launch.slot, str(action.reason))
+                    self._log_decision(action, launch.slot, str(action.reason))
                 case RecordLaunches(launches=launches):
                     leases += launches
                 case CreateNode():
                     self._create(action)
                 case DrainNode(launch=launch_id, rank=rank):
-                    self._say(action, launch_id, str(action.reason))
-                    self._stage.drain(rank, drain_text(launch_id))
+                    self._log_decision(action, launch_id, str(action.reason))
+                    self._engine.drain(rank, drain_text(launch_id))
                     self._answer(FLUX_CALL_S, lambda order=action: self._drained(order), plans=True)  # type: ignore[misc]
                 case UndrainNode(launch=launch_id, rank=rank):
-                    self._say(action, launch_id, str(action.reason))
-                    self._stage.undrain(rank)
-                    self._answer(FLUX_CALL_S, _fact(NodeUndrained(launch_id)))
+                    self._log_decision(action, launch_id, str(action.reason))
+                    self._engine.undrain(rank)
+                    self._answer(FLUX_CALL_S, _constant(NodeUndrained(launch_id)))
                 case StopBroker(launch=launch_id, rank=rank):
-                    self._stage.stop_broker(rank)
+                    self._engine.stop_broker(rank)
                     heard_s = BROKER_STOP_S + HEARD_S + FLUX_CALL_S
-                    self._answer(heard_s, _fact(BrokerStopped(launch_id)), plans=True)
+                    self._answer(heard_s, _constant(BrokerStopped(launch_id)), plans=True)
                 case DestroyNode():
                     self._destroy(action)
                 case EndLease(launch=launch):
-                    self._stage.undrain(launch.rank)
-                    waits = bool(self._stage.scheduler.queue)
-                    self._answer(FLUX_CALL_S, _fact(LeaseEnded(launch.id)), plans=waits)
+                    self._engine.undrain(launch.rank)
+                    waits = bool(self._engine.scheduler.queue)
+                    self._answer(FLUX_CALL_S, _constant(LeaseEnded(launch.id)), plans=waits)
                 case CordonNode(launch=launch_id, rank=rank, text=text):
-                    self._say(action, launch_id, str(action.reason))
-                    self._stage.drain(rank, text)
+                    self._log_decision(action, launch_id, str(action.reason))
+                    self._engine.drain(rank, text)
                     self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
                 case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
                     raise ValueError(
@@ -345,36 +345,36 @@ class PlannerDriver:
                 case _:
                     assert_never(action)
         if leases:
-            self._answer(FLUX_CALL_S, _fact(LaunchesRecorded(tuple(leases))), plans=True)
+            self._answer(FLUX_CALL_S, _constant(LaunchesRecorded(tuple(leases))), plans=True)
 
     def _create(self, order: CreateNode) -> None:
         launch = order.launch
-        machine = self._stage.create(launch.rank, launch.id)
+        machine = self._engine.create(launch.rank, launch.id)
         if machine is not None:
-            self._answer(CLOUD_CALL_S, _fact(NodeCreated(launch.id, self._cloud_node(machine))))
+            self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._cloud_node(machine))))
             return
         detail = f"no {order.node_type.size} to be had"
-        refused = CloudCallFailed("create", launch.id, self._stage.refusal or FailureKind.CAPACITY, detail)
-        self._answer(CLOUD_CALL_S, _fact(refused), plans=True)
+        refused = CloudCallFailed("create", launch.id, self._engine.refusal or FailureKind.CAPACITY, detail)
+        self._answer(CLOUD_CALL_S, _constant(refused), plans=True)
 
     def _destroy(self, order: DestroyNode) -> None:
-        self._say(order, order.provider_id, str(order.reason))
-        self._stage.destroy(self._machines[order.provider_id])
-        self._answer(CLOUD_CALL_S, _fact(NodeDestroyed(order.launch, order.provider_id)))
+        self._log_decision(order, order.provider_id, str(order.reason))
+        self._engine.destroy(self._machines[order.provider_id])
+        self._answer(CLOUD_CALL_S, _constant(NodeDestroyed(order.launch, order.provider_id)))
 
     def _cordoned(self, order: CordonNode) -> NodeCordoned:
-        return NodeCordoned(order.launch, self._stage.now_s, self._rank(order.rank))
+        return NodeCordoned(order.launch, self._engine.now_s, self._rank(order.rank))
 
     def _drained(self, order: DrainNode) -> NodeDrained:
         """With the second look, which is taken when the drain is answered."""
-        return NodeDrained(order.launch, self._stage.now_s, self._rank(order.rank))
+        return NodeDrained(order.launch, self._engine.now_s, self._rank(order.rank))
 
     def _answer(self, after_s: float, fact: Callable[[], Fact], *, plans: bool = False) -> None:
-        self._stage.at(self._stage.now_s + after_s, self._answered, (fact, plans))
+        self._engine.at(self._engine.now_s + after_s, self._on_answer, (fact, plans))
 
-    def _say(self, action: Action, subject: str | LaunchId | None, why: str) -> None:
-        self._journal.write_decided(self._stage.now_s, type(action).__name__, str(subject), why)
+    def _log_decision(self, action: Action, subject: str | LaunchId | None, why: str) -> None:
+        self._event_log.write_decided(self._engine.now_s, type(action).__name__, str(subject), why)
 
 
-def _fact(fact: Fact) -> Callable[[], Fact]:
+def _constant(fact: Fact) -> Callable[[], Fact]:
     return lambda: fact

@@ -93,7 +93,7 @@ class Scheduler:
         0,
     )  # behind which first job, at which change: so many in vain
     _eligible: dict[Constraint, frozenset[int]] = field(default_factory=dict)
-    _never: dict[Shape, str] = field(default_factory=dict)
+    _infeasible: dict[Shape, str] = field(default_factory=dict)
 
     # --- rooms ---
 
@@ -103,18 +103,18 @@ class Scheduler:
             return
         if up:
             room.up = True
-            self._enter(room)
+            self._index(room)
             self._generation += 1
         else:
-            self._leave(room)
+            self._unindex(room)
             room.up = False
 
-    def _enter(self, room: RankCapacity) -> None:
+    def _index(self, room: RankCapacity) -> None:
         self._changes += 1
         if room.up:
             insort(self._free.setdefault((room.cores_free, room.gpus_free), []), room.rank)
 
-    def _leave(self, room: RankCapacity) -> None:
+    def _unindex(self, room: RankCapacity) -> None:
         self._changes += 1
         if room.up:
             key = (room.cores_free, room.gpus_free)
@@ -135,11 +135,11 @@ class Scheduler:
 
     def why_infeasible(self, shape: Shape) -> str:
         """Why no rank of the site, up or not, could ever serve the shape; "" where they could."""
-        if shape not in self._never:
-            self._never[shape] = self._why_never(shape)
-        return self._never[shape]
+        if shape not in self._infeasible:
+            self._infeasible[shape] = self._find_infeasibility(shape)
+        return self._infeasible[shape]
 
-    def _why_never(self, shape: Shape) -> str:
+    def _find_infeasibility(self, shape: Shape) -> str:
         eligible = self._matching(shape.constraint)
         there = sum(
             count_fits(shape, room.cores, room.gpus, whole=True)
@@ -159,12 +159,12 @@ class Scheduler:
             job = self.queue[0]
             if self._blocked == (job.id, self._generation):
                 break
-            grants = self._fit(job.shape)
+            grants = self._find_fit(job.shape)
             if grants is None:
                 self._blocked = (job.id, self._generation)
                 break
             self.queue.popleft()
-            started.append(self._give(job, grants, now_s))
+            started.append(self._start(job, grants, now_s))
         if self.queue and self.queue_policy is QueuePolicy.BACKFILL:
             started += self._backfill(now_s)
         return started
@@ -173,21 +173,21 @@ class Scheduler:
         del self.running[job.id]
         for grant in job.grants:
             room = self.ranks[grant.rank]
-            self._leave(room)
+            self._unindex(room)
             room.cores_free += grant.cores
             room.gpus_free += grant.gpus
             room.jobs -= 1
-            self._enter(room)
+            self._index(room)
         self._generation += 1
 
-    def _give(self, job: QueuedJob, grants: tuple[GrantCounts, ...], now_s: float) -> QueuedJob:
+    def _start(self, job: QueuedJob, grants: tuple[GrantCounts, ...], now_s: float) -> QueuedJob:
         for grant in grants:
             room = self.ranks[grant.rank]
-            self._leave(room)
+            self._unindex(room)
             room.cores_free -= grant.cores
             room.gpus_free -= grant.gpus
             room.jobs += 1
-            self._enter(room)
+            self._index(room)
         job.grants = grants
         job.started_s = now_s
         self.running[job.id] = job
@@ -210,7 +210,7 @@ class Scheduler:
             )
         return self._eligible[constraint]
 
-    def _fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[GrantCounts, ...] | None:
+    def _find_fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[GrantCounts, ...] | None:
         """Worst fit: the most free cores first, then GPUs, then the lowest rank. None where there is not enough.
 
         Rooms with as much free are alike, but for whether they are whole, and whether they suit.
@@ -258,12 +258,12 @@ class Scheduler:
             ends_in_time = now_s + (job.limit_s or math.inf) <= starts_s
             if (job.shape, ends_in_time) in in_vain:
                 continue
-            grants = self._fit(job.shape, frozenset() if ends_in_time else kept)
+            grants = self._find_fit(job.shape, frozenset() if ends_in_time else kept)
             if grants is None:
                 in_vain |= {(job.shape, ends_in_time), (job.shape, False)}
                 continue
             self.queue.remove(job)
-            started.append(self._give(job, grants, now_s))
+            started.append(self._start(job, grants, now_s))
         self._tried = stands, tried + len(behind)
         return started
 

@@ -48,21 +48,21 @@ def next_wake_s(made: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
             continue  # it is at work; or the answer to its call says how it goes on
         held = held or reason.code in HELD_CALLS
         if reason.code not in BY_EVENTS:
-            at_s = _of_node(node, reason, snapshot, policy, leads_s, wake_s)
+            at_s = _node_wake_s(node, reason, snapshot, policy, leads_s, wake_s)
             wake_s = min(wake_s, max(at_s, snapshot.now_s + PLAN_EVERY_S))
     if made.jobs:
-        wake_s = min([wake_s, *(at_s for at_s in _tried_again_s(snapshot) if at_s > snapshot.now_s)])
+        wake_s = min([wake_s, *(at_s for at_s in _retry_moments_s(snapshot) if at_s > snapshot.now_s)])
     return wake_s, held
 
 
-def _tried_again_s(snapshot: Snapshot) -> Iterator[float]:
+def _retry_moments_s(snapshot: Snapshot) -> Iterator[float]:
     """When what was refused, or failed, is tried again."""
     yield from (block.until_s for block in snapshot.blocks.values())
     yield from (quota.probe_s for quota in snapshot.quotas.values())
     yield from (streak.retry_s for streak in snapshot.streaks.values())
 
 
-def _of_node(
+def _node_wake_s(
     node: Node,
     reason: Reason,
     snapshot: Snapshot,
@@ -74,9 +74,9 @@ def _of_node(
     now_s = snapshot.now_s
     match reason.code:
         case "paid_time_left" | "next_window_begins":
-            return now_s + max(PLAN_EVERY_S, _goes_in_s(reason))
+            return now_s + max(PLAN_EVERY_S, _paid_time_left_s(reason))
         case "idle_not_long" | "idle_unconfirmed":
-            return max(_may_go_s(node, policy, now_s, leads_s, wake_s), now_s + PLAN_EVERY_S)
+            return max(_idle_end_s(node, policy, now_s, leads_s, wake_s), now_s + PLAN_EVERY_S)
         case "retry_later":
             # Nothing but to be told that it is gone: the list says so.
             return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
@@ -96,7 +96,7 @@ def _of_node(
             return now_s + POLL_S
 
 
-def _goes_in_s(reason: Reason) -> float:
+def _paid_time_left_s(reason: Reason) -> float:
     figures = reason.figures
     if reason.code == "next_window_begins":
         return _seconds(figures["goes_in_s"])
@@ -107,7 +107,9 @@ def _seconds(figure: Figure) -> float:
     return figure if isinstance(figure, float) else 0.0
 
 
-def _may_go_s(node: Node, policy: Policy, now_s: float, leads_s: Mapping[TypeName, float], wake_s: float) -> float:
+def _idle_end_s(
+    node: Node, policy: Policy, now_s: float, leads_s: Mapping[TypeName, float], wake_s: float
+) -> float:
     """When an idle node may go at the earliest, by its idle time and its billing window."""
     node_type = policy.types.get(node.launch.type_name)
     confirmed_s = now_s if node.idle_looks >= policy.idle_confirmations else now_s + policy.probe_s

@@ -51,14 +51,14 @@ def wait_marks(early_s: float, late_s: float) -> list[tuple[float, str]]:
     marks_s = [mark_s for mark_s in WAIT_MARKS_S if early_s <= mark_s <= late_s]
     if len(marks_s) >= 3:
         marks_s = marks_s[:: math.ceil(len(marks_s) / MARKS_MAX)]
-        return [(mark_s, written_wait(mark_s)) for mark_s in marks_s]
+        return [(mark_s, format_wait(mark_s)) for mark_s in marks_s]
     _, length_s = _unit_of(late_s)
     return [
-        (mark * length_s, written_wait(mark * length_s)) for mark in steps(early_s / length_s, late_s / length_s)
+        (mark * length_s, format_wait(mark * length_s)) for mark in steps(early_s / length_s, late_s / length_s)
     ]
 
 
-def written_wait(duration_s: float) -> str:
+def format_wait(duration_s: float) -> str:
     unit, length_s = _unit_of(duration_s)
     return f"{duration_s / length_s:.6g} {unit}"
 
@@ -88,7 +88,7 @@ def rule(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
 # --- text beside points -----------------------------------------------------------------------------------
 
 # Where a name may stand beside its point: how far off, and which end of it is there.
-BESIDE = (
+LABEL_PLACES = (
     (11.0, 4.0, "start"),
     (-11.0, 4.0, "end"),
     (9.0, -9.0, "start"),
@@ -122,7 +122,7 @@ class Labels:
 
     def write(self, x: float, y: float, said: str, kind: str = "label") -> str:
         """The name beside a point, or nothing where there is no room: its figures stand in the table."""
-        for off_x, off_y, anchor in BESIDE:
+        for off_x, off_y, anchor in LABEL_PLACES:
             box = _box(x + off_x, y + off_y, said, anchor)
             if self._is_free(box):
                 self.taken.append(box)

@@ -75,7 +75,7 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     for group in groups:
         parts += _points(group, plane)
     for group in sorted(groups, key=lambda it: (it.kind != "main", it.joined)):
-        parts += [_named(outcome, group, plane, labels) for outcome in group.outcomes]
+        parts += [_label(outcome, group, plane, labels) for outcome in group.outcomes]
     return svg(WIDTH, height, "cost against mean wait", parts)
 
 
@@ -109,7 +109,7 @@ def _points(group: Group, plane: Plane) -> list[str]:
     return parts
 
 
-def _named(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
+def _label(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
     """A step of a sweep is named by its value."""
     name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
     return labels.write(*plane.place(outcome), shorten(name, NAME_MAX), "tick" if group.joined else "label")
@@ -173,7 +173,7 @@ def _area(curve: Curve, x: Scale, y: Scale, kind: str) -> str:
 # --- where the money goes ---------------------------------------------------------------------------------
 
 
-def parts_there(outcomes: Sequence[Outcome]) -> Sequence[tuple[str, str]]:
+def cost_parts(outcomes: Sequence[Outcome]) -> Sequence[tuple[str, str]]:
     """Those that the bars show: where no node is lost, no job begins anew."""
     lost = any(outcome.restarts for outcome in outcomes)
     return [part for part in PARTS if lost or part[0] != "lost"]
@@ -200,7 +200,7 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
 def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list[str]:
     parts = [text(left - 10, y + 14, shorten(outcome.policy, NAME_MAX), "label", "end")]
     paid = 0.0
-    for kind, name in parts_there([outcome]):
+    for kind, name in cost_parts([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))
         said = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
         wide = max(0.0, x(paid + cost) - x(paid) - 1.5)

@@ -20,10 +20,10 @@ def compare(main: Outcome, other: Outcome) -> str:
         return f"serves {fewer}, for {main.cost:,.2f} and not {other.cost:,.2f}"
     if not main.jobs_served:
         return f"neither serves a job, for {main.cost:,.2f} and {other.cost:,.2f}"
-    return f"{_cost(main, other)}, {_wait(main, other)}"
+    return f"{_compare_cost(main, other)}, {_compare_wait(main, other)}"
 
 
-def _cost(main: Outcome, other: Outcome) -> str:
+def _compare_cost(main: Outcome, other: Outcome) -> str:
     if other.cost <= 0:
         return f"{main.cost - other.cost:+.2f} in cost"
     share = (main.cost / other.cost - 1) * 100
@@ -32,7 +32,7 @@ def _cost(main: Outcome, other: Outcome) -> str:
     return f"{abs(share):.0f} % {'cheaper' if share < 0 else 'dearer'}"
 
 
-def _wait(main: Outcome, other: Outcome) -> str:
+def _compare_wait(main: Outcome, other: Outcome) -> str:
     """The p95, and the mean where that is notably another and the p95 is not."""
     said = f"p95 wait {_longer(main.wait_p95_s - other.wait_p95_s)}"
     if _notable(main.wait_mean_s, other.wait_mean_s) and not _notable(main.wait_p95_s, other.wait_p95_s):
@@ -84,7 +84,8 @@ def headline(study: Study) -> str:
     if said:
         return said[0]
     main = study.main
-    return f"{_left(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {format_span(main.wait_p95_s)}."
+    p95_wait = format_span(main.wait_p95_s)
+    return f"{_unserved_prefix(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, p95 wait {p95_wait}."
 
 
 def sentences(study: Study) -> list[str]:
@@ -99,10 +100,10 @@ def sentences(study: Study) -> list[str]:
         alike = [it for it in study.swept.values() if it.jobs_served == served]
         best = min(alike, key=lambda it: (it.cost, it.wait_mean_s))
         said.append(f"{best.policy}, the cheapest of the sweep, beside {main.policy}: {compare(best, main)}.")
-    return [f"{_left(main)}{said[0]}", *said[1:]] if said else said
+    return [f"{_unserved_prefix(main)}{said[0]}", *said[1:]] if said else said
 
 
-def _left(main: Outcome) -> str:
+def _unserved_prefix(main: Outcome) -> str:
     """What a site does not serve comes before all that it saves."""
     left = sum(main.jobs_unserved.values())
     return f"{main.policy} leaves {left:,} of {main.jobs:,} jobs unserved. " if left else ""

@@ -68,18 +68,18 @@ def render_report(study: Study) -> str:
     extent = charts.Extent.of(drawn)
     parts = [
         f"<h1>{_plain(headline(study))}</h1>",
-        _more(study),
-        f'<p class="soft">{escape(_about(study))}</p>',
-        *([_section("Cost against wait", _pareto(study), _keys(_groups_there(study)))] if len(runs) > 1 else []),
+        _findings_list(study),
+        f'<p class="soft">{escape(_introduction(study))}</p>',
+        *([_section("Cost against wait", _pareto(study), _keys(_shown_groups(study)))] if len(runs) > 1 else []),
         _section("Cost and wait", _html_table(COST_HEADS, _rows(study, _cost_row), main=0), _note(study)),
-        _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.parts_there(runs))),
+        _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.cost_parts(runs))),
         _section(f"What {study.main.policy} pays, by node type", _types(study.main), TYPES_NOTE),
         *(
             _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run, extent), _TIME_KEYS)
             for run in drawn
         ),
         _section("Nodes", _html_table(NODE_HEADS, _rows(study, _node_row), main=0)),
-        *_begun_anew(study, runs),
+        *_restarts(study, runs),
         *_differences(study),
         *_cloud(study),
         *_unserved(study),
@@ -97,12 +97,12 @@ def _plain(sentence: str) -> str:
     return escape(sentence).replace(" %", "&nbsp;%")
 
 
-def _more(study: Study) -> str:
+def _findings_list(study: Study) -> str:
     said = "".join(f"<li>{_plain(sentence)}</li>" for sentence in sentences(study)[1:])
     return f"<ul>{said}</ul>" if said else ""
 
 
-def _about(study: Study) -> str:
+def _introduction(study: Study) -> str:
     main = study.main
     unserved = sum(main.jobs_unserved.values())
     left = f", {unserved} of them not served" if unserved else ""
@@ -129,7 +129,7 @@ _TIME_KEYS = _keys(
 )
 
 
-def _groups_there(study: Study) -> list[tuple[str, str]]:
+def _shown_groups(study: Study) -> list[tuple[str, str]]:
     there = {"main": True, "swept": study.swept, "compared": study.compared, "baseline": study.baselines}
     return [(kind, name) for kind, name in KINDS if there[kind]]
 
@@ -202,13 +202,13 @@ def _node_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def _begun_anew(study: Study, runs: Sequence[Outcome]) -> list[str]:
+def _restarts(study: Study, runs: Sequence[Outcome]) -> list[str]:
     if not any(run.restarts for run in runs):
         return []
-    return [_section("Runs lost", _html_table(ANEW_HEADS, _rows(study, _anew_row), main=0), ANEW_NOTE)]
+    return [_section("Runs lost", _html_table(ANEW_HEADS, _rows(study, _restart_row), main=0), ANEW_NOTE)]
 
 
-def _anew_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
+def _restart_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.policy,
         f"{outcome.restarts:,} times",
@@ -219,7 +219,7 @@ def _anew_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
 
 
 def _types(outcome: Outcome) -> str:
-    parts = charts.parts_there([outcome])
+    parts = charts.cost_parts([outcome])
     rows = [
         (
             name,

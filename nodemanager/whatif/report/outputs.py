@@ -88,14 +88,14 @@ def flushed_output(file: TextIO) -> Iterator[None]:
         yield
         file.flush()
     except BrokenPipeError as error:
-        _leave(file)
+        _discard(file)
         raise OutputClosed("standard output: nobody reads on") from error
     except OSError as error:
-        _leave(file)
+        _discard(file)
         raise OutputError(f"standard output: not all of it could be written: {_why(error)}") from error
 
 
-def _leave(file: TextIO) -> None:
+def _discard(file: TextIO) -> None:
     """What is still held goes nowhere: Python would try again as it ends, and complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())

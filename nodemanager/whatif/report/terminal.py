@@ -21,7 +21,7 @@ NAME_MIN = 12
 GAP = 2  # between two columns
 
 
-class Bar:
+class ProgressBar:
     """A bar a run; on something that is no terminal, nothing."""
 
     def __init__(self, progress: Progress, jobs_about: int | None) -> None:
@@ -41,7 +41,7 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
+def progress_bar(console: Console, jobs_about: int | None) -> Iterator[ProgressBar]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -49,7 +49,7 @@ def progress_bar(console: Console, jobs_about: int | None) -> Iterator[Bar]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Bar(progress, jobs_about)
+        yield ProgressBar(progress, jobs_about)
 
 
 def print_summary(study: Study, console: Console) -> None:
@@ -57,43 +57,43 @@ def print_summary(study: Study, console: Console) -> None:
 
     What is no terminal has no lines of a length: a table is as wide as it is.
     """
-    _say(console, headline(study), "bold")
+    _print(console, headline(study), "bold")
     for sentence in sentences(study)[1:]:
-        _say(console, sentence)
-    _show(console, _runs(study, _name_room(study, console)))
+        _print(console, sentence)
+    _print_table(console, _runs(study, _name_room(study, console)))
     if study.bounds is not None:
-        _say(
+        _print(
             console,
             f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
             "every job starting when it did on the fixed cluster",
         )
     for run in study.outcomes:
         if run.restarts:
-            _say(
+            _print(
                 console,
                 f"{run.policy}: jobs began anew {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
                 f"lost, at {run.cost_lost:,.2f}",
             )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():
-            _say(console, f"{name}: {key} = {there}, not {here}")
+            _print(console, f"{name}: {key} = {there}, not {here}")
     for why, count in study.main.jobs_unserved.items():
-        _say(console, f"{count} jobs not served: {why}", "yellow")
+        _print(console, f"{count} jobs not served: {why}", "yellow")
     for kind, count in study.oddities.counts.items():
         places = ", ".join(study.oddities.examples[kind])
         more = ", ..." if count > len(study.oddities.examples[kind]) else ""
-        _say(console, f"{count} x {kind} ({places}{more})")
+        _print(console, f"{count} x {kind} ({places}{more})")
     if study.cloud:
-        _show(console, _cloud(study), folds=True)
-    _say(console, _speed(study.main))
+        _print_table(console, _cloud(study), folds=True)
+    _print(console, _speed(study.main))
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def _print(console: Console, text: str, style: str | None = None) -> None:
     """As it stands: names of files and jobs may hold what rich takes for markup."""
     console.print(text, style=style, markup=False, emoji=False)
 
 
-def _show(console: Console, table: Table, *, folds: bool = False) -> None:
+def _print_table(console: Console, table: Table, *, folds: bool = False) -> None:
     """``folds``: a table of words, which a terminal's lines may break."""
     usual = console.width
     if not (folds and console.is_terminal):

@@ -19,7 +19,7 @@ from nodemanager.whatif.workload.workload import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunList:
     """Every run of a study, ``main`` the site as it stands. ``caution``: in what it is not what was asked for."""
 
     main: PolicyRun
@@ -33,7 +33,7 @@ class Asked:
         return (self.main, *self.compared, *self.swept, *self.baselines)
 
 
-def list_runs(site: Site, chosen: argparse.Namespace) -> Asked:
+def list_runs(site: Site, chosen: argparse.Namespace) -> RunList:
     """What is to be run. Raises :class:`SweepError` and :class:`~nodemanager.config.site.ConfigError`.
 
     What ``--actors`` cannot do is a :class:`WorkloadError`.
@@ -49,7 +49,7 @@ def list_runs(site: Site, chosen: argparse.Namespace) -> Asked:
     ]
     if chosen.actors:
         _check_actors((main, *compared, *swept))
-    return Asked(main, compared, swept, baselines, sweep.caution)
+    return RunList(main, compared, swept, baselines, sweep.caution)
 
 
 def with_seed(site: Site, seed: int | None) -> Site:

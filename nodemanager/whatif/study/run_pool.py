@@ -41,7 +41,7 @@ class PolicyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunResult:
     """What a run came to. ``bounds`` are a baseline's; ``oddities`` those of the site's own run.
 
     ``journal_fault``: why its journal is not whole; "" where it is, or none was asked for.
@@ -53,7 +53,7 @@ class Done:
     event_log_fault: str = ""
 
 
-class _Sink(TextIOWrapper):
+class _LogFile(TextIOWrapper):
     """A journal's file. A disk that is full ends the writing, not the run."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -78,23 +78,23 @@ class _Sink(TextIOWrapper):
         self.fault = self.fault or f"not all of it could be written: {error.strerror}"
 
 
-def execute(runner: Runner, run: PolicyRun) -> Done:
+def execute(runner: Runner, run: PolicyRun) -> RunResult:
     """Run it here and now."""
     if run.baseline:
-        return Done(*runner.run_baseline(run.name, run.site))
+        return RunResult(*runner.run_baseline(run.name, run.site))
     oddities = Oddities()
     if run.actors:
         jobs = islice(runner.workload.read(oddities), runner.jobs_max)
         replay = ActorReplay(run.site, runner.workload, jobs, lambda count: runner.progress(run.name, count))
-        return Done(replay.run(run.name), oddities=oddities)
+        return RunResult(replay.run(run.name), oddities=oddities)
     if run.event_log is None:
-        return Done(runner.run_production(run.name, run.site, oddities=oddities), oddities=oddities)
-    with _Sink(run.event_log.open("wb")) as sink:
+        return RunResult(runner.run_production(run.name, run.site, oddities=oddities), oddities=oddities)
+    with _LogFile(run.event_log.open("wb")) as sink:
         outcome = runner.run_production(run.name, run.site, sink, oddities)
-    return Done(outcome, oddities=oddities, event_log_fault=sink.fault)
+    return RunResult(outcome, oddities=oddities, event_log_fault=sink.fault)
 
 
-def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Generator[Done, None, None]:
+def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Generator[RunResult, None, None]:
     """What each came to, in their order; so many at once. What one raises is raised where it would be told.
 
     Whatever ends this early ends the processes too, in the midst of their work; so does the end of this process.
@@ -106,14 +106,14 @@ def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Ge
         return
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    with _passed_on(ours, theirs, runner.progress):
+    with _forward_progress(ours, theirs, runner.progress):
         watched, held = context.Pipe(duplex=False)
-        begun_with = (replace(runner, progress=_nobody), theirs, context.Lock(), watched)
-        pool = ProcessPoolExecutor(at_once, context, _begin, begun_with)
+        begun_with = (replace(runner, progress=_ignore_progress), theirs, context.Lock(), watched)
+        pool = ProcessPoolExecutor(at_once, context, _init_worker, begun_with)
         all_told = False
         try:
-            with _sigint_held():
-                futures = [pool.submit(_done, run) for run in runs]
+            with _sigint_blocked():
+                futures = [pool.submit(_execute_in_worker, run) for run in runs]
             for future in futures:
                 yield future.result()
             all_told = True
@@ -130,7 +130,7 @@ def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Ge
 
 
 @contextmanager
-def _sigint_held() -> Iterator[None]:
+def _sigint_blocked() -> Iterator[None]:
     """Processes begun now leave Ctrl-C to this one, which ends them: each would complain of it by itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -140,7 +140,7 @@ def _sigint_held() -> Iterator[None]:
 
 
 @contextmanager
-def _passed_on(ours: Connection, theirs: Connection, progress: Progress) -> Iterator[None]:
+def _forward_progress(ours: Connection, theirs: Connection, progress: Progress) -> Iterator[None]:
     """Whoever is told of progress here is told of that in the other processes, until the last of them has ended."""
 
     def pass_on() -> None:
@@ -158,20 +158,20 @@ def _passed_on(ours: Connection, theirs: Connection, progress: Progress) -> Iter
         ours.close()
 
 
-def _proxy_of(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+def _make_proxy(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
 # Sites are made of these, and the standard library does not hand one to another process.
-copyreg.pickle(MappingProxyType, lambda proxy: (_proxy_of, (dict(proxy),)))
+copyreg.pickle(MappingProxyType, lambda proxy: (_make_proxy, (dict(proxy),)))
 
 
 # --- in the other process ---------------------------------------------------------------------------------
 
-_here: list[Runner] = []  # the one that this process was begun with
+_worker_runner: list[Runner] = []  # the one that this process was begun with
 
 
-def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection) -> None:
+def _init_worker(runner: Runner, told: Connection, in_turn: Lock, watched: Connection) -> None:
     logs.configure(logging.CRITICAL)
     end_with_parent(watched)
 
@@ -180,12 +180,12 @@ def _begin(runner: Runner, told: Connection, in_turn: Lock, watched: Connection)
             with in_turn:
                 told.send((run, jobs))
 
-    _here[:] = [replace(runner, progress=tell)]
+    _worker_runner[:] = [replace(runner, progress=tell)]
 
 
-def _done(run: PolicyRun) -> Done:
-    return execute(_here[0], run)
+def _execute_in_worker(run: PolicyRun) -> RunResult:
+    return execute(_worker_runner[0], run)
 
 
-def _nobody(run: str, jobs: int) -> None:
+def _ignore_progress(run: str, jobs: int) -> None:
     """Takes no interest."""

@@ -69,19 +69,19 @@ class Runner:
         """The site's own policy, by the production code."""
         journal = EventLog(sink)
         manager = PlannerDriver(policy_of(site), journal)
-        return self._run(name, self._ground(site), manager, RunTotals(), journal, oddities or Oddities())
+        return self._run(name, self._setup(site), manager, RunTotals(), journal, oddities or Oddities())
 
     def run_baseline(self, name: str, site: Site) -> tuple[Outcome, CostBounds]:
         """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
-        ground = self._ground(site)
+        ground = self._setup(site)
         loses = any(habit.lost_per_hour for habit in ground.conditions.behaviours.values())
         demand = UnitDemand(WindowCover(site.node_types), loses_lives=loses)
         manager = BASELINES[name](fixed_ranks(site, self.workload))
         outcome = self._run(name, ground, manager, RunTotals(unit_demand=demand), EventLog(), Oddities())
         return outcome, CostBounds(float(demand.cover.cost()), float(demand.work_cost()))
 
-    def _ground(self, site: Site) -> RunSetup:
-        return ground_of(site, self.workload, self.learned)
+    def _setup(self, site: Site) -> RunSetup:
+        return run_setup(site, self.workload, self.learned)
 
     def _run(
         self,
@@ -103,7 +103,7 @@ class Runner:
         return islice(self.workload.read(oddities), self.jobs_max)
 
 
-def ground_of(site: Site, workload: Workload, learned: Learned | None = None) -> RunSetup:
+def run_setup(site: Site, workload: Workload, learned: Learned | None = None) -> RunSetup:
     """The site's nodes and limits, and the cloud as it was learned or as ``[Simulation]`` has it."""
     conditions, _ = cloud_conditions(site, learned)
     return RunSetup(

@@ -68,13 +68,13 @@ def read_sweep(text: str) -> Sweep:
     if not (0 < low < high < math.inf and 2 <= count <= STEPS_MAX):
         raise SweepError(f"--sweep {text}: a span above 0 that rises, in 2 to {STEPS_MAX} steps, is needed")
     section, name = _field(key)
-    between = _between(low, high, count - 2, _written_as(SECTIONS[section], name))
+    between = _marks_between(low, high, count - 2, _writer_for(SECTIONS[section], name))
     marks = (first, *between, last)
     caution = f"--sweep {text}: only {len(marks)} values lie so: {', '.join(marks)}" if len(marks) < count else ""
     return Sweep(key, marks, caution)
 
 
-def _between(low: float, high: float, count: int, write: Callable[[float, int], str]) -> Sequence[str]:
+def _marks_between(low: float, high: float, count: int, write: Callable[[float, int], str]) -> Sequence[str]:
     """So many marks between two, each as many times the one before; fewer where these cannot be told apart."""
     factor = (high / low) ** (1 / (count + 1))
     exact = [low * factor**step for step in range(1, count + 1)]
@@ -86,7 +86,7 @@ def _between(low: float, high: float, count: int, write: Callable[[float, int], 
     return [mark for mark in dict.fromkeys(written) if low < parse_fsd(mark) < high]
 
 
-def _written_as(settings: type[SectionSettings], name: str) -> Callable[[float, int], str]:
+def _writer_for(settings: type[SectionSettings], name: str) -> Callable[[float, int], str]:
     """How a key's values are written, in so many figures."""
     if name.endswith("_s"):
         return _duration
@@ -116,7 +116,7 @@ def variants(site: Site, sweep: Sweep) -> Iterator[tuple[str, Site]]:
 def with_key(site: Site, key: str, value: str) -> Site:
     """The site with one key of another value. Raises :class:`SweepError` for one that may not be."""
     section, name = _field(key)
-    changed = {section: _with(getattr(site, section), name, key, value)}
+    changed = {section: _with_value(getattr(site, section), name, key, value)}
     return replace(site, **changed)  # type: ignore[arg-type]  # of the section's own class
 
 
@@ -130,7 +130,7 @@ def _field(key: str) -> tuple[str, str]:
     raise SweepError(f'--sweep: no such key "{key}"; known are {", ".join(known)}')
 
 
-def _with(settings: SectionSettings, name: str, key: str, value: str) -> SectionSettings:
+def _with_value(settings: SectionSettings, name: str, key: str, value: str) -> SectionSettings:
     # What the site does not say stays unsaid: a run tells the two apart.
     kept = {other: getattr(settings, other) for other in settings.model_fields_set if other != name}
     try:
@@ -142,7 +142,7 @@ def _with(settings: SectionSettings, name: str, key: str, value: str) -> Section
 
 def differences(one: Site, other: Site) -> Mapping[str, tuple[str, str]]:
     """``[Section] key`` to what it is in each, where they differ."""
-    first, second = _written(one), _written(other)
+    first, second = _settings_text(one), _settings_text(other)
     return {
         key: (first.get(key, "-"), second.get(key, "-"))
         for key in {**first, **second}
@@ -150,13 +150,13 @@ def differences(one: Site, other: Site) -> Mapping[str, tuple[str, str]]:
     }
 
 
-def _written(site: Site) -> dict[str, str]:
+def _settings_text(site: Site) -> dict[str, str]:
     written: dict[str, str] = {}
     for section in (*SECTIONS, "cloud"):
         settings: SectionSettings = getattr(site, section)
         for name, field in type(settings).model_fields.items():
             value = getattr(settings, name)
-            shown = _shown(name, value)
+            shown = _format_value(name, value)
             written[f"[{section.title()}] {field.validation_alias or name}"] = shown
     for node_type in site.node_types:
         node = f"[Node {node_type.name}]"
@@ -169,7 +169,7 @@ def _written(site: Site) -> dict[str, str]:
     return written
 
 
-def _shown(name: str, value: object) -> str:
+def _format_value(name: str, value: object) -> str:
     if name.endswith("_s") and isinstance(value, float) and math.isfinite(value):
         return format_fsd(value)
     return str(value)

@@ -82,7 +82,7 @@ class EventLog:
 def open_event_log(path: Path) -> Workload:
     """The jobs of a run, from its journal. A line that no run wrote is an error: without it, it is another run."""
     try:
-        with _opened(path) as file:
+        with _open_text(path) as file:
             first = json.loads(next(file))
         start_at = _measure(first, "start_at")
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
@@ -90,7 +90,7 @@ def open_event_log(path: Path) -> Workload:
     return Workload(path.name, partial(_jobs, path), start_at)
 
 
-def _opened(path: Path) -> TextIO:
+def _open_text(path: Path) -> TextIO:
     """Bytes that are no text are read as text that is no JSON, so that their line is known."""
     return path.open(encoding="utf-8", errors="backslashreplace")
 
@@ -98,7 +98,7 @@ def _opened(path: Path) -> TextIO:
 def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
     del oddities
     latest_s = 0.0
-    with _opened(path) as file:
+    with _open_text(path) as file:
         for number, text in enumerate(file, start=1):
             try:
                 job = _job(text, latest_s)
@@ -119,7 +119,7 @@ def _job(text: str, latest_s: float) -> TraceJob | None:
     if at_s < latest_s:
         raise ValueError(f"at is {at_s}, before that of the job above")
     name, userid, shape = line["job"], line["userid"], shape_from_json(line["shape"])
-    if not (isinstance(name, str) and _is_count(userid, 0) and _is_whole(shape)):
+    if not (isinstance(name, str) and _is_count(userid, 0) and _is_plausible(shape)):
         raise ValueError("its job, userid or shape are not what they should be")
     return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
 
@@ -141,7 +141,7 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= VALUE_MAX
 
 
-def _is_whole(shape: Shape) -> bool:
+def _is_plausible(shape: Shape) -> bool:
     """Whether it is of numbers that a job can have asked for."""
     positive = (shape.slots, shape.cores_per_slot, 1 if shape.nodes is None else shape.nodes)
     return all(_is_count(value, 1) for value in positive) and all(

@@ -33,7 +33,7 @@ def open_flux_jobs(path: Path, file: TextIO | None = None) -> Workload:
     """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
     try:
         said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
-        return _history(path.name, said)
+        return _workload(path.name, said)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
 
@@ -49,14 +49,14 @@ def open_running_instance(uri: str) -> Workload:
                 {"max_entries": 0, "attrs": list(ATTRIBUTES)},
                 timeout_s=INSTANCE_TIMEOUT_S,
             )
-        return _history(where, said)
+        return _workload(where, said)
     except (FluxError, BindingsMissing) as error:
         raise WorkloadError(f"flux: the jobs of {where} cannot be listed: {error}") from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise WorkloadError(f"flux: {where} answers what cannot be read: {error}") from error
 
 
-def _history(name: str, said: Any) -> Workload:
+def _workload(name: str, said: Any) -> Workload:
     if isinstance(said, dict) and "jobs" not in said and "id" in said:
         said = [said]  # as Flux prints a single job that was asked for by its id
     listed = said["jobs"] if isinstance(said, dict) else said

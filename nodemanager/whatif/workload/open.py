@@ -37,7 +37,7 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     if path.suffix == ".json":
         return open_flux_jobs(path)
     if ":" in name:
-        return open_synthetic(name, _largest(site, each), each)
+        return open_synthetic(name, _site_processors(site, each), each)
     raise WorkloadError(
         f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json"), .jsonl (of --journal) or '
         '.sqlite (of the service), "-", "flux" (the jobs of the running instance), "journal" (those that the '
@@ -54,7 +54,7 @@ def history_path(name: str, site: Site) -> Path | None:
     return None
 
 
-def _largest(site: Site, each: Processors) -> int:
+def _site_processors(site: Site, each: Processors) -> int:
     """The processors that the site may have at once."""
     cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
     there = cores[: site.limits.nodes_max]

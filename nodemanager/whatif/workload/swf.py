@@ -45,10 +45,10 @@ def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
     header = _header(path)
     return Workload(
         name=path.name,
-        read=partial(_jobs, path, each, _whole(header.get("MaxRecords"))),
+        read=partial(_jobs, path, each, _positive_int(header.get("MaxRecords"))),
         start_at=_number(header.get("UnixStartTime")) or 0.0,
-        jobs_about=_whole(header.get("MaxRecords") or header.get("MaxJobs")),
-        processors=_whole(header.get("MaxProcs")) or _whole(header.get("MaxNodes")),
+        jobs_about=_positive_int(header.get("MaxRecords") or header.get("MaxJobs")),
+        processors=_positive_int(header.get("MaxProcs")) or _positive_int(header.get("MaxNodes")),
         each=each,
         header=header,
     )
@@ -173,6 +173,6 @@ def _number(text: str | None) -> float | None:
     return None
 
 
-def _whole(text: str | None) -> int | None:
+def _positive_int(text: str | None) -> int | None:
     number = _number(text)
     return int(number) if number is not None and number > 0 else None

@@ -38,7 +38,7 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     Raises :class:`WorkloadError` for a kind, key or value that is not known.
     """
     kind, _, rest = text.partition(":")
-    asked = _asked(text, rest)
+    asked = _read_options(text, rest)
     if kind not in MODELS:
         known = ", ".join(f"{name}:" for name in MODELS)
         raise WorkloadError(f"{text}: no such workload; known are {known}")
@@ -59,7 +59,7 @@ def _read(
     return model(asked, procs, each)
 
 
-def _asked(text: str, rest: str) -> ModelOptions:
+def _read_options(text: str, rest: str) -> ModelOptions:
     readers: Mapping[str, tuple[str, Callable[[str], float]]] = {
         "jobs": ("jobs", int),
         "seed": ("seed", int),

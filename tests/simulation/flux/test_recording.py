@@ -177,7 +177,7 @@ def test_a_start_is_told_as_the_real_one_told_its_own() -> None:
     world = World(seed=1)
     flux = small_instance(world)
     events: list[ResourceEvent] = []
-    flux._ranks.listeners.append(events.append)  # nobody can follow while rank 0 is away
+    flux._brokers.listeners.append(events.append)  # nobody can follow while rank 0 is away
     flux.restart()
     world.advance_by(10)
     real = list(of_kind("resource-event"))[:3]
