@@ -1,1 +1,1 @@
-"""The words of the project: jobs, nodes, slots, facts, orders and reasons as frozen values, and the ports."""
+"""The project's vocabulary: jobs, nodes, slots, facts, orders and reasons as frozen values, and the ports."""

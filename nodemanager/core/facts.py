@@ -1,7 +1,7 @@
-"""What was seen: every fact that the brain takes in, in the past tense.
+"""Facts: everything that the brain takes in, named in the past tense.
 
-A fact that answers a query carries ``started_s``, the monotonic moment at which the query began: whatever
-happened after it may be missing from the answer, so newer local knowledge wins.
+A fact that answers a query carries ``started_s``, the monotonic moment at which the query began. The answer may
+lack whatever happened after that moment, so newer local knowledge wins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodemanager.core.slots import Hardware, Rank, SlotsWish
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time, as data."""
+    """The current time, as data."""
 
     now_s: float
     wall_at: float
@@ -38,36 +38,35 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """Jobs that are new or changed, and those no longer active. ``complete``: these are all there are."""
+    """New, changed and ended jobs. If ``complete``, ``jobs`` and ``unreadable`` are all the active jobs."""
 
     started_s: float
     jobs: tuple[Job, ...] = ()
     unreadable: tuple[UnreadableJob, ...] = ()
     ended: tuple[JobId, ...] = ()
     complete: bool = False
-    # None: not asked, or not to be known, as there is no scheduler. Pending jobs of a stopped queue are not demand.
+    # None if not asked, or unknown because no scheduler is loaded. Pending jobs of a stopped queue are not demand.
     queues_stopped: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QueueProbed:
-    """Nothing new, and the source was alive when asked."""
+    """The source answered a probe, and nothing is new."""
 
     started_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RanksChanged:
-    """Something happened to a rank (online, offline, drain, a job began or ended): a look is due."""
+    """Something happened to a rank (online, offline, drain, a job started or ended): look at the ranks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RanksSeen:
-    """All ranks but the leader, from one look; and a wish for another division of the slots, if there is one.
+    """All ranks but the leader, from one look, and an unanswered wish to change the slots' types, if there is one.
 
-    ``jobs_ended``: how many jobs the instance remembers as ended. ``took_s``: from asking to having read all.
-    ``since``: where it is known what the look would show, but for some ranks: then ``ranks`` are those, and all
-    others are as they are there.
+    ``jobs_ended``: how many ended jobs the instance remembers. ``took_s``: how long the look took.
+    ``previous``: if given, ``ranks`` holds only the ranks that differ from this mapping.
     """
 
     started_s: float
@@ -80,14 +79,14 @@ class RanksSeen:
 
 @dataclass(frozen=True, slots=True)
 class RanksMeasured:
-    """What the machines really have whose ranks came online, as Flux found them."""
+    """The hardware that Flux found on the machines whose ranks came online."""
 
     hardware: Mapping[Rank, Hardware]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsChanged:
-    """The slots were divided anew as it was wished; ``ranks`` is a look begun after that."""
+    """The slots got the types that the wish asked for; ``ranks`` is a look begun after the change."""
 
     wish_id: str
     started_s: float
@@ -96,14 +95,14 @@ class SlotsChanged:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRefused:
-    """A wish was answered with the reason why nothing was changed."""
+    """A wish to change the slots was refused, with the reason."""
 
     wish_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FluxUnreachable:
-    """The instance does not answer. It is tried again; meanwhile nothing is decided."""
+    """The instance does not answer. The worker tries again; until it answers, nothing is decided."""
 
     started_s: float
     why: str
@@ -111,7 +110,7 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """We are the one that acts, and this is on record: launches, what operators have set, and what was spent."""
+    """This manager holds the name and may act. The rest is the record: launches, operators' settings, spending."""
 
     started_s: float
     launches: tuple[Launch, ...]
@@ -121,7 +120,7 @@ class ClaimHeld:
 
 @dataclass(frozen=True, slots=True)
 class RecordSeen:
-    """What the manager that acts has on record, as one that only observes sees it before each look at the ranks."""
+    """The record of the acting manager, as an observing manager reads it before each look at the ranks."""
 
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
@@ -130,7 +129,7 @@ class RecordSeen:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """Another manager holds the name ``node-manager`` on this instance, or ours was lost."""
+    """Another manager holds the name ``node-manager`` on this instance, or this one lost it."""
 
     started_s: float
     why: str
@@ -143,7 +142,7 @@ class LaunchesRecorded:
 
 @dataclass(frozen=True, slots=True)
 class NodeDrained:
-    """The drain was answered; ``rank`` is the second look, asked after the answer."""
+    """Flux answered the drain; ``rank`` is a second look, taken after the answer."""
 
     launch: LaunchId
     started_s: float
@@ -157,14 +156,14 @@ class NodeUndrained:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStopped:
-    """The broker was told to stop, or was not there."""
+    """The broker was told to stop, or was already offline."""
 
     launch: LaunchId
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequeued:
-    """The job was submitted once more, as ``again``. None: it was not, and will not be; ``why`` says why."""
+    """The job was submitted again, as ``again``. None: it cannot be submitted again, because of ``why``."""
 
     job: JobId
     again: JobId | None
@@ -173,7 +172,7 @@ class JobRequeued:
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingKilled:
-    """A signal was sent to what runs on the node's rank after a job."""
+    """A signal was sent to the housekeeping that runs on the node's rank after a job."""
 
     launch: LaunchId
 
@@ -185,7 +184,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeCordoned:
-    """The rank takes no new job; ``rank`` is a look at it, asked after the answer."""
+    """The rank takes no new job; ``rank`` is a look at it, taken after Flux answered."""
 
     launch: LaunchId
     started_s: float
@@ -194,7 +193,7 @@ class NodeCordoned:
 
 @dataclass(frozen=True, slots=True)
 class SteeringKept:
-    """What operators had set is on record."""
+    """The operators' settings are on record."""
 
     steering: Steering
 
@@ -206,7 +205,7 @@ class SteeringNotKept:
 
 @dataclass(frozen=True, slots=True)
 class SpendKept:
-    """What was spent is on record."""
+    """The money spent is on record."""
 
     spend: Spend
 
@@ -218,7 +217,7 @@ class SpendNotKept:
 
 @dataclass(frozen=True, slots=True)
 class FluxCallFailed:
-    """An order to Flux was not carried out, or not surely so. ``job`` is that of a requeue."""
+    """An order to Flux failed, or it is unknown whether it was carried out. ``job`` is the job of a requeue."""
 
     launches: tuple[LaunchId, ...]
     order: str
@@ -243,7 +242,7 @@ class RetirementRequested:
 
 @dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """Neither held nor to be retired any more."""
+    """An operator withdrew the node's hold or retirement."""
 
     launch: LaunchId
 
@@ -263,7 +262,7 @@ class DecisionsResumed:
 
 @dataclass(frozen=True, slots=True)
 class CloudListed:
-    """Every instance that the provider shows us, whole: ours, and those that are not."""
+    """A complete list of the instances that the provider shows, ours and others."""
 
     started_s: float
     nodes: tuple[CloudNode, ...]
@@ -277,7 +276,7 @@ class NodeCreated:
 
 @dataclass(frozen=True, slots=True)
 class NodeDestroyed:
-    """The destroy was accepted. The node is gone only when the list says so."""
+    """The provider accepted the destroy. The node is gone only when a list shows it gone."""
 
     launch: LaunchId | None
     provider_id: ProviderId
@@ -285,7 +284,7 @@ class NodeDestroyed:
 
 @dataclass(frozen=True, slots=True)
 class LeftoversRemoved:
-    """A sweep is over. What nodes of ours had left behind, and was deleted."""
+    """A sweep ended; these leftovers of our nodes were deleted."""
 
     leftovers: tuple[Leftover, ...]
 
@@ -299,18 +298,18 @@ class CloudCallFailed:
     kind: FailureKind
     detail: str
     retry_after_s: float = 0.0
-    quota_scope: QuotaScope | None = None  # of a refusal for want of quota; None: not said
+    quota_scope: QuotaScope | None = None  # of a refusal for lack of quota; None if the provider does not say
     provider_id: ProviderId | None = None  # of a destroy
 
 
-# --- from whoever carries orders out ----------------------------------------------------------------------
+# --- from the workers that carry orders out ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLapsed:
-    """An order was surely not carried out: it came too late, or it is not known that we still act.
+    """An order was certainly not carried out: it was too late, or the manager could not prove that it still acts.
 
-    ``provider_id`` is that of a destroy, ``job`` that of a requeue.
+    ``provider_id`` belongs to a destroy, ``job`` to a requeue.
     """
 
     order: str
@@ -325,7 +324,7 @@ class OrderLapsed:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """What a node said of its joining, or the join service of its ticket."""
+    """A node reported its progress in joining, or the join service reported on the node's ticket."""
 
     launch: LaunchId
     phase: JoinPhase
@@ -335,7 +334,7 @@ class NodeReported:
 
 @dataclass(frozen=True, slots=True)
 class NodeMeasured:
-    """What a node found of its own machine when it joined."""
+    """A node measured its own machine when it joined."""
 
     launch: LaunchId
     hardware: Hardware

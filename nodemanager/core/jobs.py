@@ -1,7 +1,6 @@
-"""Jobs and what they ask for: frozen values.
+"""Jobs and their requests, as frozen values.
 
-A field that ends in ``_at`` is wall-clock time, in seconds since the epoch, and comes from Flux. Durations end in
-``_s``.
+A field that ends in ``_at`` is wall-clock time from Flux, in seconds since the epoch. Durations end in ``_s``.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ class OnRanks:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every part holds; the empty one holds everywhere."""
+    """Holds where every part holds. Without parts it holds everywhere."""
 
     parts: tuple[Constraint, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One part holds; the empty one holds everywhere, as in Flux (RFC 31)."""
+    """Holds where at least one part holds. Without parts it holds everywhere, as in Flux (RFC 31)."""
 
     parts: tuple[Constraint, ...]
 
@@ -55,10 +54,10 @@ ANYWHERE = All(())
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one job asks of nodes (RFC 14, RFC 25), reduced to what decides where it fits.
+    """A job's resource request (RFC 14, RFC 25), reduced to the parts that decide where the job fits.
 
-    ``nodes`` is None where the job asks for slots wherever they are; then ``slots`` is their whole number, else
-    the number on each node. A range counts by its least value. Equal shapes are interchangeable.
+    ``nodes`` is None if the job asks for slots on any nodes; then ``slots`` is their total. If ``nodes`` is given,
+    ``slots`` is the number on each node. A range counts as its lowest value. Equal shapes are interchangeable.
     """
 
     slots: int
@@ -67,10 +66,10 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
-    # Heeded when a node is chosen to be bought. No scheduler we know heeds them on nodes that are up.
+    # The next two count only when a node is bought. No scheduler we know respects them on nodes that are up.
     memory_bytes_per_slot: int = 0
-    one_zone: bool = False  # all its nodes are to be made in one zone of the provider
-    # Jobs are counted by it again and again, so it is worked out once.
+    one_zone: bool = False  # all its nodes are to be created in one zone of the provider
+    # Computed once, because the planner counts jobs by shape again and again.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +81,7 @@ class Shape:
 
 
 class JobState(StrEnum):
-    """The states of an active job (RFC 21). A job that became inactive leaves the snapshot."""
+    """The states of an active job (RFC 21). A job that becomes inactive leaves the snapshot."""
 
     NEW = "new"
     DEPEND = "depend"
@@ -94,7 +93,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankAllocation:
-    """What a running job has of one rank."""
+    """The part of one rank that a running job holds."""
 
     rank: Rank
     cores: int
@@ -114,33 +113,33 @@ class Job:
     duration_s: float = 0.0  # 0 is unlimited
     queue: str = ""  # "" is the anonymous queue
     userid: int = 0
-    # What the jobspec asks for and no scheduler we know honours ("memory"), so that it can be said.
+    # Requests that no scheduler we know respects ("memory"). The job's reason shows them.
     unheeded: tuple[str, ...] = ()
-    # Of a running job: what it was given, and when that expires (RFC 20); None where it never does.
+    # Of a running job: the allocation and when it expires (RFC 20); None if it never does.
     allocations: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
-    requeue: bool = False  # it asks to be submitted once more should its node be taken back
-    requeued_from: JobId | None = None  # whose successor it is
+    requeue: bool = False  # it asks to be submitted again if the provider takes back its node
+    requeued_from: JobId | None = None  # the job that it replaces
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableJob:
-    """A job whose jobspec could not be read: said, never bought for, and harmless to the others."""
+    """A job whose jobspec could not be read. It is reported and gets no nodes; other jobs are not affected."""
 
     id: JobId
     why: str
 
 
 class QueuePolicy(StrEnum):
-    """In which order the scheduler starts jobs."""
+    """The order in which the scheduler starts jobs."""
 
-    FIFO = "fifo"  # one that cannot start holds up all behind it: sched-simple
-    BACKFILL = "backfill"  # those behind it may go first: Fluxion, by its own queue policies
+    FIFO = "fifo"  # a job that cannot start holds up all jobs behind it: sched-simple
+    BACKFILL = "backfill"  # jobs behind it may start first: Fluxion, by its own queue policies
 
 
 class PackingPolicy(StrEnum):
-    """Which jobs share a node that is bought for them."""
+    """The rule by which jobs share a node that is bought for them."""
 
-    SPREAD = "spread"  # any that fit: the fewest nodes
-    WALLTIME = "walltime"  # those that end at about the same time, so that nodes empty
+    SPREAD = "spread"  # any jobs that fit: the fewest nodes
+    WALLTIME = "walltime"  # jobs that end at about the same time, so that whole nodes become idle

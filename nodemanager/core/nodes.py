@@ -1,8 +1,8 @@
-"""Nodes as the provider, Flux and the manager itself see them: frozen values, with units in their names.
+"""Nodes as the provider, Flux and the manager see them, as frozen values.
 
-Two clocks are kept apart. A field that ends in ``_s`` and names a moment (``since_s``, ``started_s``) is a
-reading of the monotonic clock; one that ends in ``_at`` is wall-clock time, in seconds since the epoch, and
-comes from outside (the provider, Flux, a launch record). Durations end in ``_s`` too.
+Names keep two clocks apart. A field that ends in ``_s`` and names a moment (``since_s``, ``started_s``) is a
+reading of the monotonic clock. A field that ends in ``_at`` is wall-clock time from outside (the provider, Flux, a
+launch record), in seconds since the epoch. Durations end in ``_s`` too.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ ProviderId = NewType("ProviderId", str)
 
 
 class FailureKind(StrEnum):
-    """Why a cloud call failed, or a node died, by what there is to do about it."""
+    """Why a cloud call failed or a node died. Each kind needs a different response."""
 
-    CAPACITY = "capacity"  # none of this type here now: another type, zone or market, this one again later
-    QUOTA = "quota"  # our account may not have more
-    THROTTLED = "throttled"  # slower
+    CAPACITY = "capacity"  # no node of this type here now: try another type, zone or market, and this one later
+    QUOTA = "quota"  # the account may not have more
+    THROTTLED = "throttled"  # too many calls: slow down
     CREDENTIALS = "credentials"  # refused until somebody acts
     CONFIG = "config"  # this request can never work: image, network, type
-    GONE = "gone"  # what was named is not there
-    TRANSIENT = "transient"  # nothing happened; again later
-    AMBIGUOUS = "ambiguous"  # it may have happened: look before it is done again
+    GONE = "gone"  # the request named something that does not exist
+    TRANSIENT = "transient"  # nothing happened: try again later
+    AMBIGUOUS = "ambiguous"  # it may have happened: list before trying again
 
 
 class QuotaScope(StrEnum):
-    """How far a refusal for want of quota reaches."""
+    """How far a refusal for lack of quota reaches."""
 
-    TYPE = "type"  # this node type: another one may be counted otherwise
-    MARKET = "market"  # every type on its market
+    TYPE = "type"  # this node type; other types may have a quota of their own
+    MARKET = "market"  # every type on the node's market
     ACCOUNT = "account"
 
 
 class CloudState(StrEnum):
-    """How the provider sees a node. It costs until ``TERMINATED`` (or ``FAILED``, once destroyed)."""
+    """The provider's state of a node. The node costs money until ``TERMINATED`` (or ``FAILED``, once destroyed)."""
 
     PENDING = "pending"
     RUNNING = "running"
     STOPPING = "stopping"
     TERMINATED = "terminated"
-    FAILED = "failed"  # never ran, and must be destroyed to leave the list
+    FAILED = "failed"  # never ran; it leaves the list only when it is destroyed
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The tags that every node of ours carries from its creation on."""
+    """The tags that every node of ours carries from its creation."""
 
     cluster: str
     cluster_uuid: str
@@ -61,21 +61,21 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class CloudNode:
-    """One instance at the provider. ``identity`` is None for one that carries no tags of a node manager."""
+    """One instance at the provider. ``identity`` is None if it carries no tags of a node manager."""
 
     provider_id: ProviderId
     state: CloudState
     identity: Identity | None
     created_at: float | None = None
     addresses: tuple[str, ...] = ()
-    died_because: str = ""  # the provider's words, "" while it lives
-    market: Market | None = None  # how it is paid for; None where the provider does not say
-    impaired: str = ""  # the provider's words for what is wrong with one that runs; "" where nothing is
-    died_of: FailureKind | None = None  # what the end says of the next one; None: nothing, or not known
+    died_because: str = ""  # the provider's words; "" while it lives
+    market: Market | None = None  # how it is paid for; None if the provider does not say
+    impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
+    died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
 
 
 class LeftoverKind(StrEnum):
-    """What may outlive the node that it was made for, and costs all the same."""
+    """A resource that may outlive the node it was created for, and still costs money."""
 
     VOLUME = "volume"
     INTERFACE = "interface"
@@ -84,19 +84,19 @@ class LeftoverKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of this cluster's at the provider that belongs to no node any more."""
+    """A resource of this cluster at the provider that no longer belongs to a node."""
 
     kind: LeftoverKind
     provider_id: ProviderId
     launch: LaunchId
 
 
-@dataclass(frozen=True)  # without slots: made anew the fastest (``planner/state/frozen.py``)
+@dataclass(frozen=True)  # without slots, so that copies are fastest (``planner/state/frozen.py``)
 class FluxRank:
-    """A rank of the instance, as one look at it showed.
+    """A rank of the instance, as one look showed it.
 
-    ``allocated`` covers jobs and housekeeping: a rank is idle only when no allocated R names it.
-    ``drain_reason`` is None when the rank is not drained.
+    ``allocated`` covers jobs and housekeeping: a rank is idle only if no allocated R names it.
+    ``drain_reason`` is None if the rank is not drained.
     """
 
     rank: Rank
@@ -104,17 +104,17 @@ class FluxRank:
     online: bool
     cores: int
     gpus: int = 0
-    cores_free: int = 0  # of an online rank that takes jobs; 0 otherwise
+    cores_free: int = 0  # of an online rank that takes jobs; 0 for any other
     gpus_free: int = 0
     allocated: bool = False
-    schedulable: bool = False  # not in the ``down`` set of the scheduler itself, which may lag behind a drain
+    schedulable: bool = False  # not in the scheduler's own ``down`` set, which may lag behind a drain
     drain_reason: str | None = None
     torpid: bool = False
     excluded: bool = False
-    type_name: TypeName | None = None  # as the instance's configuration divides the slots; None: it does not say
-    # When its last job ended, of those Flux still remembers: idleness survives a restart of the manager.
+    type_name: TypeName | None = None  # from the instance's configuration; None if that does not say
+    # Flux remembers when the last job ended, so the idle time survives a restart of the manager.
     last_job_ended_at: float | None = None
-    housekeeping_since_at: float | None = None  # since when a job's housekeeping has been running there
+    housekeeping_since_at: float | None = None  # when the oldest housekeeping that still runs there began
 
     @property
     def idle(self) -> bool:
@@ -123,7 +123,7 @@ class FluxRank:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One create call, recorded before it is made: the lease of its slot."""
+    """One create call and the lease of its slot, recorded before the call is made."""
 
     id: LaunchId
     slot: SlotName
@@ -131,29 +131,29 @@ class Launch:
     type_name: TypeName
     client_token: str
     requested_at: float
-    zone: str = ""  # where in the provider it is made; "" leaves it to the provider
-    # As it was bought: what counts once the site names its type no more. None on a record of before it was kept.
+    zone: str = ""  # the provider's zone; "" leaves the choice to the provider
+    # The price at which it was bought. It counts if the site no longer names the type. None in old records.
     tariff: Tariff | None = None
 
 
 class JoinPhase(StrEnum):
-    """How far a node has come on its way into the instance, as it says itself."""
+    """A node's progress in joining the instance, as the node reports it."""
 
-    REDEEMED = "redeemed"  # its ticket was taken
+    REDEEMED = "redeemed"  # the service accepted its ticket
     STARTED = "started"  # its broker was started
     ENDED = "ended"  # its broker ended, and is started again
-    FAILED = "failed"  # it cannot join as it is, and does not try again
+    FAILED = "failed"  # it cannot join, and does not try again
     RECLAIMED = "reclaimed"  # the provider is about to take it back
-    REPLAYED = "replayed"  # said by the service: its ticket was shown once more, by another
-    MEASURED = "measured"  # what the machine really has: a fact of its own (``NodeMeasured``)
+    REPLAYED = "replayed"  # reported by the service: a second client presented its ticket
+    MEASURED = "measured"  # the machine's hardware, passed on as ``NodeMeasured``
 
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """A launch, as the join service needs to know it.
+    """The join service's view of a launch.
 
-    ``redeemable_until_at``: until when its ticket is taken, 0 for a node that does not have to join any more.
-    ``may_start``: whether its broker may be started; not once its node is being stopped.
+    ``redeemable_until_at``: until when the service accepts its ticket; 0 if the node no longer has to join.
+    ``may_start``: whether its broker may be started; false once the node is being stopped.
     """
 
     launch: LaunchId
@@ -168,16 +168,16 @@ Roster = tuple[RosterEntry, ...]  # every launch that holds a slot
 
 
 class NodeState(StrEnum):
-    """Where a node stands between its lease and the end of it. The moves are in ``planner/state/lifecycle.py``."""
+    """A node's state, from its lease to the end of the lease. ``planner/state/lifecycle.py`` lists the moves."""
 
     REQUESTED = "requested"  # leased; the provider has not shown it yet
-    BOOTING = "booting"  # the provider shows it; its rank has not come online
+    BOOTING = "booting"  # the provider shows it; its rank has not been online
     IDLE = "idle"
     BUSY = "busy"
-    LOST = "lost"  # its rank was online and is no more; the provider still shows it
-    DRAINING = "draining"  # takes no more jobs; looked at once more before anything is stopped
-    STOPPING = "stopping"  # destroyed, again and again until the provider shows it gone
-    GONE = "gone"  # the provider shows it gone, or never made it; the lease is being ended
+    LOST = "lost"  # its rank was online and is offline now; the provider still shows it
+    DRAINING = "draining"  # takes no more jobs; the manager looks once more before it stops anything
+    STOPPING = "stopping"  # being destroyed; the call is repeated until the provider shows the node gone
+    GONE = "gone"  # the provider shows it gone, or never created it; the lease is being ended
 
 
 COMING = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST)
@@ -186,7 +186,7 @@ LEAVING = (NodeState.DRAINING, NodeState.STOPPING)
 
 
 class CallKind(StrEnum):
-    """What may be under way for a node. One at a time."""
+    """The calls that may be in flight for a node, one at a time."""
 
     RECORD = "record"
     CREATE = "create"
@@ -200,7 +200,7 @@ class CallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call under way. Past its deadline it is observed again, never assumed."""
+    """A call in flight. After its deadline the manager observes the outcome and assumes nothing."""
 
     kind: CallKind
     started_s: float

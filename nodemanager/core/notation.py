@@ -1,7 +1,7 @@
 """Flux's notations for durations (RFC 23), host lists (RFC 29) and id sets (RFC 22), and sizes in bytes.
 
-Each pair of functions is one notation, both ways. What cannot be read raises ``NotationError``, a ``ValueError``
-whose message holds the text, the place in it (columns count from 1) and what was expected there.
+Each pair of functions reads and writes one notation. Text that cannot be read raises ``NotationError``, a
+``ValueError`` whose message holds the text, the column (counted from 1) and what was expected there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NoReturn
 
-# A slip such as cloud[1-1000000000] must not eat the memory. Flux itself refuses longer ones too.
+# A typo such as cloud[1-1000000000] must not use up the memory. Flux itself also refuses longer lists.
 HOSTS_MAX = 100_000
 IDS_MAX = 1_000_000
 
 _DIGITS_MAX = 15
 
-# Largest first: in a compound duration the units fall.
+# Largest first, as in a compound duration.
 _DURATION_UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[smhd])?", re.ASCII)
@@ -34,14 +34,14 @@ _NUMBERED_HOST = re.compile(rf"(.*?)([0-9]{{1,{_DIGITS_MAX}}})", re.ASCII | re.D
 
 
 class NotationError(ValueError):
-    """A text that is not in its notation. ``fault`` says where and why without repeating the text."""
+    """The text does not follow its notation. ``fault`` says where and why, without repeating the text."""
 
     def __init__(self, text: str, position: int, expected: str) -> None:
         self.fault = f"column {position + 1}: {expected}"
         super().__init__(f'"{text}", {self.fault}')
 
 
-def _refuse(text: str, position: int, expected: str) -> NoReturn:
+def _fail(text: str, position: int, expected: str) -> NoReturn:
     raise NotationError(text, position, expected)
 
 
@@ -49,9 +49,9 @@ def _refuse(text: str, position: int, expected: str) -> NoReturn:
 
 
 def parse_fsd(text: str) -> float:
-    """Seconds of a Flux Standard Duration (RFC 23): "90s", "1.5h", "100ms", "30" (seconds), "infinity".
+    """Read a Flux Standard Duration (RFC 23) in seconds: "90s", "1.5h", "100ms", "30" (seconds), "infinity".
 
-    Beyond the RFC, parts may follow each other, largest unit first: "1h30m".
+    As an extension of the RFC, several parts may follow each other, largest unit first: "1h30m".
     """
     if text.lower() in _INFINITE:
         return math.inf
@@ -59,21 +59,21 @@ def parse_fsd(text: str) -> float:
     while position < len(text) or position == 0:
         part = _DURATION_PART.match(text, position)
         if part is None:
-            _refuse(text, position, 'a duration is needed, such as "90s", "5m", "1.5h" or "1h30m"')
+            _fail(text, position, 'a duration is needed, such as "90s", "5m", "1.5h" or "1h30m"')
         number, unit = part.groups()
         if unit is None and part.span() != (0, len(text)):
-            _refuse(text, part.end(), "a unit is needed: ms, s, m, h or d")
+            _fail(text, part.end(), "a unit is needed: ms, s, m, h or d")
         unit_s = _DURATION_UNITS[unit or "s"]
         if unit_s >= smallest:
-            _refuse(text, part.start(), "the units of a duration must fall, as in 1h30m")
+            _fail(text, part.start(), "the units of a duration must go from large to small, as in 1h30m")
         seconds, position, smallest = seconds + float(number) * unit_s, part.end(), unit_s
     if not math.isfinite(seconds):
-        _refuse(text, 0, "the duration is too long")
+        _fail(text, 0, "the duration is too long")
     return seconds
 
 
 def format_fsd(duration_s: float) -> str:
-    """The duration as Flux prints one: in the largest unit that it fills, six digits at the most."""
+    """Write a duration as Flux does: in the largest unit that it fills, with at most six digits."""
     if math.isnan(duration_s) or duration_s < 0:
         raise ValueError(f"{duration_s}: a duration is 0 or more seconds")
     if math.isinf(duration_s):
@@ -90,21 +90,21 @@ def format_fsd(duration_s: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes in "4GiB", "1.5TiB" or "512MiB".
+    """Read a size such as "4GiB", "1.5TiB" or "512MiB", in bytes.
 
-    Only B and binary units are read: "4G" and "4GB" are 4·10⁹ to some and 4·2³⁰ to others.
+    Only B and the binary units are accepted: "4G" and "4GB" mean 4·10⁹ to some people and 4·2³⁰ to others.
     """
     size = _BYTES.fullmatch(text)
     if size is None:
-        _refuse(text, 0, 'a size is needed, such as "512MiB" or "4GiB"')
+        _fail(text, 0, 'a size is needed, such as "512MiB" or "4GiB"')
     number, unit = size.groups()
     if unit not in _BYTE_UNITS:
         meant = next((known for known in _BYTE_UNITS if unit and known[0] == unit[0].upper()), None)
-        hint = f'; perhaps "{number}{meant}" is meant' if meant else ""
-        _refuse(text, size.start(2), f"the unit must be one of {', '.join(_BYTE_UNITS)}{hint}")
+        hint = f'; did you mean "{number}{meant}"?' if meant else ""
+        _fail(text, size.start(2), f"the unit must be one of {', '.join(_BYTE_UNITS)}{hint}")
     size_bytes = Fraction(number) * _BYTE_UNITS[unit]
     if size_bytes.denominator != 1:
-        _refuse(text, 0, "the size must be a whole number of bytes")
+        _fail(text, 0, "the size must be a whole number of bytes")
     return size_bytes.numerator
 
 
@@ -112,10 +112,10 @@ def parse_bytes(text: str) -> int:
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """The hosts of a list such as "cloud[1-4],gpu[01-02]", in its order, zero padding and repeats kept.
+    """List the hosts of "cloud[1-4],gpu[01-02]" in order, with zero padding and repeats kept.
 
-    As in Flux, commas and white space both separate. Unlike Flux, which keeps a second pair of brackets as
-    plain characters, a name may hold one pair only.
+    As in Flux, commas and white space both separate. A name may hold only one pair of brackets; Flux would treat
+    a second pair as plain characters.
     """
     hosts: list[str] = []
     position = 0
@@ -125,29 +125,29 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
             continue
         position = _read_host(text, position, hosts)
         if len(hosts) > HOSTS_MAX:
-            _refuse(text, position - 1, f"more than {HOSTS_MAX} hosts")
+            _fail(text, position - 1, f"more than {HOSTS_MAX} hosts")
     return tuple(hosts)
 
 
 def _read_host(text: str, start: int, hosts: list[str]) -> int:
-    """Append the host or hosts that begin at ``start``; return where the text goes on."""
+    """Append the host or hosts that begin at ``start``; return the position after them."""
     prefix, position = _host_characters(text, start)
     if not text.startswith("[", position):
         if text.startswith("]", position):
-            _refuse(text, position, 'a "]" without its "["')
+            _fail(text, position, 'this "]" has no "["')
         hosts.append(prefix)
         return position
     closing = text.find("]", position)
     if closing < 0:
-        _refuse(text, position, 'a "[" without its "]"')
+        _fail(text, position, 'this "[" has no "]"')
     numbers: list[str] = []
     for low, high, width in _ranges(text, position + 1, closing):
         if len(numbers) + high - low >= HOSTS_MAX:
-            _refuse(text, position, f"more than {HOSTS_MAX} hosts")
+            _fail(text, position, f"more than {HOSTS_MAX} hosts")
         numbers.extend(f"{number:0{width}d}" for number in range(low, high + 1))
     suffix, position = _host_characters(text, closing + 1)
     if text.startswith(("[", "]"), position):
-        _refuse(text, position, "a host name may hold one pair of brackets only")
+        _fail(text, position, "a host name may hold only one pair of brackets")
     hosts.extend(f"{prefix}{number}{suffix}" for number in numbers)
     return position
 
@@ -158,7 +158,7 @@ def _host_characters(text: str, start: int) -> tuple[str, int]:
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
-    """The shortest host list that keeps the order of ``hosts``: neighbours of one prefix share brackets."""
+    """Write the shortest host list that keeps the order: neighbours with the same prefix share brackets."""
     groups: list[tuple[str, list[str]]] = []
     for host in hosts:
         if not host or _SEPARATORS.search(host) or "[" in host or "]" in host:
@@ -173,7 +173,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
 
 
 def _bracketed(numbers: Sequence[str]) -> str:
-    """One number as it is, several as ``[01-03,7]``."""
+    """Write one number as it is, several as ``[01-03,7]``."""
     if len(numbers) == 1:
         return numbers[0]
     runs: list[tuple[str, str]] = []
@@ -190,9 +190,9 @@ def _bracketed(numbers: Sequence[str]) -> str:
 
 
 def parse_idset(text: str) -> tuple[int, ...]:
-    """The ids of a set such as "0-2,5" or "[0-2,5]", ascending; "" is the empty set.
+    """List the ids of a set such as "0-2,5" or "[0-2,5]" in ascending order; "" is the empty set.
 
-    Commas too many are passed over, as by flux-core's ``idset_decode``: ``--requires=rank:1,`` is a job that runs.
+    Extra commas are ignored, as in flux-core's ``idset_decode``: a job with ``--requires=rank:1,`` runs.
     """
     start, end = (1, len(text) - 1) if text.startswith("[") and text.endswith("]") else (0, len(text))
     if start >= end:
@@ -200,15 +200,15 @@ def parse_idset(text: str) -> tuple[int, ...]:
     ids: list[int] = []
     for low, high, _ in _ranges(text, start, end, of_ids=True):
         if ids and low <= ids[-1]:
-            _refuse(text, start, f"{low} follows {ids[-1]}: the ids of a set must rise")
+            _fail(text, start, f"{low} follows {ids[-1]}: the ids of a set must ascend")
         if len(ids) + high - low >= IDS_MAX:
-            _refuse(text, start, f"more than {IDS_MAX} ids")
+            _fail(text, start, f"more than {IDS_MAX} ids")
         ids.extend(range(low, high + 1))
     return tuple(ids)
 
 
 def format_idset(ids: Iterable[int]) -> str:
-    """The set's canonical text: ascending, each id once, ranges where there are neighbours."""
+    """Write the set's canonical text: ascending, each id once, neighbours as ranges."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(ids)):
         if number < 0:
@@ -221,21 +221,21 @@ def format_idset(ids: Iterable[int]) -> str:
 
 
 def _ranges(text: str, start: int, end: int, *, of_ids: bool = False) -> list[tuple[int, int, int]]:
-    """The comma-separated ranges in ``text[start:end]``: lowest, highest, and the width of the lowest."""
+    """Read the comma-separated ranges in ``text[start:end]``: lowest, highest, and the width of the lowest."""
     found: list[tuple[int, int, int]] = []
     for item in text[start:end].split(","):
         if of_ids and not item:
             continue
         bounds = _RANGE.fullmatch(item)
         if bounds is None:
-            _refuse(text, start, 'a number or a range such as "0-3" is needed')
+            _fail(text, start, 'a number or a range such as "0-3" is needed')
         low, high = bounds.group(1), bounds.group(2) or bounds.group(1)
         if max(len(low), len(high)) > _DIGITS_MAX:
-            _refuse(text, start, f"a number has at most {_DIGITS_MAX} digits")
+            _fail(text, start, f"a number has at most {_DIGITS_MAX} digits")
         if of_ids and any(len(bound) > 1 and bound.startswith("0") for bound in (low, high)):
-            _refuse(text, start, "an id has no leading zero")
+            _fail(text, start, "an id has no leading zero")
         if int(high) < int(low) or (of_ids and bounds.group(2) and low == high):
-            _refuse(text, start, "a range must rise")
+            _fail(text, start, "a range must ascend")
         found.append((int(low), int(high), len(low)))
         start += len(item) + 1
     return found
@@ -250,7 +250,7 @@ _JOB_ID_LENGTH_MAX = 24
 
 
 def format_job_id(job_id: int) -> str:
-    """A job's id as Flux shows it (F58, RFC 19), in its ASCII form: ``fLqTPgb``."""
+    """Write a job id as Flux shows it, in the ASCII form of F58 (RFC 19): ``fLqTPgb``."""
     text, rest = "", job_id
     while rest or not text:
         rest, digit = divmod(rest, len(_F58_DIGITS))
@@ -259,25 +259,25 @@ def format_job_id(job_id: int) -> str:
 
 
 def parse_job_id(text: str) -> int:
-    """Read a job's id, in F58 or as a decimal or hexadecimal number. Raises ``NotationError``."""
+    """Read a job id in F58, or as a decimal or hexadecimal number. Raises ``NotationError``."""
     if len(text) > _JOB_ID_LENGTH_MAX:
-        _refuse(text, _JOB_ID_LENGTH_MAX, "the job id is too long")
+        _fail(text, _JOB_ID_LENGTH_MAX, "the job id is too long")
     if text.startswith(_F58_PREFIXES):
         number = 0
         for position, digit in enumerate(text[1:], start=1):
             if digit not in _F58_DIGITS:
-                _refuse(text, position, "a digit of base 58")
+                _fail(text, position, "a base-58 digit is needed")
             number = number * len(_F58_DIGITS) + _F58_DIGITS.index(digit)
         if len(text) == 1:
-            _refuse(text, 1, "a digit of base 58")
+            _fail(text, 1, "a base-58 digit is needed")
     elif re.fullmatch(r"[0-9]{1,20}", text, re.ASCII):
         number = int(text)
     elif re.fullmatch(r"0x[0-9a-f]{1,16}", text, re.ASCII | re.IGNORECASE):
         number = int(text, 16)
     else:
-        _refuse(text, 0, "a job id such as fLqTPgb or 1234")
+        _fail(text, 0, "a job id is needed, such as fLqTPgb or 1234")
     if number >= _JOB_ID_MAX:
-        _refuse(text, 0, "a job id of 64 bits")
+        _fail(text, 0, "a job id has at most 64 bits")
     return number
 
 
@@ -285,7 +285,7 @@ def parse_job_id(text: str) -> int:
 
 
 def escape_unprintable(text: str) -> str:
-    """The text with whatever might steer a terminal written as an escape."""
+    """Write every unprintable character as an escape, so that the text cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

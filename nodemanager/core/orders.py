@@ -1,6 +1,6 @@
-"""What is to be done: every order that the brain gives, as imperatives.
+"""Orders: everything that the brain tells its workers to do, named in the imperative.
 
-An order says all that its worker needs; nobody looks anything up. Those that a plan holds carry the reason.
+An order contains all that its worker needs, so no worker looks anything up. Orders in a plan carry their reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodemanager.core.slots import NodeType, Rank, SlotName, SlotsWish, TypeName
 
 @dataclass(frozen=True, slots=True)
 class ClaimInstance:
-    """Hold the name that lets one manager act, and read the launches on record."""
+    """Take the name that lets one manager act, and read the launches on record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class LookAtRanks:
 
 @dataclass(frozen=True, slots=True)
 class RecordLaunches:
-    """Put the leases on record, and clear what drains of ours their slots still carry."""
+    """Record the leases, and clear drains of ours that their slots still carry."""
 
     launches: tuple[Launch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Let the rank take no more jobs, then look at it once more. ``note`` stands in Flux behind our mark."""
+    """Drain the rank so that it takes no more jobs, then look at it again. Flux shows ``note`` after our mark."""
 
     launch: LaunchId
     rank: Rank
@@ -47,7 +47,7 @@ class DrainNode:
 
 @dataclass(frozen=True, slots=True)
 class CordonNode:
-    """Let the rank take no new job, and leave what runs there alone. ``text`` is what Flux shows as the reason."""
+    """Drain the rank so that no new job starts, and leave running jobs alone. Flux shows ``text`` as the reason."""
 
     launch: LaunchId
     rank: Rank
@@ -64,7 +64,7 @@ class UndrainNode:
 
 @dataclass(frozen=True, slots=True)
 class StopBroker:
-    """Let the broker leave the overlay in good order before its machine goes."""
+    """Let the broker leave the overlay cleanly before its machine is terminated."""
 
     launch: LaunchId
     rank: Rank
@@ -72,9 +72,9 @@ class StopBroker:
 
 @dataclass(frozen=True, slots=True)
 class KillHousekeeping:
-    """Have what runs on the rank after jobs end: what it holds is free then. No job is concerned.
+    """Kill the housekeeping on the rank, which frees the resources it holds. No job is affected.
 
-    ``hard``: it was asked to already, and did not.
+    ``hard``: an earlier signal did not end it.
     """
 
     launch: LaunchId
@@ -85,7 +85,7 @@ class KillHousekeeping:
 
 @dataclass(frozen=True, slots=True)
 class RequeueJob:
-    """Submit the job once more, to start if it does not end well. ``launch``: the node that is taken back."""
+    """Submit the job again, to start if the first one fails. ``launch``: the node that the provider takes back."""
 
     job: JobId
     launch: LaunchId
@@ -94,7 +94,7 @@ class RequeueJob:
 
 @dataclass(frozen=True, slots=True)
 class EndLease:
-    """The node is proven gone: undo our drain of the slot's rank and forget the launch."""
+    """Undo our drain of the slot's rank and forget the launch: the node is proven gone."""
 
     launch: Launch
     reason: Reason
@@ -102,28 +102,28 @@ class EndLease:
 
 @dataclass(frozen=True, slots=True)
 class KeepSteering:
-    """Put what operators have set on record."""
+    """Record the operators' settings."""
 
     steering: Steering
 
 
 @dataclass(frozen=True, slots=True)
 class KeepSpend:
-    """Put what was spent on record."""
+    """Record the money spent."""
 
     spend: Spend
 
 
 @dataclass(frozen=True, slots=True)
 class ShowOnJobs:
-    """Show each job why it waits, where users look; None takes away what is shown."""
+    """Show users why each job waits. None removes a job's text."""
 
     texts: Mapping[JobId, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSlots:
-    """Divide the slots anew: each of ``moves`` becomes a slot of that type."""
+    """Change the type of each slot in ``moves``."""
 
     wish: SlotsWish
     moves: Mapping[SlotName, TypeName]
@@ -132,7 +132,7 @@ class ChangeSlots:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSlots:
-    """Answer a wish that cannot be fulfilled now."""
+    """Refuse a wish to change the slots, with the reason."""
 
     wish: SlotsWish
     reason: Reason
@@ -148,12 +148,12 @@ class ListCloud:
 
 @dataclass(frozen=True, slots=True)
 class SweepCloud:
-    """Delete what nodes of ours left behind. For who acts only."""
+    """Delete what nodes of ours left behind. Only the acting manager may."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateNode:
-    """Make the node of a launch that is on record."""
+    """Create the node of a launch that is on record."""
 
     launch: Launch
     node_type: NodeType
@@ -161,7 +161,7 @@ class CreateNode:
 
 @dataclass(frozen=True, slots=True)
 class DestroyNode:
-    """``launch`` is None for an instance of ours that no launch owns."""
+    """Terminate a node. ``launch`` is None for an instance of ours that has no launch."""
 
     launch: LaunchId | None
     provider_id: ProviderId
@@ -173,7 +173,7 @@ class DestroyNode:
 
 @dataclass(frozen=True, slots=True)
 class PostRoster:
-    """Let the join service know who holds a slot. Given at every plan; it is also our sign of life."""
+    """Tell the join service which launches hold a slot. Sent with every plan, so it also shows that we live."""
 
     now_s: float
     wall_at: float
@@ -185,24 +185,24 @@ class PostRoster:
 
 @dataclass(frozen=True, slots=True)
 class BootNode:
-    """Lease a slot and have its node made. ``serves``: the jobs it is bought for, at most ten of them."""
+    """Lease a slot and create its node. ``serves``: the jobs it is bought for, at most ten of them."""
 
     launch: Launch
     serves: tuple[JobId, ...]
     reason: Reason
 
 
-# --- given ------------------------------------------------------------------------------------------------
+# --- with a deadline --------------------------------------------------------------------------------------
 
 O_co = TypeVar("O_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class WithDeadline(Generic[O_co]):
-    """An order that changes something, and until when it may be begun, by the monotonic clock.
+    """An order that changes something, and the monotonic moment before which it must be started.
 
-    A process may be stopped, and woken when another manager has long taken over: whoever carries the order out
-    compares the clock right before, and leaves undone what is late.
+    A stopped process may wake up long after another manager has taken over. So the worker checks the clock right
+    before it acts, and drops an order that is late.
     """
 
     order: O_co

@@ -1,8 +1,8 @@
-"""The outside, in our words: a clock, a cloud, a Flux instance.
+"""The interfaces to the outside world: a clock, a cloud, a Flux instance, the join service.
 
-Each method's docstring is the contract that ``tests/contract/`` holds every adapter to, real and simulated.
-Whatever may go wrong outside is raised as :class:`CloudError` or :class:`FluxError`; anything else that an
-adapter raises is a bug and ends the process.
+Each method's docstring is a contract. ``tests/contract/`` checks every adapter against it, real and simulated.
+Adapters raise :class:`CloudError` or :class:`FluxError` for outside failures; any other exception is a bug and ends
+the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish
 
 
 class CloudError(Exception):
-    """A cloud call that failed in a way that was foreseen."""
+    """A cloud call failed in an expected way."""
 
     def __init__(
         self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: QuotaScope | None = None
@@ -40,42 +40,42 @@ class CloudError(Exception):
 
 
 class FluxError(Exception):
-    """The instance refused, or did not answer in time."""
+    """The instance refused a call, or did not answer in time."""
 
 
 class NotTheActor(FluxError):
-    """Another manager holds the name, or ours is no longer held: nothing may be changed."""
+    """This manager does not hold the name, so it may change nothing."""
 
 
 class JoinError(Exception):
-    """What the join service is to know could not be handed over, or what it knows not be read."""
+    """The manager could not write to the join service's files, or not read its reports."""
 
 
 class SlotsUnchanged(FluxError):
-    """A change of the slots was not made, and nothing of it is left: the wish may be answered with why."""
+    """The slots were not changed, and nothing of the attempt is left, so the wish may be refused."""
 
 
 class NotRequeued(FluxError):
-    """A job cannot be submitted once more, now or later."""
+    """A job cannot be submitted again, now or later."""
 
 
 class Clock(Protocol):
     def monotonic_s(self) -> float:
-        """Seconds that never jump: for timers."""
+        """Seconds that never jump, for timers."""
         ...
 
     def wall_at(self) -> float:
-        """Seconds since the epoch: for bills and records."""
+        """Seconds since the epoch, for bills and records."""
         ...
 
 
 class Mandate(Protocol):
-    """Whether we are still the one that acts. An object belongs to one thread."""
+    """The right to change things, which one manager at a time has. An object belongs to one thread."""
 
     def ensure_actor(self) -> None:
-        """Return if the name is surely still held by us, by a look at the instance.
+        """Ask the instance, and return only if this manager certainly still holds the name.
 
-        Raises ``NotTheActor`` where it is not, and ``FluxError`` where that cannot be told.
+        Raises ``NotTheActor`` if it does not, and ``FluxError`` if that is unknown.
         """
         ...
 
@@ -84,157 +84,157 @@ class CloudPort(Protocol):
     """One account, region and cluster at a provider. An object belongs to one thread."""
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
-        """Make one node that carries the launch's identity from its first moment.
+        """Create one node that carries the launch's identity from its first moment.
 
-        Repeated with the same launch it makes no second node where the provider has idempotency tokens.
-        Raises ``CloudError``; of kind ``AMBIGUOUS`` whenever the node may exist all the same.
+        Repeated with the same launch it creates no second node, if the provider has idempotency tokens.
+        Raises ``CloudError``, of kind ``AMBIGUOUS`` whenever the node may exist despite the error.
         """
         ...
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        """Every instance in our scope, whole, those lately terminated included where the provider shows them.
+        """List every instance in our scope, including recently terminated ones if the provider shows them.
 
-        Never empty by mistake: a reply that is foreign, cut or unreadable raises.
+        The list is complete: a foreign, truncated or unreadable reply raises.
         """
         ...
 
     def destroy(self, provider_id: ProviderId) -> None:
-        """Ask for the node's end. One that is gone already is no error. Accepted is not gone: list again."""
+        """Request termination. A node already gone is no error. Accepted does not mean gone: list again."""
         ...
 
     def sweep(self) -> tuple[Leftover, ...]:
-        """Delete what nodes of this cluster left behind (volumes, interfaces, addresses); give what was deleted.
+        """Delete volumes, interfaces and addresses that nodes of this cluster left behind; return what was deleted.
 
-        Only what carries the cluster's UUID, is in use by nothing, belongs to no node that is listed as standing,
-        and was found so by the sweep before this one too: so the first sweep of an object deletes nothing.
+        A leftover carries the cluster's UUID, is unused, and belongs to no existing node. It is deleted only if the
+        sweep before this one found it too, so an object's first sweep deletes nothing.
         """
         ...
 
 
 class FluxPort(Protocol):
-    """One Flux instance, by calls that are answered. An object belongs to one thread.
+    """One Flux instance, by request and response. An object belongs to one thread.
 
-    Those that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
-    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first make sure that the name is still
-    held, and raise ``NotTheActor`` if it is not.
+    Calls that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
+    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first check that this manager still holds
+    the name, and raise ``NotTheActor`` if it does not.
     """
 
     def claim(self) -> None:
-        """Hold the name ``node-manager`` on rank 0 until the process ends. Held already, it is no error.
+        """Take the name ``node-manager`` on rank 0 until the process ends. Already holding it is no error.
 
-        Raises ``NotTheActor`` when another one holds it.
+        Raises ``NotTheActor`` if another manager holds it.
         """
         ...
 
     def ensure_actor(self) -> None:
-        """As in :class:`Mandate`."""
+        """See :class:`Mandate`."""
         ...
 
     def launches(self) -> tuple[Launch, ...]:
-        """The launches on record."""
+        """Read the launches on record."""
         ...
 
     def record(self, launches: Sequence[Launch]) -> None:
-        """Put launches on record, all or none, and return only when that survives a crash of the instance.
+        """Record launches, all or none, and return only when the record survives a crash of the instance.
 
-        A slot that another launch holds raises ``FluxError`` and nothing is recorded.
+        If another launch holds one of the slots, this raises ``FluxError`` and records nothing.
         """
         ...
 
     def forget(self, launch: Launch) -> None:
-        """Take a launch off the record. One that is not there is no error."""
+        """Remove a launch from the record. A launch that is not on record is no error."""
         ...
 
     def steering(self) -> Steering:
-        """What operators have set, as it was last kept; nothing set where nothing was."""
+        """Read the operators' settings as last recorded; ``UNSTEERED`` if there is no record."""
         ...
 
     def keep_steering(self, steering: Steering) -> None:
-        """Put what operators have set on record, whole; return only when that survives a crash of the instance."""
+        """Record all operators' settings; return only when the record survives a crash of the instance."""
         ...
 
     def spend(self) -> Spend:
-        """What was spent, as it was last kept; nothing where nothing was."""
+        """Read the money spent as last recorded; ``NOTHING_SPENT`` if there is no record."""
         ...
 
     def keep_spend(self, spend: Spend) -> None:
-        """Put what was spent on record, whole; return only when that survives a crash of the instance."""
+        """Record all the money spent; return only when the record survives a crash of the instance."""
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:
-        """One look at every rank but the leader."""
+        """Look once at every rank but the leader."""
         ...
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
-        """What the machines really have whose ranks came online as the last look showed; each is told once.
+        """Read the hardware of machines whose ranks came online, as the last look showed; each is reported once.
 
-        Some at a time, the rest after the next look. Empty where that is not to be asked.
+        Returns some at a time, and the rest after the next look. Empty if this port does not measure.
         """
         ...
 
     def jobs_ended(self) -> int:
-        """How many jobs that have ended the instance remembers, of all users."""
+        """Count the ended jobs of all users that the instance remembers."""
         ...
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
-        """Show a text on each job, as ``user.nodes`` of ``flux jobs``; None takes it away.
+        """Show a text on each job, as ``user.nodes`` of ``flux jobs``; None removes it.
 
-        It lasts until the instance restarts. A job that is not active any more is no error.
+        It lasts until the instance restarts. A job that is no longer active is no error.
         """
         ...
 
     def drain(self, rank: Rank, reason: str) -> None:
-        """Let a rank, online or not, take no new job. Drained already, by us or others, it keeps its reason.
+        """Drain a rank, online or not. A rank that is already drained, by us or others, keeps its reason.
 
-        Of a reason that begins with our mark, looks show the first word.
+        Looks show only the first word of a reason that begins with our mark.
         """
         ...
 
     def undrain(self, rank: Rank) -> None:
-        """Let it take jobs again. One that is not drained is no error, and one that others drained stays so."""
+        """Undo our drain of a rank. A rank that is not drained is no error, and a drain by others stays."""
         ...
 
     def stop_broker(self, rank: Rank) -> None:
-        """Tell the rank's broker to end in good order. One that is offline is no error."""
+        """Tell the rank's broker to shut down cleanly. A broker that is offline is no error."""
         ...
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
-        """Send a signal to what runs on the rank after jobs. Where nothing does, it is no error."""
+        """Send a signal to the rank's housekeeping. If none runs, that is no error."""
         ...
 
     def requeue(self, job: JobId) -> JobId:
-        """Submit an active job once more, to start only if this one does not end well; the new one's id.
+        """Submit an active job again, to start only if the first one fails; return the new job's id.
 
-        Each names the other: the new one in ``node-manager.requeued-from``, the old one by a memo. Raises
-        ``NotRequeued`` for one that cannot be submitted in its user's name.
+        Each job names the other: the new one in ``node-manager.requeued-from``, the old one in a memo. Raises
+        ``NotRequeued`` if the job cannot be submitted in its user's name.
         """
         ...
 
-    # --- the division of the slots ---
+    # --- the types of the slots ---
 
     def repair(self) -> bool:
-        """End a change of the slots that was begun and not ended; True if there was one.
+        """Finish a change of the slots that was interrupted; return True if there was one.
 
-        To be called after a claim and before anything else: until then the instance may have no scheduler.
+        Call this after a claim and before anything else: until then the instance may have no scheduler.
         """
         ...
 
     def slots_wish(self) -> SlotsWish | None:
-        """What somebody wishes of the division of the slots and has no answer to yet."""
+        """Read the unanswered wish to change the slots; None if there is none."""
         ...
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        """Give slots other types, jobs running, and answer the wish.
+        """Change the types of slots while jobs run, and answer the wish.
 
-        On return the instance has its new resources and takes jobs. A slot that is online, allocated or leased
-        raises ``SlotsUnchanged``, and so does whatever else keeps it from being begun; the wish stands. After
-        another ``FluxError`` the change may be half done: ``repair`` ends it. What the wish ``promises`` of a type
-        holds for its slots from then on, whatever the site says of it.
+        On return the instance has its new resources and takes jobs. If a slot is online, allocated or leased, or
+        the change cannot begin for another reason, this raises ``SlotsUnchanged`` and the wish stays unanswered.
+        After any other ``FluxError`` the change may be half done; ``repair`` finishes it. What the wish
+        ``promises`` for a type overrides the site for its slots from then on.
         """
         ...
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
-        """Answer a wish with why it is not fulfilled. One that is answered already is no error."""
+        """Refuse a wish, with the reason. A wish already answered is no error."""
         ...
 
 
@@ -242,10 +242,10 @@ QueueListener = Callable[[QueueSeen | QueueProbed | RanksChanged], None]
 
 
 class FluxWatch(Protocol):
-    """The instance's journals, pushed. It runs in a thread of its own and calls the listener from there.
+    """Follows the instance's journals in a thread of its own, and calls the listener from there.
 
-    First the complete queue, then every change; a probe when nothing happens; the complete queue again at
-    every relist and after every reconnection. ``RanksStirred`` for whatever concerns ranks.
+    It sends the complete queue first, then every change, and a probe when nothing happens. It sends the complete
+    queue again at every relist and after every reconnection, and ``RanksChanged`` for events on ranks.
     """
 
     def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None: ...
@@ -254,15 +254,15 @@ class FluxWatch(Protocol):
 
 
 class JoinPort(Protocol):
-    """What the manager and the join service leave for each other. An object belongs to one thread."""
+    """Exchanges messages between the manager and the join service. An object belongs to one thread."""
 
     def post(self, roster: Roster, wall_at: float) -> None:
-        """Let the service know who holds a slot, and that a manager lives. Whole or not at all.
+        """Tell the service which launches hold a slot, and that a manager lives; all or nothing.
 
         Raises ``JoinError``.
         """
         ...
 
     def reports(self) -> tuple[JoinFact, ...]:
-        """What was reported since this object was last asked, oldest first. Raises ``JoinError``."""
+        """Read the reports that are new since the last call, oldest first. Raises ``JoinError``."""
         ...

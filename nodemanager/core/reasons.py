@@ -1,4 +1,4 @@
-"""Why something was decided, or was not: a code and its figures. A reason explains and never steers."""
+"""Reasons for decisions and inaction: a code and its figures. A reason explains and never steers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 from types import MappingProxyType
 
 
-def _nothing() -> Mapping[str, str]:
+def _no_figures() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
@@ -17,13 +17,13 @@ Figure = str | int | float | Decimal | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A code and the figures behind it. Sentences are made of it at the edge (``explain``), never stored."""
+    """A code and its figures. ``reason_text`` turns it into a sentence for display; sentences are never stored."""
 
     code: str
-    figures: Mapping[str, Figure] = field(default_factory=_nothing)
+    figures: Mapping[str, Figure] = field(default_factory=_no_figures)
 
     def __str__(self) -> str:
-        return " ".join([self.code, *(f"{name}={_shown(value)}" for name, value in self.figures.items())])
+        return " ".join([self.code, *(f"{name}={_format_figure(value)}" for name, value in self.figures.items())])
 
 
 def because(code: str, **figures: Figure) -> Reason:
@@ -31,7 +31,7 @@ def because(code: str, **figures: Figure) -> Reason:
     return Reason(code, MappingProxyType(figures))
 
 
-def _shown(value: Figure) -> str:
+def _format_figure(value: Figure) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""What outlives the manager, on record in the instance: operators' settings and the money spent."""
+"""Records kept in the instance, which outlive the manager: operators' settings and the money spent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodemanager.core.nodes import LaunchId
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Who set something, and when."""
+    """The operator who set something, and when."""
 
     by: str
     at: float
@@ -24,9 +24,10 @@ def _no_marks() -> Mapping[LaunchId, Mark]:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What operators have set, until they take it back. It outlives the manager, on record in the instance.
+    """The operators' settings, valid until an operator withdraws them.
 
-    A node of ``holds`` is never stopped and gets no work; one of ``retirements`` goes once nothing runs there.
+    A node in ``holds`` is never stopped and gets no work. A node in ``retirements`` is terminated once nothing runs
+    there.
     """
 
     holds: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
@@ -46,10 +47,10 @@ def _no_amounts() -> Mapping[tuple[str, int, str], Decimal]:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What nodes that are gone and jobs that have ended have cost. It outlives the manager, on record.
+    """The cost of nodes that are gone and of jobs that have ended.
 
-    ``amounts``: by the period ("day" or "month"), its begin (seconds since the epoch) and the account: "" for the
-    whole site, "user 1000", "queue batch". ``counted``: the launches that are in it and still hold their slot, so
+    ``amounts``: by period ("day" or "month"), start of the period (seconds since the epoch) and account ("" for the
+    whole site, "user 1000", "queue batch"). ``counted``: launches already included that still hold their slot, so
     that none is counted twice.
     """
 

@@ -1,4 +1,4 @@
-"""Slots of the instance and the node types that can fill them: frozen values."""
+"""Slots of the instance and the node types that can fill them, as frozen values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Market(StrEnum):
 class Billing:
     """How a provider charges for a node that is up.
 
-    ``window_s``: what is begun is paid, in steps of this length; 0 for a node that costs nothing more by
-    staying (one's own hardware). ``minimum_s``: what is paid at the least, however short the node's life.
+    ``window_s``: time is billed in steps of this length, each in full once it begins; 0 if time costs nothing (own
+    hardware). ``minimum_s``: the least time that is billed, however short the node's life.
     """
 
     window_s: float
@@ -35,7 +35,7 @@ class Billing:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """What a node costs, in the site's currency, and how that is charged."""
+    """A node's price in the site's currency, and how it is billed."""
 
     price_per_hour: Decimal
     billing: Billing
@@ -43,10 +43,10 @@ class Tariff:
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One thing on offer, and the slots it may fill."""
+    """A kind of node that the site may buy, and the slots that it may fill."""
 
     name: TypeName
-    size: str  # the provider's own name for it
+    size: str  # the provider's own name for the type
     cores: int
     gpus: int
     memory_bytes: int
@@ -56,11 +56,11 @@ class NodeType:
     properties: frozenset[str] = frozenset()
     market: Market = Market.ON_DEMAND
     image: str = ""
-    zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves it to the provider
-    spares: int = 0  # nodes kept up beyond what jobs need, so that the next one starts at once
+    zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
+    spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
 
     def with_promise(self, promise: Promise) -> NodeType:
-        """The type as the instance declares it, where that is not what the site says."""
+        """The type with the resources that the instance declares instead of the site's."""
         return replace(self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes)
 
 
@@ -75,9 +75,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a machine really has. ``threads``: the processors that it shows, of which a core has one or more.
+    """The measured hardware of a machine. ``threads``: the hardware threads, one or more per core.
 
-    None: nobody looked.
+    None: not measured.
     """
 
     cores: int
@@ -87,16 +87,16 @@ class Hardware:
 
 
 class Misfit(StrEnum):
-    """What becomes of a node that has less than its slot declares."""
+    """How the manager treats a node that has less than its slot declares."""
 
-    DRAIN = "drain"  # it gets no work, goes once no job runs there, and its type is not bought for a while
+    DRAIN = "drain"  # drain it, terminate it once no job runs there, and do not buy its type for a while
     ACCEPT = "accept"
-    RETYPE = "retype"  # as drain; and its type is declared as it really is, once none of its slots is in use
+    RETYPE = "retype"  # as drain; and declare the type as measured once none of its slots is in use
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the slots of a type declare, in place of what the site says of it."""
+    """The resources that the slots of a type declare, overriding the site."""
 
     cores: int
     gpus: int
@@ -109,10 +109,10 @@ def _no_promises() -> Mapping[TypeName, Promise]:
 
 @dataclass(frozen=True, slots=True)
 class SlotsWish:
-    """How many slots the named types are to have, as somebody asked for it. It lies in the KVS until answered.
+    """A request for how many slots the named types should have. It stays in the KVS until it is answered.
 
-    ``promises``: what the instance is to declare of some types from now on. Such a wish is the manager's own, and
-    lies nowhere.
+    ``promises``: what the instance should declare for some types from now on. The manager makes such a wish itself
+    and does not store it.
     """
 
     id: str

@@ -20,14 +20,14 @@ def said(code: str, **figures: str | float | Decimal | tuple[str, ...]) -> str:
 def test_a_reason_is_a_sentence_with_its_figures() -> None:
     assert (
         said("paid_time_left", idle_s=95.0, window_left_s=4000.0, stop_lead_s=60.0)
-        == "idle for 1m35s, paid for 1h06m more (goes when 1m00s are left)"
+        == "idle for 1m35s, paid for 1h06m more (leaves when 1m00s are left)"
     )
     assert said("node_coming", nodes=("cloud2", "cloud3")) == "booting cloud[2-3]"
 
 
 def test_a_job_is_named_as_flux_names_it() -> None:
-    assert said("wanted", jobs=("11744051200000", "58")) == "wanted by f6KVnbAAK, f21"
-    assert said("behind_a_stuck_job", job="58") == "behind job f21, which cannot be given its nodes"
+    assert said("wanted", jobs=("11744051200000", "58")) == "needed by f6KVnbAAK, f21"
+    assert said("behind_a_stuck_job", job="58") == "behind job f21, which cannot get its nodes"
 
 
 def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
@@ -46,7 +46,7 @@ def test_a_line_of_a_story_has_its_wall_clock_time() -> None:
 def test_what_blocks_a_type_is_said_with_the_provider_s_words() -> None:
     assert (
         said("blocked_create_capacity", until_s=620.0, detail="none left")
-        == "not bought until 2027-01-15T08:02:00Z, as a create failed (capacity): none left"
+        == "not bought until 2027-01-15T08:02:00Z: a create failed (capacity): none left"
     )
 
 
