@@ -1,6 +1,7 @@
-"""From ``site.ini`` to a :class:`Site`, or to every fault of the file at once.
+"""Load ``site.ini`` into a :class:`Site`, or report every fault of the file at once.
 
-``settings.py`` says what may be written; here it is read, completed, and checked one key against another.
+``text/settings.py`` defines each key. This module reads the sections, fills in defaults that depend on other keys,
+and checks keys against each other.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ __all__ = [
 ]
 
 _NODE = "Node "
-_LOCAL = "local://"  # followed by the path of a socket, which may be relative to the site's folder
+_LOCAL = "local://"  # followed by a socket's path, which may be relative to the site's folder
 _SECTIONS = (
     "Site",
     "Flux",
@@ -76,7 +77,7 @@ _SECTIONS = (
     "Simulation",
 )
 
-# A local node shares this machine with others and with us: what it may write and end is its own.
+# A local node shares this machine with others and with the manager: it may write and end only what is its own.
 _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     {
         "node_dir": Path("flux-node-join"),
@@ -90,7 +91,7 @@ _S = TypeVar("_S", bound=SectionSettings)
 
 
 class ConfigError(Exception):
-    """A site that cannot be used. ``faults`` holds all that is wrong with it, in the order of the lines."""
+    """The site cannot be used. ``faults`` lists everything that is wrong, in the order of the lines."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -103,7 +104,7 @@ class Site:
 
     path: Path
     cluster: str
-    cluster_uuid: str  # "" until ``init`` has made one
+    cluster_uuid: str  # "" until ``init`` creates one
     state_dir: Path
     mode: Mode
     flux: FluxSettings
@@ -117,8 +118,8 @@ class Site:
     web: WebSettings
     simulation: SimulationSettings
     node_types: tuple[NodeType, ...]
-    networks: Mapping[TypeName, str]  # each type's; "" is the provider's own choice
-    nodes: Mapping[TypeName, NodeSettings]  # as written: what a provider needs beside a NodeType
+    networks: Mapping[TypeName, str]  # of each type; "" leaves the choice to the provider
+    nodes: Mapping[TypeName, NodeSettings]  # as written, for what a provider needs in addition to a NodeType
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -127,17 +128,17 @@ class Site:
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The credentials as a provider is told them: never to be shown, logged or kept."""
+        """The credentials in plain text, for the provider only. Never show, log or store them."""
         return {key: secret.get_secret_value() for key, secret in self.credentials.items()}
 
     @property
     def observed_types(self) -> frozenset[TypeName]:
-        """The node types of which it is only said what would be done."""
+        """The node types in observe mode: the manager only shows what it would do."""
         return frozenset(name for name, node in self.nodes.items() if (node.mode or self.mode) is Mode.OBSERVE)
 
     @property
     def acts(self) -> bool:
-        """Whether anything is done at all: by ``[Site] mode``, or for one node type by its own."""
+        """Whether the manager acts at all, by ``[Site] mode`` or for at least one node type by its own ``mode``."""
         return self.mode is Mode.ACT or len(self.observed_types) < len(self.nodes)
 
     @property
@@ -148,28 +149,28 @@ class Site:
 
 
 def uuid_file(state_dir: Path) -> Path:
-    """Where ``init`` keeps the cluster's UUID."""
+    """The file in which ``init`` stores the cluster's UUID."""
     return state_dir / "cluster-uuid"
 
 
 def name_file(state_dir: Path) -> Path:
-    """Where the service keeps the name by which the nodes that it makes are found."""
+    """The file in which the service stores the cluster name that its nodes carry."""
     return state_dir / "cluster-name"
 
 
 def load_site(
     path: str | Path, environment: Mapping[str, str] | None = None, *, with_credentials: bool = True
 ) -> Site:
-    """Read a site; raises :class:`ConfigError` with every fault. ``environment`` is the process's unless given.
+    """Read a site. Raises :class:`ConfigError` with every fault. ``environment`` defaults to the process's own.
 
-    Without credentials their section is passed over, its variables and files unread: for a process that is not
-    to know them.
+    ``with_credentials=False`` skips the credentials' section and reads none of its variables and files, for a
+    process that must not know them.
     """
     file = Path(path)
     document = read_ini(file, os.environ if environment is None else environment, [credentials.SECTION])
     if document.faults and not document.sections:
         raise ConfigError(document.faults)
-    return _Loading(document if with_credentials else _without_credentials(document), with_credentials).site()
+    return _SiteLoader(document if with_credentials else _without_credentials(document), with_credentials).load()
 
 
 def _without_credentials(document: Document) -> Document:
@@ -178,8 +179,8 @@ def _without_credentials(document: Document) -> Document:
     return replace(document, sections=sections, faults=faults)
 
 
-class _Loading:
-    """One load: the document, and the faults found so far."""
+class _SiteLoader:
+    """Loads one document and collects its faults."""
 
     def __init__(self, document: Document, with_credentials: bool) -> None:
         self._document = document
@@ -187,7 +188,7 @@ class _Loading:
         self._folder = document.file.parent
         self._faults = list(document.faults)
 
-    def site(self) -> Site:
+    def load(self) -> Site:
         self._faults += _unknown_sections(self._document)
         site = self._section("Site", SiteSettings)
         flux = self._section("Flux", FluxSettings)
@@ -205,17 +206,17 @@ class _Loading:
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
         cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
         if site:
-            self._same_name(site.cluster, state_dir)
+            self._check_cluster_name(site.cluster, state_dir)
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
         )
         if cloud:
-            needed = _of_the_provider(self._document, cloud, nodes)
+            needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
-        flux = self._completed(flux, state_dir) if flux else None
+        flux = self._complete_flux(flux, state_dir) if flux else None
         if flux and not flux.simulated:
-            node_types = self._divided(node_types, flux)
+            node_types = self._with_configured_slots(node_types, flux)
         if self._faults or not (
             site and flux and cloud and limits and timing and policy and join and budget and web and simulation
         ):
@@ -232,9 +233,9 @@ class _Loading:
             limits=limits,
             timing=timing,
             policy=with_default_misfit(policy, cloud),
-            join=self._joining(join, flux, cloud, state_dir),
+            join=self._complete_join(join, flux, cloud, state_dir),
             budget=budget,
-            web=self._web(web, state_dir),
+            web=self._complete_web(web, state_dir),
             simulation=simulation,
             node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
@@ -242,13 +243,13 @@ class _Loading:
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
-        """The section's settings; None, and a fault for each key that is wrong, if there is one."""
+        """Read a section's settings. If any key is wrong, add a fault for each wrong key and return None."""
         allowed = allowed_keys(settings)
         entries = self._document.section(name).entries
         for key in entries.keys() - allowed.keys():
             nearest = nearest_name(key, allowed)
             self._fault(
-                name, key, "no such key" + ("" if nearest else f"; known are {', '.join(allowed)}"), nearest
+                name, key, "no such key" + ("" if nearest else f"; the keys are {', '.join(allowed)}"), nearest
             )
         texts = {key: entry.text for key, entry in entries.items() if key in allowed and entry.text is not None}
         try:
@@ -258,19 +259,19 @@ class _Loading:
                 key = str(detail["loc"][0])
                 if detail["type"] != "missing":
                     self._fault(name, key, str(detail["ctx"]["error"]))
-                elif key not in entries:  # what is there names a variable that is not set: said already
+                elif key not in entries:  # a key that is there names an unset variable, which is already a fault
                     self._fault(name, key, f"must be given: {allowed[key]}")
             return None
 
     def _nodes(self) -> dict[TypeName, NodeSettings]:
         names = [name for name in self._document.sections if name.startswith(_NODE)]
         if not names:
-            self._fault("", "", "at least one [Node NAME] must be given")
+            self._fault("", "", "at least one [Node NAME] section must be given")
         nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
         return {name: node for name, node in nodes.items() if node}
 
     def _cluster_uuid(self, given: str, state_dir: Path) -> str:
-        """The UUID that the site names, or the one that ``init`` left; a fault if they differ."""
+        """Return the UUID from the site or from ``init``'s file; add a fault if they differ."""
         file = uuid_file(state_dir)
         try:
             kept = str(UUID(file.read_text(encoding="ascii").strip()))
@@ -279,36 +280,38 @@ class _Loading:
         except OSError as error:
             self._faults.append(Fault(file, f"the file cannot be read: {error.strerror}"))
         except ValueError:
-            self._faults.append(Fault(file, "a UUID is needed, as init wrote it"))
+            self._faults.append(Fault(file, "the file must hold the UUID that init wrote: restore it"))
         else:
             if given in ("", kept):
                 return kept
-            self._fault("Site", "cluster_uuid", f"{file} holds another one, {kept}: nodes carry one of the two")
+            self._fault(
+                "Site", "cluster_uuid", f"{file} holds another one, {kept}: keep the one that the nodes carry"
+            )
         return ""
 
-    def _same_name(self, cluster: str, state_dir: Path) -> None:
-        """A fault where nodes may stand that carry another name: they are listed by it, and would cost unseen."""
+    def _check_cluster_name(self, cluster: str, state_dir: Path) -> None:
+        """Add a fault if the cluster was renamed: nodes with the old name would not be listed, but still cost."""
         file = name_file(state_dir)
         try:
             kept = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
-            return  # it was never kept; or nothing of state_dir can be read, which the UUID's file says
+            return  # never written; or state_dir is unreadable, which the UUID's file already reports
         if kept != cluster:
             self._fault(
                 "Site",
                 "cluster",
-                f"this cluster's nodes carry the name {kept}, and by another one those that stand are not found, "
-                f"and go on costing: write cluster = {kept}, or remove {file} once none of them stands",
+                f"this cluster's nodes carry the name {kept}. With another name the manager would not find them, "
+                f"and they would keep costing money: write cluster = {kept}, or remove {file} once all are gone",
             )
 
-    def _completed(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+    def _complete_flux(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
         uri = flux.uri
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
         return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
 
-    def _web(self, web: WebSettings, state_dir: Path) -> WebSettings:
+    def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
         listen = web.listen
         if listen == "unix":
             listen = f"unix:{state_dir / 'web.sock'}"
@@ -317,10 +320,10 @@ class _Loading:
         folder = self._folder if "token_file" in web.model_fields_set else state_dir
         return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
 
-    def _joining(
+    def _complete_join(
         self, join: JoinSettings, flux: FluxSettings, cloud: CloudSettings, state_dir: Path
     ) -> JoinSettings:
-        """The section with what it leaves open: addresses by those of rank 0, a node's own by the provider."""
+        """Fill in the keys that were not given: addresses from rank 0's, a node's paths from the provider."""
         given = join.model_fields_set
         port = join.listen.rpartition(":")[2]
         loopback = flux.head_address.startswith("127.") or flux.head_address == "localhost"
@@ -334,9 +337,9 @@ class _Loading:
             completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
         return join.model_copy(update=completed)
 
-    def _divided(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
-        """The types with the slots that the instance's configuration gives them, once ``init`` has written it."""
-        # Who may not read the instance's configuration, as a service of its own user, has the site's word for it.
+    def _with_configured_slots(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
+        """Return the types with the slots from the instance's configuration, once ``init`` has written that."""
+        # A service with a user of its own may be unable to read that configuration. Then the site's slots count.
         if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
             return node_types
         try:
@@ -352,7 +355,7 @@ class _Loading:
         if unknown and node_types:
             name = min(unknown)
             self._faults.append(
-                Fault(file.path, f"it has slots of a type {name}: keep [Node {name}] until they are of another")
+                Fault(file.path, f"it has slots of type {name}: keep [Node {name}] until they have another type")
             )
         known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
         return tuple(
@@ -365,14 +368,14 @@ class _Loading:
 
 
 def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
-    """The nodes of a local cloud share one machine, whose cores none of them has to itself."""
+    """Accept misfits on a local cloud, unless the site says otherwise: its nodes share one machine's cores."""
     if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - without "..", and a link stays what it is
+    return Path(os.path.abspath(path))  # noqa: PTH100 - removes "..", but does not follow links
 
 
 def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> NodeType:
@@ -405,7 +408,8 @@ def _unknown_sections(document: Document) -> Iterator[Fault]:
             _, _, rest = name.partition(" ")
             nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME")))
             known = ", ".join((*_SECTIONS, "Node NAME"))
-            yield document.fault(name, "", "no such section" + ("" if nearest else f"; known are {known}"), nearest)
+            problem = "no such section" + ("" if nearest else f"; the sections are {known}")
+            yield document.fault(name, "", problem, nearest)
 
 
 def _contradictions(
@@ -418,12 +422,12 @@ def _contradictions(
     join: JoinSettings | None,
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
-    """What each section alone allows and two keys together do not. A section with faults of its own is left out."""
+    """Find keys that contradict each other. A section with faults of its own (None) is not checked."""
     if flux:
-        yield from _contradictions_of_outside(document, flux, cloud)
+        yield from _outside_contradictions(document, flux, cloud)
     if flux and flux.join is JoinMethod.FLUB and len(nodes) > 1:
         yield document.fault(
-            "Flux", "join", "by flub a node gets any rank that is free, so all slots must be of one [Node NAME]"
+            "Flux", "join", "with flub a node gets any free rank, so all slots must belong to one [Node NAME]"
         )
     if (
         flux
@@ -436,7 +440,7 @@ def _contradictions(
         yield document.fault(
             "Join",
             "check_source",
-            "an outer instance tells of its nodes only their names: provider = flux needs no",
+            "an outer instance gives only the names of its nodes: with provider = flux write no",
         )
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
@@ -448,25 +452,26 @@ def _contradictions(
     for name, node in nodes.items():
         for slot in node.slots:
             if slot in taken:
-                yield document.fault(_NODE + name, "slots", f'slot "{slot}" is {taken[slot]} already')
+                problem = f'slot "{slot}" is already {taken[slot]}: give it another name'
+                yield document.fault(_NODE + name, "slots", problem)
             taken.setdefault(slot, f"a slot of [Node {name}]")
 
 
-def _contradictions_of_outside(
-    document: Document, flux: FluxSettings, cloud: CloudSettings | None
-) -> Iterator[Fault]:
+def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
     if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
-        yield document.fault("Flux", "join", "a simulated Flux has no node that joins: directory is needed")
+        yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
     if not flux.simulated and not flux.head_address:
-        yield document.fault("Flux", "head_address", "must be given: where the nodes reach rank 0")
+        yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
     if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
-        yield document.fault("Cloud", "provider", "a simulated cloud has no node for a real Flux")
+        yield document.fault(
+            "Cloud", "provider", "a simulated cloud has no nodes for a real Flux: choose another provider"
+        )
 
 
-def _of_the_provider(
+def _provider_faults(
     document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
 ) -> Iterator[Fault]:
-    """What this provider needs, and another one does not."""
+    """Check what only this provider needs."""
     match cloud.provider:
         case Provider.EC2:
             yield from ec2.faults(document, cloud, nodes)
@@ -480,26 +485,26 @@ def _of_the_provider(
             pass
 
 
-# --- what is allowed and hardly wanted --------------------------------------------------------------------
+# --- allowed, but probably a mistake ----------------------------------------------------------------------
 
 
 def site_warnings(site: Site) -> tuple[str, ...]:
-    """What an operator should know about a site that is in order, a sentence each."""
-    return (*_too_dear(site), *_unguarded(site))
+    """Warn about probable mistakes in a valid site, one text each."""
+    return (*_unaffordable_types(site), *_unguarded_types(site))
 
 
-def _too_dear(site: Site) -> Iterator[str]:
+def _unaffordable_types(site: Site) -> Iterator[str]:
     price_max = site.limits.price_per_hour_max
     for node_type in site.node_types:
         if node_type.price_per_hour > price_max:
             yield (
                 f"[Node {node_type.name}] will never be bought: its price_per_hour = {node_type.price_per_hour} "
-                f"is above price_per_hour_max = {price_max}."
+                f"is above price_per_hour_max = {price_max}. Raise the limit, or remove the type."
             )
 
 
-def _unguarded(site: Site) -> Iterator[str]:
-    """Flux's simple scheduler gives a job of one core any rank with a free core, the dearest too."""
+def _unguarded_types(site: Site) -> Iterator[str]:
+    """Warn about expensive types: Flux's simple scheduler gives a one-core job any rank with a free core."""
     cores_least = min(node_type.cores for node_type in site.node_types)
     cores_most = max(node_type.cores for node_type in site.node_types)
     gpus_everywhere = all(node_type.gpus for node_type in site.node_types)
@@ -513,6 +518,6 @@ def _unguarded(site: Site) -> Iterator[str]:
         else:
             continue
         yield (
-            f"[Node {node_type.name}] is a {kind} type without a property: a small job may be put on it. "
-            "Give it one, and have jobs or a queue ask for it."
+            f"[Node {node_type.name}] is a {kind} type without a property: Flux may start small jobs on it. "
+            "Give it a property, and let jobs or a queue require it."
         )

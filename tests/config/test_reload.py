@@ -48,7 +48,7 @@ def test_what_only_decisions_depend_on_is_taken_up(tmp_path: Path, before: str, 
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("mode = act", "mode = observe", "whether anything is done at all ([Site] mode, [Node NAME] mode)"),
+        ("mode = act", "mode = observe", "whether the manager acts at all ([Site] mode, [Node NAME] mode)"),
         ("cluster = embedded", "cluster = other", "[Site] cluster"),
         ("[Policy]", "[Timing]\nprobe = 5s\n[Policy]", "[Timing] probe"),
         ("[Policy]", "[Timing]\nmanager_silence_max = 2h\n[Policy]", "[Timing] manager_silence_max"),

@@ -387,7 +387,7 @@ def test_every_key_refuses_what_it_does_not_allow_and_says_what_it_does(
         ("Site", "cluster", "UPPER", 'a name of 1 to 32 characters "a-z", "0-9" and "-" is needed'),
         ("Site", "cluster", "x" * 33, 'a name of 1 to 32 characters "a-z", "0-9" and "-" is needed'),
         ("Site", "mode", "Act", "observe or act is needed"),
-        ("Flux", "port", "65536", "a whole number of 1 or more, 65535 at most is needed"),
+        ("Flux", "port", "65536", "a whole number from 1 to 65535 is needed"),
         ("Flux", "head_address", "tcp://boss", "a host name or IPv4 address is needed"),
         ("Limits", "nodes_max", "ten", "a whole number of 1 or more is needed"),
         ("Limits", "nodes_max", "0", "a whole number of 1 or more is needed"),
@@ -400,17 +400,17 @@ def test_every_key_refuses_what_it_does_not_allow_and_says_what_it_does(
         ("Cloud", "zones", "a,,b", "a list of names separated by commas is needed"),
         ("Timing", "probe", "0s", 'a duration above 0 such as "90s" or "5m" is needed'),
         ("Timing", "settle", "5 minutes", "column 2: a unit is needed: ms, s, m, h or d"),
-        ("Timing", "settle", "infinity", "ten years is the most"),
+        ("Timing", "settle", "infinity", "a duration of at most ten years is needed"),
         (
             "Node cpu",
             "memory",
             "4G",
-            'column 2: the unit must be one of B, KiB, MiB, GiB, TiB; perhaps "4GiB" is meant',
+            'column 2: the unit must be one of B, KiB, MiB, GiB, TiB; did you mean "4GiB"?',
         ),
         ("Node cpu", "billing", "0s", 'hourly, per-minute, per-second, free or a step such as "20s" is needed'),
         ("Node cpu", "slots", "", 'a host list such as "cloud[1-4]" is needed'),
-        ("Node cpu", "slots", "a[1-2],a2", 'slot "a2" is listed twice'),
-        ("Node cpu", "slots", "a[1-2", 'column 2: a "[" without its "]"'),
+        ("Node cpu", "slots", "a[1-2],a2", 'slot "a2" is listed twice: list it once'),
+        ("Node cpu", "slots", "a[1-2", 'column 2: this "[" has no "]"'),
         (
             "Node cpu",
             "properties",
@@ -437,12 +437,20 @@ def test_a_key_that_must_be_given_is_missed_at_its_section(tmp_path: Path, secti
 @pytest.mark.parametrize(
     ("changes", "key", "problem"),
     [
-        ([("Flux", "head_address", None)], "head_address", "must be given: where the nodes reach rank 0"),
-        ([("Cloud", "provider", "simulated")], "provider", "a simulated cloud has no node for a real Flux"),
+        (
+            [("Flux", "head_address", None)],
+            "head_address",
+            "must be given: the address at which nodes reach rank 0",
+        ),
+        (
+            [("Cloud", "provider", "simulated")],
+            "provider",
+            "a simulated cloud has no nodes for a real Flux: choose another provider",
+        ),
         (
             [("Flux", "join", "service"), ("Cloud", "provider", "flux"), ("Join", "check_source", "yes")],
             "check_source",
-            "an outer instance tells of its nodes only their names: provider = flux needs no",
+            "an outer instance gives only the names of its nodes: with provider = flux write no",
         ),
         ([("Limits", "nodes_min", "5")], "nodes_min", "must not be above nodes_max = 4"),
         ([("Timing", "settle", "11s")], "settle", "must not be longer than settle_max"),
@@ -454,12 +462,12 @@ def test_a_key_that_must_be_given_is_missed_at_its_section(tmp_path: Path, secti
         (
             [("Flux", "head_host", "cpu3")],
             "slots",
-            'slot "cpu3" is the name of the leader (head_host) already',
+            'slot "cpu3" is already the name of the leader (head_host): give it another name',
         ),
         (
             [("Node gpu", key, text) for key, text in {**LEAST["Node cpu"], "slots": "cpu[4-9]"}.items()],
             "slots",
-            'slot "cpu4" is a slot of [Node cpu] already',
+            'slot "cpu4" is already a slot of [Node cpu]: give it another name',
         ),
     ],
 )
@@ -511,7 +519,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
 ) -> None:
     fault = the_fault(tmp_path, (section, key, "1"))
     assert (fault.section, fault.key, fault.value, fault.nearest) == (section, key, "1", nearest)
-    assert (f'did you mean "{nearest}"?' if nearest else "known are size, cores") in str(fault)
+    assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, cores") in str(fault)
 
 
 @pytest.mark.parametrize(
@@ -557,16 +565,16 @@ slots = head
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
         f": [Cloud] provider: must be given: {' or '.join(Provider)}",
-        ":1: stray: this must stand in a section",
-        ":4: [Site] state_dir: the environment variable NOWHERE is not set",
-        ":7: [Limits] nodes_max: this key is given at line 6 already",
+        ":1: stray: this key must be in a [Section]",
+        ":4: [Site] state_dir: the environment variable NOWHERE is not set: set it, or correct its name",
+        ":7: [Limits] nodes_max: this key is already given at line 6: remove one",
         ':7: [Limits] nodes_max = "ten": a whole number of 1 or more is needed',
         ':8: [Limits] price_per_hour_max = "cheap": a price of 0 or more is needed',
-        ":9: [Flux] head_address: must be given: where the nodes reach rank 0",
+        ":9: [Flux] head_address: must be given: the address at which nodes reach rank 0",
         ':10: a "[Section]", a "key = value" or a comment is needed',
         ':11: [Flux] head_adress = "10.0.0.1": no such key; did you mean "head_address"?',
         ':12: a "[Section]", a "key = value" or a comment is needed',
-        ":13: [Limits]: this section begins at line 5 already",
+        ":13: [Limits]: this section already begins at line 5: merge the two",
         ':14: [Limits] nodes_mni = "0": no such key; did you mean "nodes_min"?',
         ':16: [Node cpu] cores = "0": a whole number of 1 or more is needed',
         ':18: [Node cpu] price_per_hour = "": a price of 0 or more is needed',
@@ -582,7 +590,7 @@ def test_the_error_is_one_line_for_each_fault(tmp_path: Path) -> None:
 
 def test_a_site_without_a_node_type_is_refused(tmp_path: Path) -> None:
     (fault,) = faults_of(tmp_path, text_of().partition("[Node cpu]")[0])
-    assert str(fault) == f"{tmp_path}/site.ini: at least one [Node NAME] must be given"
+    assert str(fault) == f"{tmp_path}/site.ini: at least one [Node NAME] section must be given"
 
 
 @pytest.mark.parametrize(
@@ -682,7 +690,11 @@ def test_a_secret_that_others_can_reach_is_refused(tmp_path: Path, mode: int) ->
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"\n", "is empty"), (b"\xffhunter2", "must be UTF-8 text"), (b"x" * 70_000, "has more than 65536 bytes")],
+    [
+        (b"\n", "is empty: write the secret into it"),
+        (b"\xffhunter2", "must be UTF-8 text"),
+        (b"x" * 70_000, "has more than 65536 bytes"),
+    ],
 )
 def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     a_secret_file(tmp_path, content)
@@ -691,7 +703,8 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes, 
 
 
 @pytest.mark.parametrize(
-    ("path", "problem"), [("nowhere", "cannot be read"), (".", "cannot be read"), ("pipe", "must be a file")]
+    ("path", "problem"),
+    [("nowhere", "cannot be read"), (".", "cannot be read"), ("pipe", "must be a regular file")],
 )
 def test_a_secret_that_is_no_file_is_refused(tmp_path: Path, path: str, problem: str) -> None:
     os.mkfifo(tmp_path / "pipe", mode=0o600)

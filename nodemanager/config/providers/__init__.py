@@ -1,1 +1,1 @@
-"""The ``[Cloud]`` keys of each provider, and what each provider requires."""
+"""The requirements of each provider on the keys of a site."""

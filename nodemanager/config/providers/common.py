@@ -1,4 +1,4 @@
-"""What every provider asks of a site, in the words of each."""
+"""Checks of a site that several providers share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Nodes = Mapping[TypeName, NodeSettings]
 
 
 def missing_cloud_keys(document: Document, cloud: CloudSettings, needed: Mapping[str, str]) -> Iterator[Fault]:
-    """Keys of ``[Cloud]`` that must be given; ``needed`` says of each what it is."""
+    """Find required keys of ``[Cloud]`` that are missing; ``needed`` describes each."""
     for key, what in needed.items():
         if not getattr(cloud, key):
             yield document.fault("Cloud", key, f"must be given: {what}")
@@ -25,7 +25,7 @@ def missing_cloud_keys(document: Document, cloud: CloudSettings, needed: Mapping
 def missing_node_keys(
     document: Document, cloud: CloudSettings, nodes: Nodes, needed: Mapping[str, str]
 ) -> Iterator[Fault]:
-    """Keys that every ``[Node NAME]`` must have, its own or those of ``[Cloud]``."""
+    """Find required keys that a ``[Node NAME]`` lacks, and ``[Cloud]`` too; ``needed`` describes each."""
     for name, node in nodes.items():
         for key, what in needed.items():
             if not (getattr(node, key) or getattr(cloud, key)):
@@ -35,38 +35,38 @@ def missing_node_keys(
 def unsupported_keys(
     document: Document, cloud: CloudSettings, nodes: Nodes, keys: Sequence[str], provider: str
 ) -> Iterator[Fault]:
-    """Keys that are meant for other providers: who writes one expects something of it."""
+    """Find keys meant for other providers: whoever wrote one expects an effect that it does not have."""
     for section, settings in provider_sections(cloud, nodes):
         for key in keys:
             if key in settings.model_fields_set:
-                yield document.fault(section, key, f"{provider} has no such thing: leave it out")
+                yield document.fault(section, key, f"{provider} does not use this key: remove it")
 
 
 def provider_sections(cloud: CloudSettings, nodes: Nodes) -> Iterator[tuple[str, ProviderSection]]:
-    """Every section that may hold a key for the provider, with its name."""
+    """Yield every section that may hold keys for the provider, with its name."""
     yield "Cloud", cloud
     for name, node in nodes.items():
         yield NODE + name, node
 
 
 def zero_prices(document: Document, nodes: Nodes) -> Iterator[Fault]:
-    """The cheapest type is bought first, so one whose price is forgotten would be bought always."""
+    """Find prices of 0. The cheapest type is bought first, so a forgotten price would make it the only choice."""
     for name, node in nodes.items():
         if not node.price_per_hour:
-            yield document.fault(NODE + name, "price_per_hour", "a price above 0 is needed: nothing is given away")
+            yield document.fault(NODE + name, "price_per_hour", "a price above 0 is needed: no node is free")
 
 
 def unsupported_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
     for name, node in nodes.items():
         if node.market is Market.SPOT:
-            problem = f"spot nodes are not supported on {provider}: leave it out, or give on-demand"
+            problem = f"spot nodes are not supported on {provider}: remove the key, or write on-demand"
             yield document.fault(NODE + name, "market", problem)
 
 
 def credential_faults(
     document: Document, ways: Sequence[Sequence[str]], *, optional: Sequence[str] = ()
 ) -> Iterator[Fault]:
-    """``[Cloud Credentials]``: all keys of one of the ways, and none that belongs to no way."""
+    """Check ``[Cloud Credentials]``: it needs all keys of one of the ``ways``, and no unknown key."""
     section = credentials.SECTION
     given = {key.removesuffix("_file"): key for key in document.section(section).entries}
     known = list(dict.fromkeys([key for way in ways for key in way] + list(optional)))
@@ -74,12 +74,12 @@ def credential_faults(
         if name not in known:
             nearest = nearest_name(name, known)
             yield document.fault(
-                section, key, "no such key" + ("" if nearest else f"; known are {', '.join(known)}"), nearest
+                section, key, "no such key" + ("" if nearest else f"; the keys are {', '.join(known)}"), nearest
             )
     if any(set(way) <= given.keys() for way in ways):
         return
     begun = max(ways, key=lambda way: len(given.keys() & set(way)))
     for name in begun:
         if name not in given:
-            other = "".join(f", or instead {' and '.join(way)}" for way in ways if way is not begun and way)
+            other = "".join(f", or {' and '.join(way)} instead" for way in ways if way is not begun and way)
             yield document.fault(section, name, f"must be given{other}")

@@ -1,4 +1,4 @@
-"""What ``provider = gce`` needs of a site, and what does not go together there."""
+"""Check the keys of a site with ``provider = gce``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodemanager.config.text.ini import Document, Fault
 from nodemanager.config.text.settings import CloudSettings
 
 _NAME = "Google Compute Engine"
-_OTHERS = (
+_UNSUPPORTED = (
     "region", "security_groups", "key_name", "auth_url", "microversion", "config_drive", "resource_group",
     "ssh_public_key",
 )  # fmt: skip
@@ -22,22 +22,22 @@ _NETWORK = re.compile(
 
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
-    """All that the API would refuse later, at a create, as far as it can be known before."""
+    """Find what the API would refuse later, at a create."""
     yield from common.missing_cloud_keys(document, cloud, {"project": "the project's id"})
     needed = {
         "image": 'an image such as "projects/debian-cloud/global/images/family/debian-12"',
-        "network": 'one such as "global/networks/default" or "regions/REGION/subnetworks/NAME"',
-        "zones": 'a zone such as "europe-west3-a"; several are tried in their order',
+        "network": 'a network such as "global/networks/default" or "regions/REGION/subnetworks/NAME"',
+        "zones": 'a zone such as "europe-west3-a"; several are tried in order',
     }
     yield from common.missing_node_keys(document, cloud, nodes, needed)
-    yield from common.unsupported_keys(document, cloud, nodes, _OTHERS, _NAME)
+    yield from common.unsupported_keys(document, cloud, nodes, _UNSUPPORTED, _NAME)
     yield from common.zero_prices(document, nodes)
     for section, settings in common.provider_sections(cloud, nodes):
         if settings.image and not _IMAGE.fullmatch(settings.image):
-            yield document.fault(section, "image", needed["image"])
+            yield document.fault(section, "image", f"{needed['image']} is needed")
         if settings.network and not _NETWORK.fullmatch(settings.network):
-            yield document.fault(section, "network", needed["network"])
-    # Without credentials, those of the instance on which the manager runs are asked for.
+            yield document.fault(section, "network", f"{needed['network']} is needed")
+    # Without credentials, the manager uses those of the instance on which it runs.
     yield from common.credential_faults(document, ((), ("service_account", "key")))
     entries = {key.removesuffix("_file") for key in document.section("Cloud Credentials").entries}
     if len(entries & {"service_account", "key"}) == 1:

@@ -1,4 +1,4 @@
-"""What ``provider = openstack`` needs of a site, and what does not go together there."""
+"""Check the keys of a site with ``provider = openstack``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nodemanager.config.providers.common import Nodes
 from nodemanager.config.text.ini import Document, Fault
 from nodemanager.config.text.settings import CloudSettings
 
-MICROVERSION_LEAST = (2, 52)  # tags in a create; from 2.37 on networks must be named
+MICROVERSION_LEAST = (2, 52)  # needed for tags in a create; since 2.37 networks must be named
 
 _NAME = "OpenStack"
 _USER = ("username", "password", "project")
@@ -18,11 +18,11 @@ _DOMAINS = ("user_domain", "project_domain_id")
 
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
-    """All that Nova would refuse later, at a create, as far as it can be known before."""
+    """Find what Nova would refuse later, at a create."""
     yield from common.missing_cloud_keys(
-        document, cloud, {"auth_url": 'the identity service, "https://cloud.example:5000/v3"'}
+        document, cloud, {"auth_url": 'the identity service, such as "https://cloud.example:5000/v3"'}
     )
-    needed = {"image": "an image, by id or name", "network": "networks, by id or name; several with commas between"}
+    needed = {"image": "an image, by id or name", "network": "networks, by id or name; separate several by commas"}
     yield from common.missing_node_keys(document, cloud, nodes, needed)
     yield from common.unsupported_spot(document, nodes, _NAME)
     yield from common.unsupported_keys(
@@ -31,11 +31,11 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
     major, _, minor = cloud.microversion.partition(".")
     if (int(major), int(minor)) < MICROVERSION_LEAST:
         yield document.fault(
-            "Cloud", "microversion", "2.52 is the least: older ones cannot tag a server as it is made"
+            "Cloud", "microversion", "2.52 or later is needed: older versions cannot tag a server at its creation"
         )
     yield from common.credential_faults(document, (_USER, _APPLICATION_CREDENTIAL), optional=_DOMAINS)
     for section, settings in common.provider_sections(cloud, nodes):
         if len(settings.zones) > 1:
             yield document.fault(
-                section, "zones", "one at the most: whether a zone has room shows too late to try the next one"
+                section, "zones", "give only one zone: a full zone is reported too late to try the next one"
             )

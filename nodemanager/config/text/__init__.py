@@ -1,1 +1,1 @@
-"""The formats that a site is written in: INI with line numbers, credentials, Flux's TOML."""
+"""The formats of a site: INI with line numbers, credentials, Flux's TOML."""

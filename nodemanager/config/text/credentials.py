@@ -1,7 +1,7 @@
-"""``[Cloud Credentials]``: free keys, whose values are printed nowhere.
+"""``[Cloud Credentials]``: keys that depend on the provider, whose values are never printed.
 
-A value is written as ``KEY = ${NAME}``, or as ``KEY_file = path`` of a file that only its owner can read. One
-that is no secret (a user's name, an address) may stand in the site itself.
+Write a value as ``KEY = ${NAME}``, or as ``KEY_file = path`` with a file that only its owner can read. A value that
+is not secret (a user name, an address) may be written in the site itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SECTION = "Cloud Credentials"
 _FILE = "_file"
 _SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
 _SIZE_MAX_BYTES = 65_536
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_credentials(document: Document, folder: Path) -> tuple[dict[str, SecretStr], tuple[Fault, ...]]:
-    """The credentials by their key, and what is wrong with them. Paths are relative to ``folder``."""
+    """Read the credentials by key, and their faults. Paths are relative to ``folder``."""
     credentials: dict[str, SecretStr] = {}
     faults: list[Fault] = []
     for entry in document.section(SECTION).entries.values():
@@ -38,19 +38,20 @@ def read_credentials(document: Document, folder: Path) -> tuple[dict[str, Secret
 def _secret(entry: IniEntry, text: str, document: Document, folder: Path) -> str:
     key = entry.key.removesuffix(_FILE)
     if key == entry.key:
-        return _written_value(entry, text, document.file)
+        return _inline_value(entry, text, document.file)
     if key in document.section(SECTION).entries:
-        raise ValueError(f"give either {key} or {entry.key}")
+        raise ValueError(f"give either {key} or {entry.key}, not both")
     return _value_in_file(folder / text)
 
 
-def _written_value(entry: IniEntry, text: str, file: Path) -> str:
+def _inline_value(entry: IniEntry, text: str, file: Path) -> str:
     if not text:
         raise ValueError("a value is needed")
-    literal = text == entry.written
-    if literal and any(word in entry.key.lower() for word in _SECRET_WORDS) and file.stat().st_mode & _OTHERS:
+    is_literal = text == entry.written
+    is_secret = any(word in entry.key.lower() for word in _SECRET_WORDS)
+    if is_literal and is_secret and file.stat().st_mode & _GROUP_AND_OTHERS:
         raise ValueError(
-            f"others may read this file: write ${{NAME}} for a variable of the environment, "
+            f"others may read this file: write ${{NAME}} for an environment variable, "
             f"or {entry.key}{_FILE} = path, or chmod 600 {file}"
         )
     return text
@@ -58,12 +59,12 @@ def _written_value(entry: IniEntry, text: str, file: Path) -> str:
 
 def _value_in_file(path: Path) -> str:
     try:
-        # Without waiting: a pipe must not hold up the start, and is refused below.
+        # Non-blocking, so that a pipe does not hold up the start. It is refused below.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{path} must be a file")
-            if status.st_mode & _OTHERS:
+                raise ValueError(f"{path} must be a regular file")
+            if status.st_mode & _GROUP_AND_OTHERS:
                 raise ValueError(f"others may read {path}: chmod 600 {path}")
             content = file.read(_SIZE_MAX_BYTES + 1)
     except OSError as error:
@@ -75,5 +76,5 @@ def _value_in_file(path: Path) -> str:
     except UnicodeDecodeError:
         raise ValueError(f"{path} must be UTF-8 text") from None  # the error would show the bytes
     if not secret:
-        raise ValueError(f"{path} is empty")
+        raise ValueError(f"{path} is empty: write the secret into it")
     return secret

@@ -1,9 +1,9 @@
-"""A Flux instance's configuration as values: how its slots are divided among node types, and how that is changed.
+"""Read and change the types of the slots in a Flux instance's configuration.
 
-R stands in ``[[resource.config]]`` tables (flux-config-resource(5)), one a node type; which type that is stands
-beside it in ``[node-manager.slots]``, a host list a type, of which Flux takes no notice. So the division and the
-resources are in one file, replaced in one step, and a running instance is asked for both (``config.get``). Where a
-type's machines have less than the site says, what its slots declare instead stands in ``[node-manager.promises]``.
+Flux reads the resources from ``[[resource.config]]`` tables (flux-config-resource(5)), one per node type. The table
+``[node-manager.slots]`` in the same file lists the slots of each type; Flux ignores it. So one atomic replacement
+changes both, and one ``config.get`` reads both from a running instance. If a type's machines have less than the
+site says, ``[node-manager.promises]`` holds what its slots declare instead.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Config = Mapping[str, Any]
 
 
 class FluxConfigError(Exception):
-    """The configuration cannot be read or changed: where, why, and what to do."""
+    """The configuration cannot be read or changed. The message says where, why, and what to do."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------
 
 
 def read_slot_types(config: Config) -> dict[SlotName, TypeName]:
-    """The type of each slot, in the order of the file; empty where the configuration says nothing of it."""
+    """Read the type of each slot, in the order of the file; empty if the configuration has no such table."""
     ours = config.get(OUR_TABLE, {})
     slots = ours.get("slots", {}) if isinstance(ours, Mapping) else None
     if not isinstance(slots, Mapping):
-        raise FluxConfigError(f"{OUR_TABLE}.slots: a table of host lists by node type is needed")
+        raise FluxConfigError(f"{OUR_TABLE}.slots: a table with a host list for each node type is needed")
     division: dict[SlotName, TypeName] = {}
     for name, hosts in slots.items():
-        for slot in _hosts(hosts, f"{OUR_TABLE}.slots.{name}"):
+        for slot in _expand_hosts(hosts, f"{OUR_TABLE}.slots.{name}"):
             if slot in division:
                 raise FluxConfigError(
                     f"{OUR_TABLE}.slots: slot {slot} is of type {division[slot]} and of type {name}; a slot has one"
@@ -55,7 +55,7 @@ def read_slot_types(config: Config) -> dict[SlotName, TypeName]:
 
 
 def read_promises(config: Config) -> dict[TypeName, Promise]:
-    """What the slots of some types declare in place of what the site says of the type."""
+    """Read the resources that the slots of some types declare instead of the site's."""
     ours = config.get(OUR_TABLE, {})
     tables = ours.get("promises", {}) if isinstance(ours, Mapping) else {}
     try:
@@ -65,7 +65,7 @@ def read_promises(config: Config) -> dict[TypeName, Promise]:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise FluxConfigError(
-            f"{OUR_TABLE}.promises: a table of cores, gpus and memory (in bytes) by node type is needed"
+            f"{OUR_TABLE}.promises: a table with cores, gpus and memory (in bytes) for each node type is needed"
         ) from fault
 
 
@@ -74,12 +74,12 @@ def with_promises(node_types: Iterable[NodeType], promises: Promises) -> tuple[N
 
 
 def bootstrap_hosts(config: Config) -> list[str]:
-    """The bootstrap table's hosts, in the order of their ranks."""
+    """List the bootstrap table's hosts, in the order of their ranks."""
     entries = config.get("bootstrap", {}).get("hosts", [])
-    return [host for entry in entries for host in _hosts(entry.get("host"), "bootstrap.hosts.host")]
+    return [host for entry in entries for host in _expand_hosts(entry.get("host"), "bootstrap.hosts.host")]
 
 
-def _hosts(text: object, where: str) -> list[SlotName]:
+def _expand_hosts(text: object, where: str) -> list[SlotName]:
     if not isinstance(text, str):
         raise FluxConfigError(f'{where}: a host list such as "cloud[1-4]" is needed')
     try:
@@ -88,13 +88,13 @@ def _hosts(text: object, where: str) -> list[SlotName]:
         raise FluxConfigError(f"{where}: {error}") from error
 
 
-# --- what another division makes of it --------------------------------------------------------------------
+# --- the changed configuration ----------------------------------------------------------------------------
 
 
 def config_with_slot_types(
     config: Config, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> dict[str, Any]:
-    """The configuration with the slots divided so, and more promises; all that it says else stays."""
+    """Return the configuration with these slot types and additional promises; the rest is unchanged."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     resource = changed.setdefault("resource", {})
     kept = read_promises(config) | dict(promises or {})
@@ -122,8 +122,8 @@ def slots_table(division: SlotTypes) -> dict[str, str]:
 def resource_tables(
     tables: Sequence[Config], division: SlotTypes, node_types: Iterable[NodeType]
 ) -> list[dict[str, Any]]:
-    """The ``[[resource.config]]`` tables: those of other hosts as they are, then one for each type with slots."""
-    others = [kept for table in tables if (kept := _without(table, division)) is not None]
+    """Return the ``[[resource.config]]`` tables: other hosts' tables as they are, then one for each type."""
+    others = [kept for table in tables if (kept := _without_slots(table, division)) is not None]
     return [*others, *tables_for_types(division, node_types)]
 
 
@@ -134,15 +134,15 @@ def tables_for_types(division: SlotTypes, node_types: Iterable[NodeType]) -> lis
         node_type = types.get(TypeName(name))
         if node_type is None:
             raise FluxConfigError(
-                f"{OUR_TABLE}.slots: {hosts} is of node type {name}, which the site does not name: keep"
-                f" [Node {name}] in it until its slots are of another type (flux-node-manager slots)"
+                f"{OUR_TABLE}.slots: {hosts} has node type {name}, which the site lacks: keep [Node {name}]"
+                f" until its slots have another type (flux-node-manager slots)"
             )
         made.append(resource_table(node_type, hosts))
     return made
 
 
 def resource_table(node_type: NodeType, hosts: str) -> dict[str, Any]:
-    """What a node of the type has, as R declares it."""
+    """Return the table that declares the resources of these hosts, each a node of the type."""
     table: dict[str, Any] = {"hosts": hosts, "cores": format_idset(range(node_type.cores))}
     if node_type.gpus:
         table["gpus"] = format_idset(range(node_type.gpus))
@@ -151,8 +151,8 @@ def resource_table(node_type: NodeType, hosts: str) -> dict[str, Any]:
     return table
 
 
-def _without(table: Config, division: SlotTypes) -> dict[str, Any] | None:
-    hosts = _hosts(table.get("hosts"), "resource.config.hosts")
+def _without_slots(table: Config, division: SlotTypes) -> dict[str, Any] | None:
+    hosts = _expand_hosts(table.get("hosts"), "resource.config.hosts")
     kept = [host for host in hosts if host not in division]
     if not kept:
         return None
@@ -162,11 +162,11 @@ def _without(table: Config, division: SlotTypes) -> dict[str, Any] | None:
 def hosts_lacking_units(
     config: Config, held: Mapping[SlotName, tuple[frozenset[int], frozenset[int]]]
 ) -> list[SlotName]:
-    """The hosts that lack a core or a GPU which a job holds there. ``held``: ids of cores and GPUs by host."""
+    """List the hosts that lack a core or GPU that a job holds. ``held``: the ids of cores and GPUs by host."""
     has: dict[SlotName, tuple[set[int], set[int]]] = {}
     for table in config["resource"]["config"]:
         cores, gpus = parse_idset(table.get("cores", "")), parse_idset(table.get("gpus", ""))
-        for host in _hosts(table["hosts"], "resource.config.hosts"):
+        for host in _expand_hosts(table["hosts"], "resource.config.hosts"):
             own = has.setdefault(host, (set(), set()))
             own[0].update(cores)
             own[1].update(gpus)
@@ -184,9 +184,9 @@ def hosts_lacking_units(
 def toml_with_slot_types(
     text: str, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> str:
-    """The TOML file with the slots divided so. What it says else keeps its words, its comments and its order."""
+    """Return the TOML text with these slot types. The rest of the text, comments and order stay as they are."""
     node_types = tuple(node_types)
-    wanted = config_with_slot_types(_parsed(text), division, node_types, promises)
+    wanted = config_with_slot_types(_parse_toml(text), division, node_types, promises)
     node_types = with_promises(node_types, read_promises(wanted))
     document = tomlkit.parse(text)
     resource = document.setdefault("resource", tomlkit.table())
@@ -196,7 +196,7 @@ def toml_with_slot_types(
     if not isinstance(tables, AoT):
         raise FluxConfigError("resource.config: [[resource.config]] tables are needed, not an array in one line")
     for index in reversed(range(len(tables))):
-        kept = _without(tables[index], division)
+        kept = _without_slots(tables[index], division)
         if kept is None:
             del tables[index]
         elif kept["hosts"] != tables[index]["hosts"]:
@@ -211,19 +211,21 @@ def toml_with_slot_types(
     if promises:
         ours["promises"] = tomlkit.item(wanted[OUR_TABLE]["promises"])
     changed = tomlkit.dumps(document)
-    if _parsed(changed) != wanted:
+    if _parse_toml(changed) != wanted:
         raise FluxConfigError(
-            "[[resource.config]] stands where it cannot be changed alone: have its tables follow [resource]"
+            "the [[resource.config]] tables cannot be changed alone where they are: move them below [resource]"
         )
     return changed
 
 
 def toml_with_hosts(text: str, hosts: Sequence[str]) -> str:
-    """The TOML file with hosts added to the end of the bootstrap table, where they get the next ranks."""
+    """Return the TOML text with hosts added at the end of the bootstrap table, where they get the next ranks."""
     document = tomlkit.parse(text)
     table = document.get("bootstrap", {}).get("hosts")
     if table is None:
-        raise FluxConfigError("bootstrap.hosts is needed: the instance was not started from a bootstrap table")
+        raise FluxConfigError(
+            "bootstrap.hosts is missing: slots can be added only to an instance started from a bootstrap table"
+        )
     entry = tomlkit.inline_table()
     entry["host"] = compress_hostlist(hosts)
     if isinstance(table, AoT):
@@ -233,39 +235,39 @@ def toml_with_hosts(text: str, hosts: Sequence[str]) -> str:
     else:
         table.append(entry)
     changed = tomlkit.dumps(document)
-    if bootstrap_hosts(_parsed(changed)) != [*bootstrap_hosts(_parsed(text)), *hosts]:
-        raise FluxConfigError("bootstrap.hosts cannot be lengthened as it is written: write one entry a line")
+    if bootstrap_hosts(_parse_toml(changed)) != [*bootstrap_hosts(_parse_toml(text)), *hosts]:
+        raise FluxConfigError("hosts cannot be added to bootstrap.hosts as it is: write one entry per line")
     return changed
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise FluxConfigError(f"it is not TOML: {error}") from error
+        raise FluxConfigError(f"this is not valid TOML: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The one file of a configuration folder that holds the resources."""
+    """The file in a configuration folder that declares the resources."""
 
     path: Path
 
     @classmethod
     def find(cls, folder: Path) -> ConfigFile:
-        """The file in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
+        """Find the one file in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
         holders = cls.resource_files(folder)
         if len(holders) != 1:
             found = ", ".join(str(path) for path in holders) or "none"
             raise FluxConfigError(
-                f"{folder / 'conf.d'}: one *.toml file with a [resource] table is needed, found {found}: is"
-                " bootstrap_dir the folder that init wrote?"
+                f"{folder / 'conf.d'}: one *.toml file with a [resource] table is needed, found {found}: set"
+                " bootstrap_dir to the folder that init wrote"
             )
         return cls(holders[0])
 
     @classmethod
     def resource_files(cls, folder: Path) -> tuple[Path, ...]:
-        """The files in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
+        """List the files in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
         files = sorted((folder / "conf.d").glob("*.toml"))
         return tuple(path for path in files if "resource" in cls(path).read())
 
@@ -277,12 +279,12 @@ class ConfigFile:
 
     def read(self) -> dict[str, Any]:
         try:
-            return _parsed(self.text())
+            return _parse_toml(self.text())
         except FluxConfigError as error:
             raise FluxConfigError(f"{self.path}: {error}") from error
 
     def write(self, text: str) -> None:
-        """Replace the file in one step; on return that survives a crash of the machine."""
+        """Replace the file atomically; on return the new text survives a crash of the machine."""
         if text == self.text():
             return
         try:

@@ -1,7 +1,7 @@
-"""INI text, read so that every fault can be shown at its line.
+"""Read INI text so that every fault can be shown with its line.
 
-configparser reads the text. It is watched while it does, for it forgets the lines, and stops at the first key
-that is given twice. ``${NAME}`` is a variable of the environment; nothing else is expanded.
+configparser reads the text. Hooks record the line of each key, because configparser forgets the lines and stops at
+the first duplicate key. ``${NAME}`` is an environment variable; nothing else is expanded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
 _VALUE_SHOWN_MAX = 80
 
-# No text that is read holds NUL, so these can be no section of it.
+# Text with NUL is refused, so no section of a file can have these names.
 _BEFORE_SECTIONS = "\0before"
 _DEFAULTS = "\0defaults"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong in a file. ``line`` is 0 where it has none, ``value`` None where it is not shown."""
+    """One fault of a file. ``line`` is 0 if the fault has no line; ``value`` is None if it must not be shown."""
 
     file: Path
     problem: str  # what is allowed
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class IniEntry:
-    """A key as the file gives it. ``text`` is its value with all variables put in, None if one was not set."""
+    """A key as written in the file. ``text`` is its value with variables expanded; None if one is not set."""
 
     key: str
     written: str
@@ -65,7 +65,7 @@ class IniSection:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file's sections in their order, and what was wrong with it so far."""
+    """A file's sections in order, and the faults found while reading it."""
 
     file: Path
     sections: Mapping[str, IniSection]
@@ -76,7 +76,7 @@ class Document:
         return self.sections.get(name) or IniSection(name)
 
     def fault(self, section: str, key: str, problem: str, nearest: str = "") -> Fault:
-        """A fault at a key, at its section if the key is not given, or at the file."""
+        """Make a fault at a key, at its section if the key is not given, or at the file."""
         found = self.section(section)
         entry = found.entries.get(key)
         value = entry.written if entry and section not in self.secret_sections else None
@@ -84,7 +84,7 @@ class Document:
 
 
 def read_ini(file: Path, environment: Mapping[str, str], secret_sections: Iterable[str] = ()) -> Document:
-    """Read a file; never raises for what is in it. Values of ``secret_sections`` are shown in no fault."""
+    """Read a file; its faults are returned, never raised. No fault shows a value of ``secret_sections``."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -95,11 +95,11 @@ def read_ini(file: Path, environment: Mapping[str, str], secret_sections: Iterab
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         return Document(file, {}, (Fault(file, "the file must be text, without NUL", line),), frozenset())
-    return _Gathering(file, environment, frozenset(secret_sections)).gather(_Reader(), text)
+    return _DocumentBuilder(file, environment, frozenset(secret_sections)).build(_LineParser(), text)
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The known name most like ``name``, or one that goes on after it, whatever the case; "" if there is none."""
+    """Find the known name most like ``name``, or one that begins with it, ignoring case; "" if there is none."""
     lowered = name.lower()
     by_lowered = {candidate.lower(): candidate for candidate in known}
     longer = [candidate for candidate in by_lowered if candidate.startswith(lowered)]
@@ -107,12 +107,12 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return by_lowered[found[0]] if found else ""
 
 
-class _Reader(configparser.RawConfigParser):
-    """configparser, and what it saw at which line: (line, section, key), with key "" for a section's header."""
+class _LineParser(configparser.RawConfigParser):
+    """A configparser that records (line, section, key) of all it sees, with key "" for a section's header."""
 
     def __init__(self) -> None:
         super().__init__(
-            strict=False,  # what is given twice is seen here, at its line, and does not end the reading
+            strict=False,  # duplicates are recorded here with their lines, and do not end the reading
             delimiters=("=",),
             interpolation=None,
             empty_lines_in_values=False,
@@ -121,11 +121,11 @@ class _Reader(configparser.RawConfigParser):
         self.line = 0
         self.section = ""
         self.seen: list[tuple[int, str, str]] = []
-        # configparser calls nothing of a pattern but ``match``, for each line that may be a header.
+        # Of a pattern, configparser calls only ``match``, for each line that may be a header.
         self.SECTCRE = cast("re.Pattern[str]", _Headers(self))
 
     def read_lines(self, text: str) -> tuple[int, ...]:
-        """Read all of it; return the lines that are neither a header nor a key."""
+        """Read the text; return the lines that are neither a header nor a key."""
         try:
             self.read_file(self._numbered(text))
         except configparser.ParsingError as error:
@@ -138,13 +138,13 @@ class _Reader(configparser.RawConfigParser):
             yield line + "\n"
 
     def optionxform(self, optionstr: str) -> str:
-        if optionstr:  # a line without a key is in the ParsingError
+        if optionstr:  # a line without a key is reported by the ParsingError
             self.seen.append((self.line, self.section, optionstr))
         return optionstr
 
 
 class _Headers:
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _LineParser) -> None:
         self._reader = reader
 
     def match(self, text: str) -> re.Match[str] | None:
@@ -155,8 +155,8 @@ class _Headers:
         return found
 
 
-class _Gathering:
-    """The sections and faults of one file, gathered in the order of its lines."""
+class _DocumentBuilder:
+    """Collects the sections and faults of one file, in the order of its lines."""
 
     def __init__(self, file: Path, environment: Mapping[str, str], secret_sections: frozenset[str]) -> None:
         self._file = file
@@ -165,14 +165,14 @@ class _Gathering:
         self._sections: dict[str, IniSection] = {}
         self._faults: list[Fault] = []
 
-    def gather(self, reader: _Reader, text: str) -> Document:
+    def build(self, reader: _LineParser, text: str) -> Document:
         for line in reader.read_lines(text):
-            # The line itself is not shown: it may be half a secret.
+            # The line itself is not shown: it may contain part of a secret.
             self._fault(line, 'a "[Section]", a "key = value" or a comment is needed')
-        for line, section, key in tuple(reader.seen):  # a copy: asking for a value is seen too
+        for line, section, key in tuple(reader.seen):  # a copy, because ``reader.get`` records its key too
             if section == _BEFORE_SECTIONS:
                 if key:
-                    self._fault(line, "this must stand in a section", key=key)
+                    self._fault(line, "this key must be in a [Section]", key=key)
             elif key:
                 self._add_key(line, self._sections[section], key, reader.get(section, key, raw=True))
             else:
@@ -185,15 +185,15 @@ class _Gathering:
     def _add_section(self, line: int, name: str) -> None:
         first = self._sections.setdefault(name, IniSection(name, line))
         if first.line != line:
-            self._fault(line, f"this section begins at line {first.line} already", name)
+            self._fault(line, f"this section already begins at line {first.line}: merge the two", name)
 
     def _add_key(self, line: int, section: IniSection, key: str, written: str) -> None:
         if first := section.entries.get(key):
-            self._fault(line, f"this key is given at line {first.line} already", section.name, key)
-        # The value that configparser has kept is that of the last line.
-        section.entries[key] = IniEntry(key, written, self._expanded(written), line)
+            self._fault(line, f"this key is already given at line {first.line}: remove one", section.name, key)
+        # configparser keeps the value of the last line.
+        section.entries[key] = IniEntry(key, written, self._expand(written), line)
 
-    def _expanded(self, written: str) -> str | None:
+    def _expand(self, written: str) -> str | None:
         if any(name not in self._environment for name in _VARIABLE.findall(written)):
             return None
         return _VARIABLE.sub(lambda found: self._environment[found[1]], written)
@@ -202,7 +202,7 @@ class _Gathering:
         for entry in section.entries.values():
             for name in _VARIABLE.findall(entry.written):
                 if name not in self._environment:
-                    problem = f"the environment variable {name or '${}'} is not set"
+                    problem = f"the environment variable {name or '${}'} is not set: set it, or correct its name"
                     self._fault(entry.line, problem, section.name, entry.key)
 
     def _fault(self, line: int, problem: str, section: str = "", key: str = "") -> None:

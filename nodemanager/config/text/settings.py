@@ -1,7 +1,7 @@
-"""Every section and key of a site: what may be written, its unit, its default.
+"""Every section and key of a site: the allowed values, the unit, the default.
 
-A field's name carries its unit (``settle_s``); the key in the file is the field's alias (``settle``). Values
-given in Python are taken as they are, those given as text are read by the notation of their kind.
+A field's name carries its unit (``settle_s``); the key in the file is the field's alias (``settle``). Text values
+are parsed by the field's :class:`ValueFormat`; other values are taken as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DURATION_MAX_S = 10 * 365 * 86_400.0
 PROPERTY_FORBIDDEN = "!&'\"^`|()"  # RFC 20, RFC 31
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
-NAME_ALLOWED = 'letters, digits, ".", "_" and "-", 63 at the most, a letter or digit first'
+NAME_ALLOWED = 'up to 63 letters, digits, ".", "_" and "-", beginning with a letter or digit'
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
@@ -40,7 +40,7 @@ _BILLING_WINDOWS_S = {"hourly": 3600.0, "per-minute": 60.0, "per-second": 1.0, "
 
 
 class Mode(StrEnum):
-    OBSERVE = "observe"  # decide and say so, change nothing
+    OBSERVE = "observe"  # show the decisions, change nothing
     ACT = "act"
 
 
@@ -55,15 +55,15 @@ class Provider(StrEnum):
 
 
 class Viewers(StrEnum):
-    OWNER = "owner"  # who may connect to the socket, or has the token
+    OWNER = "owner"  # those who may connect to the socket or have the token
     EVERYBODY = "everybody"
 
 
 class JoinMethod(StrEnum):
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
     SERVICE = "service"  # nodes redeem a ticket at the join service
-    IMAGE = "image"  # nodes have the bootstrap and the certificate from their image; a slot is a host name
-    FLUB = "flub"  # nodes ask rank 0 for any rank that is free: a flux-core with pull request 5184
+    IMAGE = "image"  # the image contains the bootstrap and the certificate; a slot is a host name
+    FLUB = "flub"  # nodes ask rank 0 for any free rank; needs a flux-core with pull request 5184
 
 
 SIMULATED_URI = "simulated"
@@ -74,7 +74,7 @@ SIMULATED_URI = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class ValueFormat:
-    """How a value is written as text: what is allowed, in words, and how it is read."""
+    """The text format of a value: a description of what is allowed, and the function that reads it."""
 
     allowed: str
     read: Callable[[str], object]
@@ -94,7 +94,7 @@ class ValueFormat:
 
 
 def _require(truth: object) -> None:
-    """Refuse a text in the words of its kind."""
+    """Refuse a text; the error message is the format's own description (``allowed``)."""
     if not truth:
         raise ValueError
 
@@ -104,9 +104,8 @@ def _whole(least: int, most: int = WHOLE_MAX) -> ValueFormat:
         _require(re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) and least <= int(text) <= most)
         return int(text)
 
-    return ValueFormat(
-        f"a whole number of {least} or more" + (f", {most} at most" if most < WHOLE_MAX else ""), read
-    )
+    limits = f"from {least} to {most}" if most < WHOLE_MAX else f"of {least} or more"
+    return ValueFormat(f"a whole number {limits}", read)
 
 
 def _number_above_0(text: str) -> float:
@@ -132,7 +131,7 @@ def _price(text: str) -> Decimal:
 def _duration(text: str) -> float:
     duration_s = parse_fsd(text)
     if duration_s > DURATION_MAX_S:
-        raise ValueError("ten years is the most")
+        raise ValueError("a duration of at most ten years is needed")
     return duration_s
 
 
@@ -173,15 +172,10 @@ def _word_or_nothing(text: str) -> str:
     return _word(text) if text else ""
 
 
-def _flag(text: str) -> bool:
-    _require(text in ("yes", "no"))
-    return text == "yes"
-
-
 def _url(text: str) -> str:
     if text:
         _http(text)
-        # libcloud cannot read the address of a host in brackets.
+        # libcloud cannot parse a host address in brackets.
         _require(not set("@[]?# ") & set(text))
     return text
 
@@ -199,7 +193,7 @@ def _command(text: str) -> str:
     _require("\n" not in text)
     try:
         shlex.split(text)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         raise ValueError from None
     return text
 
@@ -246,7 +240,7 @@ def _joined_list(text: str) -> str:
 
 
 def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
-    """``us-east-1a:subnet-1, us-east-1b:subnet-2``, in its order: one subnet a zone."""
+    """Read ``us-east-1a:subnet-1, us-east-1b:subnet-2`` in order, with one subnet per zone."""
     pairs = []
     for item in _comma_list(text):
         zone, _, subnet = item.partition(":")
@@ -255,7 +249,7 @@ def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
     zones = [zone for zone, _ in pairs]
     if len(set(zones)) < len(zones):
         twice = next(zone for zone in zones if zones.count(zone) > 1)
-        raise ValueError(f'zone "{twice}" has two subnets')
+        raise ValueError(f'zone "{twice}" has two subnets: give one per zone')
     return tuple(pairs)
 
 
@@ -272,7 +266,7 @@ def _endpoint(text: str) -> str:
 
 
 def _listen(text: str) -> str:
-    """``unix``, ``unix:PATH``, ``off``, or where TCP is waited on: ``127.0.0.1:8080``, ``[::1]:8080``."""
+    """Read ``unix``, ``unix:PATH``, ``off``, or a TCP address to listen on: ``127.0.0.1:8080``, ``[::1]:8080``."""
     if text in ("unix", "off"):
         return text
     if text.startswith("unix:"):
@@ -281,7 +275,7 @@ def _listen(text: str) -> str:
     try:
         parts = urlsplit(f"//{text}")
         valid = parts.hostname and parts.port and parts.netloc == text and "@" not in text
-        (parts.hostname or "").encode("idna")  # as whoever resolves it will
+        (parts.hostname or "").encode("idna")  # as a resolver will
     except ValueError:
         raise ValueError from None  # in our words
     _require(valid and not any(character.isspace() for character in text))
@@ -306,10 +300,10 @@ def _slots(text: str) -> tuple[str, ...]:
     slots = expand_hostlist(text)
     for slot in slots:
         if not NAME.fullmatch(slot):
-            raise ValueError(f'"{slot}" is no slot: {NAME_ALLOWED}')
+            raise ValueError(f'"{slot}" is no slot name: {NAME_ALLOWED}')
     if len(set(slots)) < len(slots):
         twice = next(slot for slot in slots if slots.count(slot) > 1)
-        raise ValueError(f'slot "{twice}" is listed twice')
+        raise ValueError(f'slot "{twice}" is listed twice: list it once')
     _require(slots)
     return slots
 
@@ -320,7 +314,7 @@ def _billing_window_s(text: str) -> float:
     try:
         return _duration_above_0(text)
     except NotationError:
-        raise ValueError from None  # a misspelt name, more likely than a misspelt duration
+        raise ValueError from None  # more likely a misspelt name than a misspelt duration
 
 
 _Count = Annotated[int, _whole(0)]
@@ -342,9 +336,9 @@ _JoinedWords = Annotated[str, ValueFormat("a name, or a list of names separated 
 _YesOrNo = Annotated[bool, ValueFormat("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
-    ValueFormat('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone', _zone_subnets),
+    ValueFormat('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet per zone', _zone_subnets),
 ]
-_Flag = Annotated[bool, ValueFormat("yes or no", _flag)]
+
 _Billing = Annotated[
     float,
     ValueFormat(f'{", ".join(_BILLING_WINDOWS_S)} or a step such as "20s"', _billing_window_s),
@@ -360,7 +354,7 @@ _Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud
 
 
 class SectionSettings(BaseModel):
-    """The keys of one section."""
+    """The keys of one section of a site."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -373,16 +367,16 @@ class SiteSettings(SectionSettings):
 
 
 class FluxSettings(SectionSettings):
-    uri: _OptionalWord = ""  # "" is what FLUX_URI names, or the system instance
+    uri: _OptionalWord = ""  # "" means FLUX_URI, or the system instance
     head_host: _Host = "head"  # the leader's name in the bootstrap table
     head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
     port: Annotated[int, _whole(1, 65_535)] = 8050
     join: Annotated[JoinMethod, _one_of(JoinMethod)] = JoinMethod.DIRECTORY
-    bootstrap_dir: _Path = Path("flux")  # where ``init`` wrote; in a file, unless given, state_dir/flux
+    bootstrap_dir: _Path = Path("flux")  # the output of ``init``; if a site does not give it, state_dir/flux
     head_cores: _Positive = 1
-    image_start: _Command = 'hostnamectl set-hostname "$SLOT" && systemctl restart flux'  # of ``image``, on a node
-    boot_server: _OptionalWord = ""  # of ``flub``: a URI by which nodes reach rank 0; "" is ``uri``
-    restart_command: _Command = ""  # by which ``resize`` restarts rank 0; "" ends it and waits for its supervisor
+    image_start: _Command = 'hostnamectl set-hostname "$SLOT" && systemctl restart flux'  # with ``join = image``
+    boot_server: _OptionalWord = ""  # with ``flub``: the URI at which nodes reach rank 0; "" means ``uri``
+    restart_command: _Command = ""  # ``resize`` restarts rank 0 with it; "": stop it and wait for its supervisor
 
     @property
     def simulated(self) -> bool:
@@ -391,9 +385,9 @@ class FluxSettings(SectionSettings):
 
 class CloudSettings(SectionSettings):
     provider: Annotated[Provider, _one_of(Provider)]
-    outer_uri: _OptionalWord = ""  # for ``flux``: "" is the instance that encloses the manager
+    outer_uri: _OptionalWord = ""  # for ``flux``: "" means the instance that encloses the manager
     image: _OptionalWord = ""
-    network: _JoinedWords = ""  # of several, separated by "," alone
+    network: _JoinedWords = ""  # several are joined by ","
     zones: _Words = ()
     region: _OptionalWord = ""
     endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
@@ -403,7 +397,7 @@ class CloudSettings(SectionSettings):
     instance_profile: _OptionalWord = ""
     auth_url: Annotated[str, ValueFormat('an address such as "https://cloud.example:5000/v3"', _url)] = ""
     microversion: Annotated[str, ValueFormat('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
-    config_drive: _Flag = False
+    config_drive: _YesOrNo = False
     project: _OptionalWord = ""
     resource_group: _OptionalWord = ""
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
@@ -415,7 +409,7 @@ class CloudSettings(SectionSettings):
 
 
 class LimitsSettings(SectionSettings):
-    """What no plan exceeds. The first and the last must be given: no limit would mean refused."""
+    """The limits that no plan exceeds. ``nodes_max`` and ``price_per_hour_max`` must be given."""
 
     nodes_max: _Positive
     nodes_min: _Count = 0
@@ -433,7 +427,7 @@ class TimingSettings(SectionSettings):
     stale_after_s: _Period = Field(default=180.0, validation_alias="stale_after")
     orphan_grace_s: _Duration = Field(default=600.0, validation_alias="orphan_grace")
     create_grace_s: _Duration = Field(default=120.0, validation_alias="create_grace")
-    absences: _Positive = 3  # lists in a row that must lack a node before it counts as gone
+    absences: _Positive = 3  # a node counts as gone once so many lists in a row lack it
     boot_retry_s: _Period = Field(default=900.0, validation_alias="boot_retry")
     safe_mode_max_s: _Period = Field(default=1800.0, validation_alias="safe_mode_max")
     housekeeping_max_s: _Period = Field(default=1800.0, validation_alias="housekeeping_max")
@@ -441,19 +435,19 @@ class TimingSettings(SectionSettings):
 
 
 class PolicySettings(SectionSettings):
-    idle_confirmations: _Positive = 2  # looks in a row that must show a node idle before it may be retired
+    idle_confirmations: _Positive = 2  # a node may be retired once so many looks in a row show it idle
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
     queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
-    misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # for ``local``, unless given, accept
+    misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # with ``local`` the default is accept
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
-    unready_max: _Probability = 0.5  # the share of the nodes that were up
+    unready_max: _Probability = 0.5  # a share of the nodes that were up
 
 
 class WebSettings(SectionSettings):
-    """Where status, control and the dashboard are served. Completed by ``config``: paths are absolute then."""
+    """The web interface: status, control and the dashboard. ``load_site`` makes the paths absolute."""
 
     listen: Annotated[str, ValueFormat('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
     token_file: _Path = Path("token")
@@ -464,7 +458,7 @@ class WebSettings(SectionSettings):
 
 
 class BudgetSettings(SectionSettings):
-    """None where there is no such budget."""
+    """The budgets; None means no such budget."""
 
     per_day: _Price | None = None
     per_month: _Price | None = None
@@ -475,7 +469,7 @@ class BudgetSettings(SectionSettings):
 
     @property
     def limits(self) -> dict[tuple[str, str], Decimal]:
-        """By whose it is and the period: those that are given."""
+        """The given budgets, by account kind ("" for the site, "user", "queue") and period."""
         given = {
             ("", "day"): self.per_day,
             ("", "month"): self.per_month,
@@ -488,7 +482,7 @@ class BudgetSettings(SectionSettings):
 
 
 class SimulationSettings(SectionSettings):
-    time_scale: _Rate = 1.0  # simulated seconds in one second
+    time_scale: _Rate = 1.0  # simulated seconds per second
     seed: _Count = 0
     workload: Annotated[str, ValueFormat("builtin", _builtin)] = "builtin"
     boot_delay_s: _Duration = Field(default=90.0, validation_alias="boot_delay")
@@ -499,26 +493,26 @@ class SimulationSettings(SectionSettings):
 
 
 class JoinSettings(SectionSettings):
-    """How nodes join by ``[Flux] join = service``, and what they are told of themselves."""
+    """How nodes join with ``[Flux] join = service``, and the settings that they get in their user-data."""
 
     listen: Annotated[str, ValueFormat('an address and a port such as "0.0.0.0:8443"', _host_and_port)] = (
         "0.0.0.0:8443"
     )
-    # Where nodes look for the service; in a file, unless given, head_address and the port of ``listen``.
+    # The addresses at which nodes reach the service; if a site gives none, head_address and the port of ``listen``.
     addresses: Annotated[
         tuple[str, ...], ValueFormat("a list of host:port separated by commas", _hosts_and_ports)
     ] = ()
-    material_dir: _Path = Path("join")  # in a file, unless given, state_dir/join
-    flux_version: _OptionalWord = ""  # "" is that of the flux on the service's PATH
+    material_dir: _Path = Path("join")  # if a site does not give it, state_dir/join
+    flux_version: _OptionalWord = ""  # "" means the version of the flux on the service's PATH
     check_source: _YesOrNo = False
     destroy_on_replay: _YesOrNo = False
     renew_s: _Period = Field(default=10.0, validation_alias="renew")
-    requests_per_s: _Rate = 20.0  # of one source address
+    requests_per_s: _Rate = 20.0  # for each source address
     requests_burst: _Positive = 200
-    # The rest is for the node, and stands in its user-data.
-    client: _OptionalWord = ""  # the path of flux-node-join in the image; "" has it fetched from the service
+    # The rest is for the node, in its user-data.
+    client: _OptionalWord = ""  # the path of flux-node-join in the image; "": fetch it from the service
     flux: _Word = "flux"
-    node_user: _OptionalWord = ""  # "" is whoever runs the user-data
+    node_user: _OptionalWord = ""  # "" means the user that runs the user-data
     node_dir: _Path = Path("/var/lib/flux-node-join")
     hosts_file: _Path = Path("/etc/hosts")
     poweroff: Annotated[str, ValueFormat("a shell command in one line", _command_line)] = "poweroff"
@@ -526,7 +520,7 @@ class JoinSettings(SectionSettings):
 
 
 class NodeSettings(SectionSettings):
-    """One ``[Node NAME]``. Unless given, the size is NAME, and image, zones, network and the like the cloud's."""
+    """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
     size: _OptionalWord = ""
     cores: _Positive
@@ -539,10 +533,10 @@ class NodeSettings(SectionSettings):
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
-    mode: Annotated[Mode | None, _one_of(Mode)] = None  # None is that of the site
+    mode: Annotated[Mode | None, _one_of(Mode)] = None  # None means the site's mode
     image: _OptionalWord = ""
     zones: _Words = ()
-    network: _JoinedWords = ""  # of several, separated by "," alone
+    network: _JoinedWords = ""  # several are joined by ","
     subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
     key_name: _OptionalWord = ""
@@ -554,7 +548,7 @@ class NodeSettings(SectionSettings):
 
 
 def allowed_keys(settings: type[SectionSettings]) -> dict[str, str]:
-    """The section's keys in their order, and what is allowed for each."""
+    """List a section's keys in order, with the description of what is allowed for each."""
     return {
         str(field.validation_alias or name): next(
             (written.allowed for written in field.metadata if isinstance(written, ValueFormat)), ""

@@ -145,27 +145,27 @@ def test_the_example_observes_and_can_be_made_into_a_cloud() -> None:
         ),
         (
             "Node c7i.large", "price_per_hour", "0.00",
-            '[Node c7i.large] price_per_hour = "0.00": a price above 0 is needed: EC2 gives no node away',
+            '[Node c7i.large] price_per_hour = "0.00": a price above 0 is needed: no node on EC2 is free',
         ),
         (
             "Cloud", "network", "subnet-1",
-            '[Cloud] network = "subnet-1": EC2 puts a node into a subnet: give subnets = ZONE:SUBNET, ...',
+            '[Cloud] network = "subnet-1": EC2 uses subnets instead: write subnets = ZONE:SUBNET, ...',
         ),
         (
             "Cloud", "zones", "eu-west-1a",
-            '[Cloud] zones = "eu-west-1a": zone "eu-west-1a" is none of region us-east-1',
+            '[Cloud] zones = "eu-west-1a": zone "eu-west-1a" is not in region us-east-1: correct one of the two',
         ),
         (
             "Cloud", "subnets", "eu-west-1a:subnet-1",
-            '[Cloud] subnets = "eu-west-1a:subnet-1": zone "eu-west-1a" is none of region us-east-1',
+            '[Cloud] subnets = "eu-west-1a:subnet-1": zone "eu-west-1a" is not in region us-east-1: correct one of the two',  # noqa: E501
         ),
         (
             "Cloud", "subnets", "subnet-1",
-            '[Cloud] subnets = "subnet-1": a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet a zone is needed',  # noqa: E501
+            '[Cloud] subnets = "subnet-1": a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet per zone is needed',  # noqa: E501
         ),
         (
             "Cloud", "subnets", "us-east-1a:s-1, us-east-1a:s-2",
-            '[Cloud] subnets = "us-east-1a:s-1, us-east-1a:s-2": zone "us-east-1a" has two subnets',
+            '[Cloud] subnets = "us-east-1a:s-1, us-east-1a:s-2": zone "us-east-1a" has two subnets: give one per zone',  # noqa: E501
         ),
         (
             "Cloud", "endpoint", "ec2.example.org",
@@ -189,7 +189,7 @@ def test_the_example_observes_and_can_be_made_into_a_cloud() -> None:
         ),
         (
             "Cloud Credentials", "username", "ada",
-            "[Cloud Credentials] username: no such key; EC2 takes access_key_id, secret_access_key, session_token",
+            "[Cloud Credentials] username: no such key; the keys are access_key_id, secret_access_key, session_token",  # noqa: E501
         ),
     ],
 )  # fmt: skip
@@ -201,7 +201,7 @@ def test_what_ec2_would_refuse_is_refused_before(
 
 def test_a_zone_without_a_subnet_where_others_have_one_is_refused(tmp_path: Path) -> None:
     subnets = ("Cloud", "subnets", "us-east-1a:subnet-1")
-    wanted = 'zone "us-east-1b" has no subnet; give one as us-east-1b:SUBNET in subnets'
+    wanted = 'zone "us-east-1b" has no subnet: give one as us-east-1b:SUBNET in subnets'
     (of_cloud,) = faults_of(tmp_path, subnets, ("Cloud", "zones", "us-east-1a, us-east-1b"))
     (of_type,) = faults_of(tmp_path, subnets, ("Node c7i.large", "zones", "us-east-1b"))
     assert (of_cloud.endswith(wanted), of_type.endswith(wanted)) == (True, True)
@@ -258,15 +258,15 @@ def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> 
     assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
     assert "profiles, SSO, web identity and container credentials are not supported" in said
     (said,) = provider_warnings(site, {"AWS_PROFILE": "ada"})
-    assert "AWS_PROFILE (profiles) of the environment is not supported" in said
+    assert "AWS_PROFILE (profiles) in the environment is not supported" in said
     assert provider_warnings(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
 
 
 def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
     (said,) = provider_warnings(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
-    assert "empty, and so is AWS_SECRET_ACCESS_KEY beside AWS_ACCESS_KEY_ID:" in said
+    assert "empty, and AWS_ACCESS_KEY_ID is set without AWS_SECRET_ACCESS_KEY:" in said
     (said,) = provider_warnings(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
-    assert "empty, and so is AWS_ACCESS_KEY_ID beside AWS_SECRET_ACCESS_KEY:" in said
+    assert "empty, and AWS_SECRET_ACCESS_KEY is set without AWS_ACCESS_KEY_ID:" in said
     assert "of-env" not in said
 
 

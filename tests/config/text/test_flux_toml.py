@@ -111,7 +111,7 @@ def test_a_core_that_a_job_holds_and_the_configuration_lacks_is_found() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[node-manager]\nslots = "cloud1"', "a table of host lists"),
+        ('[node-manager]\nslots = "cloud1"', "a table with a host list"),
         ("[node-manager.slots]\ncloud = 1", "a host list such as"),
         ('[node-manager.slots]\ncloud = "a[1-"', "node-manager.slots.cloud"),
         ('[node-manager.slots]\ncloud = "a[1-2]"\ngpu = "a2"', "slot a2 is of type cloud and of type gpu"),
