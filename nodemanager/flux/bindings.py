@@ -1,9 +1,9 @@
-"""flux-core's Python bindings, and the only place that imports them.
+"""Calls to Flux through flux-core's Python bindings, which only this module imports.
 
-``kvs.py`` and ``reactor.py`` beside it speak to what ``part`` gives them; what crosses to other rooms is plain
-data. A handle belongs to the thread that opened it, and so does all that is made on it. Handles and futures are
-destroyed by scope: left to the garbage collector they would be freed in whatever thread it runs in, while their
-own thread uses the connection.
+``kvs.py``, ``reactor.py`` and ``submit.py`` get parts of the bindings from ``flux_module``; other packages see only
+plain data. A handle and everything made on it belong to the thread that opened it. Handles and futures are
+destroyed by scope. The garbage collector might free them in another thread while their own thread uses the
+connection.
 
 Sources: flux-core's ``flux.core.handle``, ``flux.future``, ``flux.rpc``; RFC 6 (RPC).
 """
@@ -28,8 +28,8 @@ Future = Any  # flux.future.Future
 LEADER = 0
 _DISCOVERY_TIMEOUT_S = 20.0
 _VERSION_TIMEOUT_S = 5.0
-_LEAST_WAIT_S = 0.01  # less than none is for ever
-# Answers of a broker that is well: the connection they came by is kept.
+_LEAST_WAIT_S = 0.01  # a negative timeout would wait for ever
+# Errors that a healthy broker answers: the connection stays usable.
 _ANSWERS = frozenset(
     {
         errno.EEXIST,
@@ -46,18 +46,18 @@ _ANSWERS = frozenset(
 
 
 class BindingsMissing(Exception):
-    """flux-core's Python bindings cannot be imported; the text says how to get them."""
+    """flux-core's Python bindings cannot be imported. The message says how to get them."""
 
 
 class VersionsDiffer(BindingsMissing):
-    """The bindings that can be imported are of another flux-core than the instance runs. Only a new start helps."""
+    """The bindings belong to another flux-core version than the instance. Only a restart with others helps."""
 
 
 class CallFailed(FluxError):
     """One call to the instance failed.
 
-    ``what`` was tried; ``errno`` is Flux's own; ``answered`` tells a refusal by a broker that is well from a lost
-    connection, a timeout or the like, after which the handle is not to be used again.
+    ``what`` names the call and ``errno`` is Flux's error number. ``answered`` is true if a healthy broker refused
+    the call. If it is false (lost connection, timeout), the handle must not be used again.
     """
 
     def __init__(self, what: str, error: OSError) -> None:
@@ -75,7 +75,7 @@ class CallFailed(FluxError):
 
 
 def load() -> None:
-    """Import the bindings, from where the ``flux`` on PATH keeps them if Python does not know.
+    """Import the bindings. If Python does not find them, search where the ``flux`` on PATH keeps them.
 
     Raises ``BindingsMissing``.
     """
@@ -87,7 +87,7 @@ def load() -> None:
         return
     for folder in folders:
         sys.path.remove(folder)
-    raise BindingsMissing(_how_to_get_them(second_fault if folders else fault, folders))
+    raise BindingsMissing(_missing_bindings_text(second_fault if folders else fault, folders))
 
 
 def _import_fault() -> ImportError | None:
@@ -95,7 +95,7 @@ def _import_fault() -> ImportError | None:
         for name in ("flux", "flux.constants", "flux.future", "flux.kvs"):
             importlib.import_module(name)
     except ImportError as error:
-        # A half-made import would be found again, and its fault with it, on the next try.
+        # Remove the incomplete import, or the next try would find it and fail again.
         for name in [name for name in sys.modules if name.partition(".")[0] in {"flux", "_flux"}]:
             del sys.modules[name]
         return error
@@ -103,7 +103,7 @@ def _import_fault() -> ImportError | None:
 
 
 def _folders_of_flux() -> list[str]:
-    """Where the ``flux`` on PATH would have Python look: it prints its environment on request."""
+    """List the folders that the ``flux`` on PATH adds to PYTHONPATH, by running printenv under it."""
     if (flux := shutil.which("flux")) is None or (printenv := shutil.which("printenv")) is None:
         return []
     command = [flux, "env", printenv, "PYTHONPATH"]
@@ -114,22 +114,22 @@ def _folders_of_flux() -> list[str]:
     return [folder for folder in shown.stdout.strip().split(":") if folder]
 
 
-def _how_to_get_them(fault: ImportError, folders: Sequence[str]) -> str:
+def _missing_bindings_text(fault: ImportError, folders: Sequence[str]) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    tried = f" (also looked in {', '.join(folders)}, of the flux on PATH)" if folders else ""
+    tried = f" (also searched {', '.join(folders)}, from the flux on PATH)" if folders else ""
     return (
         f"flux-core's Python bindings cannot be imported by {sys.executable} (Python {version}): {fault}{tried}.\n"
-        "flux-core brings its own bindings, built for one version of Python. One of these helps:\n"
-        "  - put the folder of flux on PATH, and install what its bindings import (cffi, PyYAML):"
+        "flux-core contains its own bindings, built for one version of Python. Do one of these:\n"
+        "  - put flux's folder on PATH, and install what its bindings import (cffi, PyYAML):"
         " pip install cffi PyYAML\n"
-        "  - put the site-packages of flux-core on PYTHONPATH (flux env printenv PYTHONPATH shows it)\n"
-        "  - run this program by flux's own Python: flux python -m nodemanager.cli.main\n"
+        "  - put flux-core's site-packages on PYTHONPATH (flux env printenv PYTHONPATH shows it)\n"
+        "  - run this program with flux's own Python: flux python -m nodemanager.cli.main\n"
         "With flux-core 0.86 or later, flux-node-manager on PATH also runs as: flux node-manager"
     )
 
 
 def flux_module(name: str) -> Any:
-    """A module of the bindings, for the rooms that speak to Flux; loaded by the first ``connect``."""
+    """Return a module of the bindings. The first ``connect`` loads them."""
     return importlib.import_module(name)
 
 
@@ -137,7 +137,7 @@ def flux_module(name: str) -> Any:
 
 
 def connect(uri: str) -> Handle:
-    """Open a handle in this thread; ``""`` is the instance that encloses us. Close it with ``close``.
+    """Open a handle in this thread; ``""`` means the enclosing instance. Close it with ``close``.
 
     Raises ``BindingsMissing`` (``VersionsDiffer`` among them) or ``FluxError``.
     """
@@ -148,28 +148,28 @@ def connect(uri: str) -> Handle:
     except OSError as error:
         raise CallFailed(f"cannot reach Flux at {where}", error) from error
     try:
-        _require_its_version(handle, where)
+        _check_version(handle, where)
     except Exception:
         close(handle)
         raise
     return handle
 
 
-def _require_its_version(handle: Handle, where: str) -> None:
-    """Brokers and bindings are made for each other: what another version answers may mean other things."""
+def _check_version(handle: Handle, where: str) -> None:
+    """Refuse an instance of another version: its answers may have another meaning."""
     ours = version()
     theirs = str(ask(handle, "attr.get", {"name": "version"}, timeout_s=_VERSION_TIMEOUT_S)["value"])
     if ours != theirs:
         raise VersionsDiffer(
-            f"flux-core's Python bindings are of version {ours} ({flux_module('flux').__file__}), and {where}"
+            f"flux-core's Python bindings have version {ours} ({flux_module('flux').__file__}), but {where}"
             f" runs flux-core {theirs}. Run flux-node-manager with the bindings of flux-core {theirs}: put the"
-            f" flux of that version first on PATH, or its site-packages on PYTHONPATH; a container image is to be"
-            f" built from flux-core {theirs} (build argument FLUX_VERSION)"
+            f" flux of that version first on PATH, or its site-packages on PYTHONPATH. Build a container image"
+            f" from flux-core {theirs} (build argument FLUX_VERSION)"
         )
 
 
 def version() -> str:
-    """Which flux-core the bindings were built with and for, as ``flux version`` has it."""
+    """Return the flux-core version that the bindings were built for, as ``flux version`` shows it."""
     core = flux_module("_flux._core")
     return str(core.ffi.string(core.lib.flux_core_version_string()).decode())
 
@@ -191,27 +191,27 @@ def rank_of(handle: Handle) -> int:
     return int(handle.get_rank())
 
 
-# --- calls that are answered ------------------------------------------------------------------------------
+# --- request and response ---------------------------------------------------------------------------------
 
 
 def ask(handle: Handle, topic: str, payload: object = None, *, rank: int = LEADER, timeout_s: float) -> Any:
-    """Send one RPC and await its answer, decoded from JSON. Raises ``CallFailed``."""
+    """Send one RPC and wait for its answer, decoded from JSON. Raises ``CallFailed``."""
     return ask_all(handle, {topic: payload}, rank=rank, timeout_s=timeout_s)[topic]
 
 
 def ask_texts(handle: Handle, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
-    """As :func:`ask_each`, of an RPC without a payload; the answers as they are, and not as JSON."""
-    return _each(handle, topic, None, ranks, lambda future: str(future.get_str()), timeout_s)
+    """Send one RPC without a payload to each rank, all together; return the raw text of each answer received."""
+    return _ask_each_rank(handle, topic, None, ranks, lambda future: str(future.get_str()), timeout_s)
 
 
 def ask_each(
     handle: Handle, topic: str, payload: object, ranks: Iterable[int], *, timeout_s: float
 ) -> dict[int, Any]:
-    """Send one RPC to each rank, all together; the answers of those that give one."""
-    return _each(handle, topic, payload, ranks, lambda future: future.get(), timeout_s)
+    """Send one RPC to each rank, all together; return the answers received, decoded from JSON."""
+    return _ask_each_rank(handle, topic, payload, ranks, lambda future: future.get(), timeout_s)
 
 
-def _each(
+def _ask_each_rank(
     handle: Handle,
     topic: str,
     payload: object,
@@ -224,40 +224,40 @@ def _each(
         answers: dict[int, Any] = {}
         end_s = time.monotonic() + timeout_s
         for rank, future in sent.items():
-            with suppress(CallFailed), flux_call(_at(topic, rank)):
-                answers[rank] = read(future.wait_for(_left_s(end_s)))
+            with suppress(CallFailed), flux_call(_call_text(topic, rank)):
+                answers[rank] = read(future.wait_for(_time_left_s(end_s)))
         return answers
 
 
 def ask_all(
     handle: Handle, payloads: Mapping[str, object], *, rank: int = LEADER, timeout_s: float
 ) -> dict[str, Any]:
-    """Send one RPC to each topic, all together, then await all the answers. The first failure raises."""
+    """Send one RPC to each topic, all together, and wait for all answers. The first failure raises."""
     with ExitStack() as futures:
         sent: dict[str, Future] = {}
         answers: dict[str, Any] = {}
         for topic, payload in payloads.items():
-            with flux_call(_at(topic, rank)):
+            with flux_call(_call_text(topic, rank)):
                 sent[topic] = futures.enter_context(handle.rpc(topic, payload, rank))
         end_s = time.monotonic() + timeout_s
         for topic, future in sent.items():
-            with flux_call(_at(topic, rank)):
-                answers[topic] = future.wait_for(_left_s(end_s)).get()
+            with flux_call(_call_text(topic, rank)):
+                answers[topic] = future.wait_for(_time_left_s(end_s)).get()
         return answers
 
 
-def _left_s(end_s: float) -> float:
-    """Of one time for all that were sent together. An answer that is there is read in no time."""
+def _time_left_s(end_s: float) -> float:
+    """Return the time left of the limit that all calls sent together share, enough to read an answer received."""
     return max(_LEAST_WAIT_S, end_s - time.monotonic())
 
 
-def _at(topic: str, rank: int) -> str:
+def _call_text(topic: str, rank: int) -> str:
     return topic if rank == LEADER else f"{topic} on rank {rank}"
 
 
 @contextmanager
 def flux_call(what: str) -> Iterator[None]:
-    """Whatever Flux raises inside becomes ``CallFailed``, with the name of what was tried."""
+    """Turn every error that Flux raises inside into ``CallFailed`` with the name of the call."""
     try:
         yield
     except OSError as error:

@@ -1,15 +1,15 @@
-"""The name ``node-manager`` on rank 0: who holds it acts, and everybody may ask who that is.
+"""The service name ``node-manager`` on rank 0. Only the manager that holds it may act.
 
-A service's requests arrive at the handle that registered it, and its name is free as soon as that handle is closed
-or its process is dead. So the claim has a handle and a small thread of its own, which does nothing but answer
-``node-manager.owner`` and ``node-manager.status``: it answers while the port waits for a slow call, and while the
-watch takes in a backlog.
+Flux delivers a service's requests to the handle that registered it. The name is free as soon as that handle is
+closed or its process dies. So the claim has its own handle and a small thread that only answers
+``node-manager.owner`` and ``node-manager.status``. It answers even while the port waits for a slow call or the
+watch reads a backlog.
 
-To look whether we still hold the name is one RPC through the broker (0.5 ms) whose answer must carry our token:
-it proves that the broker sends the name's requests here, which no variable of ours could.
+To check that we still hold the name, the port sends one RPC through the broker (0.5 ms). The answer must contain
+our token, which proves that the broker sends the name's requests to us. A local variable could not prove that.
 
-The claim is not taken again by itself when rank 0 comes back: what was on record may have changed meanwhile, so
-that is for the one who decides (``FluxPort.claim``).
+When rank 0 restarts, the claim is not taken again automatically, because the record may have changed meanwhile. The
+manager decides (``FluxPort.claim``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERVICE = "node-manager"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who answers for the name. Figures of a stranger are what it says of itself."""
+    """The process that answers for the name. Nobody checks what another process reports about itself."""
 
     token: str
     pid: int
@@ -43,7 +43,7 @@ class Owner:
 
 
 def owner_of(handle: Handle, *, timeout_s: float) -> Owner | None:
-    """Ask who holds the name; None if nobody does. Raises ``CallFailed``, timed out when a holder is stuck."""
+    """Ask who holds the name; None if nobody does. Raises ``CallFailed``, which timed out if the holder hangs."""
     try:
         answer = ask(handle, f"{SERVICE}.owner", timeout_s=timeout_s)
     except CallFailed as failure:
@@ -63,7 +63,7 @@ Status = Callable[[], object]
 
 
 class Claim:
-    """Our hold on the name. Every method may be called from any thread; ``status`` is asked in one of its own."""
+    """Our hold on the name. Any thread may call its methods; ``status`` is called in the claim's own thread."""
 
     def __init__(self, uri: str, *, timeout_s: float, status: Status = dict) -> None:
         self._owner = Owner(secrets.token_hex(16), os.getpid(), socket.gethostname())
@@ -71,13 +71,13 @@ class Claim:
         self._timeout_s = timeout_s
         self._status = status
         self._lock = threading.Lock()
-        self._keeper: _Keeper | None = None
+        self._keeper: _NameHolder | None = None
 
     def take(self) -> None:
-        """Register the name anew. Raises ``FluxError`` if that fails, ``CallFailed`` EEXIST if it is held."""
+        """Register the name again. Raises ``FluxError`` if that fails, ``CallFailed`` with EEXIST if it is held."""
         with self._lock:
             self._end()
-            keeper = _Keeper(self._uri, self._owner, self._timeout_s, self._status)
+            keeper = _NameHolder(self._uri, self._owner, self._timeout_s, self._status)
             try:
                 keeper.wait()
             except FluxError:
@@ -86,7 +86,7 @@ class Claim:
             self._keeper = keeper
 
     def release(self) -> None:
-        """Give the name up; it is free on return. Not held, it is no error."""
+        """Release the name; it is free on return. Releasing a name not held is no error."""
         with self._lock:
             self._end()
 
@@ -99,7 +99,7 @@ class Claim:
         return secrets.compare_digest(owner.token, self._owner.token)
 
 
-class _Keeper:
+class _NameHolder:
     """The thread that holds the name."""
 
     def __init__(self, uri: str, owner: Owner, timeout_s: float, status: Status) -> None:
@@ -119,7 +119,7 @@ class _Keeper:
             raise self._fault
 
     def end(self) -> None:
-        self._ask_to_end.close()  # readable at the other end, where the thread still runs
+        self._ask_to_end.close()  # makes the other end readable, which stops the thread
         self._thread.join(2 * self._timeout_s)
 
     def _keep(self) -> None:
@@ -131,7 +131,7 @@ class _Keeper:
                     reactor.run()
                     reactor.unserve(SERVICE, timeout_s=self._timeout_s)
             except FluxError as fault:
-                # Once the name was held, a lost connection; whoever looks whether it still is finds out.
+                # After a lost connection, the next check of the name finds out that it is no longer held.
                 self._fault = fault
             finally:
                 self._ready.set()
@@ -140,13 +140,13 @@ class _Keeper:
         if (rank := rank_of(reactor.handle)) != LEADER:
             where = self._uri or "FLUX_URI"
             raise FluxError(
-                f"{where} leads to rank {rank}; the node manager works beside rank 0:"
+                f"{where} leads to rank {rank}, but the node manager must connect to rank 0:"
                 " run it on the leader's machine, with uri = the leader's local-uri"
             )
-        methods = {"owner": self._say_owner, "status": self._status}
-        # How the fleet stands names no user and no job, so every user of the instance may ask it.
+        methods = {"owner": self._answer_owner, "status": self._status}
+        # The status names no user and no job, so every user of the instance may request it.
         reactor.serve(SERVICE, methods, timeout_s=self._timeout_s, for_users=["status"])
         reactor.on_readable(self._asked_to_end.fileno(), reactor.stop)
 
-    def _say_owner(self) -> dict[str, object]:
+    def _answer_owner(self) -> dict[str, object]:
         return {"token": self._owner.token, "pid": self._owner.pid, "host": self._owner.host}

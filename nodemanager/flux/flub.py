@@ -1,8 +1,8 @@
-"""Slots where Flux gives out the ranks: ``join = flub``, a flux-core with pull request 5184 (RFC 44, a draft).
+"""The slots of ranks that Flux assigns: ``join = flub``, a flux-core with pull request 5184 (RFC 44, a draft).
 
-A broker that joins by FLUB is given the least rank that is free, whoever starts it. So a slot is no rank any more:
-it is a name, which a node's broker has for its host name, and which goes to the rank that the broker comes online
-as. All slots are of one node type there, and any of them is as good as another.
+Flux gives a broker that joins by FLUB the lowest free rank, whoever starts it. So a slot has no fixed rank. A slot
+is a name: the node's broker uses it as its host name, and the rank that the broker gets takes the name. All slots
+have one node type and are interchangeable.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from nodemanager.core.slots import Rank, SlotName
 
 
 class FlubSlotNames:
-    """Which slot each rank is, learned from what came online; for one instance."""
+    """The slot name of each rank of one instance, learned from the brokers that came online."""
 
     def __init__(self) -> None:
         self._said: dict[Rank, SlotName] = {}
         self._names: Mapping[Rank, SlotName] = {}
 
     def ranks_to_ask(self, ranks: Sequence[FluxRank]) -> list[Rank]:
-        """The ranks that came online since the last look, whose brokers are to be asked for their host name."""
+        """List the ranks that came online since the last look. Ask their brokers for their host names."""
         online = {rank.rank for rank in ranks if rank.online}
         self._said = {rank: name for rank, name in self._said.items() if rank in online}
         return sorted(online - self._said.keys())
@@ -31,7 +31,7 @@ class FlubSlotNames:
         self._said |= said
 
     def rename_ranks(self, ranks: Sequence[FluxRank]) -> tuple[FluxRank, ...]:
-        """The ranks, each under the name of the slot that it is now."""
+        """Return the ranks, each with the name of its current slot."""
         self._names = assign_slot_names(ranks, self._said, self._names)
         names = self._names
         return tuple(
@@ -42,9 +42,9 @@ class FlubSlotNames:
 def assign_slot_names(
     ranks: Sequence[FluxRank], said: Mapping[Rank, SlotName], before: Mapping[Rank, SlotName]
 ) -> dict[Rank, SlotName]:
-    """Each rank's slot: what its broker said; else the one it was before; else one that is left, in their order.
+    """Assign a slot to each rank: its broker's host name, else its slot before, else a remaining slot in order.
 
-    Of two brokers with one name the lower rank has it. A name that is no slot is passed over.
+    If two brokers have the same name, the lower rank gets it. A name that is not a slot is ignored.
     """
     slots = {rank.host: None for rank in ranks}
     names: dict[Rank, SlotName] = {}

@@ -1,4 +1,4 @@
-"""A real Flux instance: the port and the watch on it, which share one claim."""
+"""A real Flux instance: its ports and its watch, which share one claim."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from nodemanager.flux.watch import RealFluxWatch
 
 
 class RealFlux:
-    """One instance, one manager.
+    """One manager's access to one instance.
 
-    ``uri`` is what ``flux_open`` takes and must lead to rank 0; ``""`` is the instance that encloses us. Raises
-    ``BindingsMissing``, also when the instance runs another version; one that is away is met later. ``folder``,
-    whose conf.d is rank 0's configuration, and ``node_types`` are needed where the division of the slots is to be
-    changed. ``status`` is what ``node-manager.status`` answers, as JSON; it is asked from a thread of its own.
-    ``measures``: whether ports find out what the machines of ranks really have. ``flub``: ranks are given out
-    by Flux.
+    ``uri``: an argument of ``flux_open`` that leads to rank 0; ``""`` means the enclosing instance. ``folder``: its
+    conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
+    ``status``: returns the answer to ``node-manager.status`` as JSON; called in the claim's own thread.
+    ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks.
+
+    Raises ``BindingsMissing``, also if the instance runs another version. An unreachable instance raises only
+    later, at the first call.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class RealFlux:
     ) -> None:
         bindings.load()
         with suppress(FluxError), bindings.connection(uri):
-            pass  # every connection looks at the version; a wrong one is best said before anything is started
+            pass  # every connection checks the version; a wrong one should fail before anything is started
         self._uri = uri
         self._cluster_uuid = cluster_uuid
         self._clock = clock
@@ -52,7 +53,7 @@ class RealFlux:
         self._claim = Claim(uri, timeout_s=timeout_s, status=status)
 
     def port(self) -> RealFluxPort:
-        """For one thread, which opens its handle by its first call."""
+        """Make a port for one thread. Its first call opens the handle."""
         return RealFluxPort(
             self._uri,
             self._cluster_uuid,
@@ -68,5 +69,5 @@ class RealFlux:
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
 
     def close(self) -> None:
-        """Give up the name, if it is held. The end of the process does so too."""
+        """Release the name if it is held. The end of the process also releases it."""
         self._claim.release()

@@ -1,6 +1,6 @@
-"""Reading and writing the instance's key value store, with a timeout on every step.
+"""Read and write the instance's key-value store, with a timeout on every step.
 
-Values are text; what it means is the caller's. Sources: ``flux.kvs``, RFC 11 (tree objects), RFC 16 (KVS).
+Values are text; callers give them meaning. Sources: ``flux.kvs``, RFC 11 (tree objects), RFC 16 (KVS).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from nodemanager.flux.bindings import Future, Handle, flux_call, flux_module
 
-# Lookups sent together: enough to hide the way there and back, few enough to bound what waits.
+# Lookups sent together: enough to hide the round trip, few enough to bound the queue.
 _LOOKUPS_TOGETHER_MAX = 256
 
 
 def read(handle: Handle, keys: Sequence[str], *, timeout_s: float) -> dict[str, str]:
-    """The values of those keys that exist. Raises ``CallFailed``."""
+    """Read the values of the keys that exist. Raises ``CallFailed``."""
     found: dict[str, str] = {}
     for first in range(0, len(keys), _LOOKUPS_TOGETHER_MAX):
         found |= _read_together(handle, keys[first : first + _LOOKUPS_TOGETHER_MAX], timeout_s)
@@ -28,22 +28,22 @@ def _read_together(handle: Handle, keys: Sequence[str], timeout_s: float) -> dic
     get = flux_module("flux.kvs").RAW.flux_kvs_lookup_get
     with ExitStack() as futures:
         lookups = {key: futures.enter_context(_lookup(handle, key, 0)) for key in keys}
-        values = {key: _looked_up(future, get, key, timeout_s) for key, future in lookups.items()}
+        values = {key: _read_lookup(future, get, key, timeout_s) for key, future in lookups.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def list_names(handle: Handle, directory: str, *, timeout_s: float) -> tuple[str, ...]:
-    """What stands in a directory; nothing if it is not there. Raises ``CallFailed``."""
+    """List the names in a directory, sorted; empty if it does not exist. Raises ``CallFailed``."""
     raw = flux_module("flux.kvs").RAW
     with _lookup(handle, directory, raw.FLUX_KVS_READDIR) as future:
-        tree = _looked_up(future, raw.flux_kvs_lookup_get_treeobj, directory, timeout_s)
+        tree = _read_lookup(future, raw.flux_kvs_lookup_get_treeobj, directory, timeout_s)
     return tuple(sorted(json.loads(tree)["data"])) if tree else ()
 
 
 def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: float) -> None:
-    """Write values (None unlinks) in one transaction, all or none; back only when that is on disk.
+    """Write values (None unlinks) in one transaction, all or none; return only when they are on disk.
 
-    Raises ``CallFailed``; one that ``timed_out`` leaves open whether they were written.
+    Raises ``CallFailed``. If it ``timed_out``, the values may or may not be written.
     """
     store = flux_module("flux.kvs")
     with flux_call("KVS commit"):
@@ -65,7 +65,7 @@ def _lookup(handle: Handle, key: str, flags: int) -> Future:
         )
 
 
-def _looked_up(future: Future, get: Callable[..., Any], key: str, timeout_s: float) -> str | None:
+def _read_lookup(future: Future, get: Callable[..., Any], key: str, timeout_s: float) -> str | None:
     ffi = flux_module("_flux._core").ffi
     value = ffi.new("char *[1]")
     with flux_call(f"KVS lookup of {key}"):

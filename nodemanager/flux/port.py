@@ -1,10 +1,10 @@
-"""The Flux port on a real instance: RPCs with timeouts, on a handle of the calling thread's own.
+"""The Flux port on a real instance: RPCs with timeouts, on a handle that belongs to the calling thread.
 
-The handle is opened by the first call, and again after one was lost (rank 0 restarted): a call that finds the
-connection lost raises ``FluxError``, the next one connects anew.
+The first call opens the handle. If the connection is lost (rank 0 restarted), one call raises ``FluxError`` and the
+next call connects again.
 
-Payloads are those of flux-core's modules ``resource`` and ``job-list``, of the broker's ``attr`` and ``overlay``
-services, and of RFC 42 (``rexec``).
+Payloads follow flux-core's modules ``resource`` and ``job-list``, the broker's services ``attr`` and ``overlay``,
+and RFC 42 (``rexec``).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Record = TypeVar("Record")
 CLUSTER = f"{SERVICE}.cluster"
 _LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
-_MEASURED_AT_ONCE = 16  # a topology has some ten thousand bytes
+_TOPOLOGIES_PER_LOOK = 16  # a topology has some ten thousand bytes
 
 
 class RealFluxPort:
-    """``FluxPort`` by RPC. An object belongs to one thread, its ``close`` too."""
+    """``FluxPort`` by RPC. An object belongs to one thread, which must also call ``close``."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class RealFluxPort:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._names = FlubSlotNames() if flub else None
-        self._online: frozenset[Rank] = frozenset()  # kept, as the next, only where machines are measured
+        self._online: frozenset[Rank] = frozenset()  # this and the next are used only if machines are measured
         self._measured: frozenset[Rank] = frozenset()
-        # As Flux remembers it: up to a bound at first, then what ended since the last look.
+        # The first look reads a limited number of ended jobs, later looks only those that ended since.
         self._last_job_ended_at: Mapping[Rank, float] = {}
         self._config: Any = None
         self._division: Mapping[SlotName, TypeName] = {}
@@ -83,7 +83,7 @@ class RealFluxPort:
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
-        """Let go of the connection; the next call opens another."""
+        """Close the connection; the next call opens another."""
         if self._opened is not None:
             handle, self._opened = self._opened, None
             close(handle)
@@ -111,30 +111,30 @@ class RealFluxPort:
             self._log.warning(
                 "fluxion_denies_jobs",
                 queues=queues,
-                what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: by fcfs jobs for more nodes than'
-                " are up are denied, and none can come for them",
+                what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: with fcfs Fluxion denies jobs'
+                " for more nodes than are up, so no nodes can be bought for them",
             )
 
-    # --- who acts ---
+    # --- the right to act ---
 
     def claim(self) -> None:
         cluster_is_named = self._check_cluster()
         owner = self._owner()
         if owner is None:
-            self._take_the_name()
+            self._take_name()
         elif not self._claim.is_ours(owner):
-            raise NotTheActor(f"the name {SERVICE} of this instance is held by another manager, {owner}")
-        # Looked at again: between the first look and the name another manager may have come and gone.
+            raise NotTheActor(f"another manager holds the name {SERVICE} of this instance: {owner}")
+        # Check again: another manager may have started and ended before we got the name.
         if not cluster_is_named and not self._check_cluster():
             self._commit({CLUSTER: self._cluster_uuid})
 
-    def _take_the_name(self) -> None:
+    def _take_name(self) -> None:
         try:
             self._claim.take()
         except CallFailed as failure:
             if failure.errno != errno.EEXIST:
                 raise
-            holder = self._owner() or "one that has just gone"
+            holder = self._owner() or "which has just ended"
             raise NotTheActor(f"the name {SERVICE} was taken by another manager, {holder}") from failure
 
     def _owner(self) -> Owner | None:
@@ -144,32 +144,34 @@ class RealFluxPort:
             except CallFailed as failure:
                 if failure.answered or failure.timed_out:
                     raise
-            return self._ask_owner()  # the handle was a stale one: rank 0 has restarted since the last call
+            return self._ask_owner()  # the handle was stale: rank 0 has restarted since the last call
         except CallFailed as failure:
             if not failure.timed_out:
                 raise
-            raise NotTheActor(f"who holds the name {SERVICE} does not say in {self._timeout_s:g} s") from failure
+            raise NotTheActor(
+                f"the holder of the name {SERVICE} did not answer within {self._timeout_s:g} s"
+            ) from failure
 
     def _ask_owner(self) -> Owner | None:
         with self._handle() as handle:
             return owner_of(handle, timeout_s=self._timeout_s)
 
     def ensure_actor(self) -> None:
-        """Every changing call comes here first, those to a provider too."""
+        """See :class:`Mandate`. Every call that changes something begins with this, also calls to a provider."""
         owner = self._owner()
         if owner is None:
-            raise NotTheActor(f"the name {SERVICE} is not held by us any more: claim it again")
+            raise NotTheActor(f"this manager no longer holds the name {SERVICE}: claim it again")
         if not self._claim.is_ours(owner):
-            raise NotTheActor(f"the name {SERVICE} is held by another manager, {owner}")
+            raise NotTheActor(f"another manager holds the name {SERVICE}: {owner}")
 
     def _check_cluster(self) -> bool:
-        """Whether the instance is known to be of our cluster (or yet of none)."""
+        """Return whether the instance carries our cluster's UUID; False if it carries none. Another one raises."""
         if (named := self._read([CLUSTER]).get(CLUSTER)) is None:
             return False
         if named != self._cluster_uuid:
             raise FluxError(
-                f"this instance belongs to cluster {named} (KVS key {CLUSTER}), our site says {self._cluster_uuid}:"
-                " uri leads to another instance, or the site was initialised anew"
+                f"this instance belongs to cluster {named} (KVS key {CLUSTER}), but the site says"
+                f" {self._cluster_uuid}: either uri leads to another instance, or init was run again"
             )
         return True
 
@@ -185,7 +187,7 @@ class RealFluxPort:
         new = self._not_yet_on_record(launches)
         if not new:
             return
-        # First the drains: should we die in between, an unleased slot that takes jobs harms nobody.
+        # Undrain first: if the process dies in between, an unleased slot that takes jobs does no harm.
         self._undrain_ours(launch.rank for launch in new)
         self._commit({record.key_of(launch.slot): record.encode(launch) for launch in new})
 
@@ -198,8 +200,8 @@ class RealFluxPort:
                 new[launch.slot] = launch
             elif holder.id != launch.id:
                 raise FluxError(
-                    f"slot {launch.slot} is leased to launch {holder.id}, so launch {launch.id} is not recorded,"
-                    f" nor are the {len(launches) - 1} with it"
+                    f"slot {launch.slot} is leased to launch {holder.id}, so neither launch {launch.id} nor the"
+                    f" {len(launches) - 1} others with it were recorded"
                 )
         return tuple(new.values())
 
@@ -217,32 +219,32 @@ class RealFluxPort:
                 found[keys[key]] = record.decode(text, keys[key])
             except ValueError as fault:
                 raise FluxError(
-                    f"the launch record at KVS key {key} cannot be read: {fault}. It may stand for a node that"
-                    f" costs money: look for that at the provider, then remove it by: flux kvs unlink '{key}'"
+                    f"the launch record at KVS key {key} cannot be read: {fault}. It may belong to a node that"
+                    f" costs money: look for that node at the provider, then run: flux kvs unlink '{key}'"
                 ) from fault
         return found
 
-    # --- what operators have set ---
+    # --- operators' settings ---
 
     def steering(self) -> Steering:
-        what, risk = "what operators have set", "It may hold nodes that must not be stopped"
-        return self._on_record(steering_record.KEY, steering_record.decode, what, risk) or Steering()
+        what, risk = "the record of operators' settings", "It may hold nodes that must not be stopped"
+        return self._read_record(steering_record.KEY, steering_record.decode, what, risk) or Steering()
 
     def keep_steering(self, steering: Steering) -> None:
         self.ensure_actor()
         self._commit({steering_record.KEY: steering_record.encode(steering)})
 
-    # --- what was spent ---
+    # --- the money spent ---
 
     def spend(self) -> Spend:
-        what, risk = "what was spent", "Without it a budget would begin anew"
-        return self._on_record(spend_record.KEY, spend_record.decode, what, risk) or NOTHING_SPENT
+        what, risk = "the record of the money spent", "Without it the budgets would start again from 0"
+        return self._read_record(spend_record.KEY, spend_record.decode, what, risk) or NOTHING_SPENT
 
     def keep_spend(self, spend: Spend) -> None:
         self.ensure_actor()
         self._commit({spend_record.KEY: spend_record.encode(spend)})
 
-    def _on_record(self, key: str, decoded: Callable[[str], Record], what: str, risk: str) -> Record | None:
+    def _read_record(self, key: str, decoded: Callable[[str], Record], what: str, risk: str) -> Record | None:
         text = self._read([key]).get(key)
         if text is None:
             return None
@@ -251,7 +253,7 @@ class RealFluxPort:
         except ValueError as fault:
             raise FluxError(
                 f"{what}, at KVS key {key}, cannot be read: {fault}. {risk}: look at it (flux kvs get {key}), then"
-                f" remove it by: flux kvs unlink {key}"
+                f" remove it: flux kvs unlink {key}"
             ) from fault
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
@@ -272,27 +274,27 @@ class RealFluxPort:
                 if failure.errno != errno.ENOSYS or failure.what != "sched.resource-status":
                     raise
                 raise FluxError(
-                    "the instance has no scheduler (sched.resource-status is not answered): nothing can run, nor be"
-                    " judged idle; load one, such as: flux module load sched-simple"
+                    "the instance has no scheduler (sched.resource-status has no answer), so no job can run and no"
+                    " node counts as idle: load one, for example: flux module load sched-simple"
                 ) from failure
         try:
-            self._take_in_ended_jobs()
+            self._update_last_job_ends()
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
                 self._config, self._division = config, read_slot_types(config)
                 self._warn_of_fluxion(config)
             self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
         except (ValueError, FluxConfigError) as fault:
-            raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+            raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
         if self._names is not None:
-            ranks = self._named(ranks, self._names)
+            ranks = self._with_slot_names(ranks, self._names)
         if self._measures:
             self._online = frozenset(rank.rank for rank in ranks if rank.online)
             self._measured &= self._online
         return ranks
 
-    def _named(self, ranks: tuple[FluxRank, ...], names: FlubSlotNames) -> tuple[FluxRank, ...]:
+    def _with_slot_names(self, ranks: tuple[FluxRank, ...], names: FlubSlotNames) -> tuple[FluxRank, ...]:
         with self._handle() as handle:
             said = ask_each(
                 handle, "attr.get", {"name": "hostname"}, names.ranks_to_ask(ranks), timeout_s=self._timeout_s
@@ -301,17 +303,17 @@ class RealFluxPort:
         return names.rename_ranks(ranks)
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
-        unknown = sorted(self._online - self._measured)[:_MEASURED_AT_ONCE]
+        unknown = sorted(self._online - self._measured)[:_TOPOLOGIES_PER_LOOK]
         if not unknown:
             return {}
         with self._handle() as handle:
             topologies = ask_texts(handle, "resource.topo-get", unknown, timeout_s=self._timeout_s)
-        # One that does not answer is leaving, or hangs; should it come back, it is asked then.
+        # A broker that does not answer is leaving or hangs. If its rank comes online again, it is asked again.
         self._measured |= frozenset(unknown)
         try:
             return {Rank(rank): read_topology(text) for rank, text in topologies.items()}
         except ValueError as fault:
-            raise FluxError(f"the instance answers what cannot be read: {fault}") from fault
+            raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
 
     def jobs_ended(self) -> int:
         stats = self._ask("job-list.job-stats")
@@ -319,12 +321,12 @@ class RealFluxPort:
             states = object_at(object_at(stats, "answer").get("job_states"), "job_states")
             return whole_at(states.get("inactive"), "job_states.inactive")
         except ValueError as fault:
-            raise FluxError(f"job-list.job-stats answers what cannot be read: {fault}") from fault
+            raise FluxError(f"the answer of job-list.job-stats cannot be read: {fault}") from fault
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
         self.ensure_actor()
         for job, text in texts.items():
-            # Volatile: an event that is not written to the job's own log (flux-core, job-manager/annotate.c).
+            # Volatile: Flux does not write the event to the job's eventlog (flux-core, job-manager/annotate.c).
             memo = {"id": int(job), "volatile": True, "memo": {"nodes": text}}
             try:
                 self._ask("job-manager.memo", memo)
@@ -332,8 +334,8 @@ class RealFluxPort:
                 if failure.errno != errno.ENOENT:
                     raise
 
-    def _take_in_ended_jobs(self) -> None:
-        """Ask for the jobs that became inactive since we last asked (the latest of them, should they be many)."""
+    def _update_last_job_ends(self) -> None:
+        """Ask for the jobs that became inactive since the last look, at most the latest ``_ENDED_JOBS_MAX``."""
         request = {
             "max_entries": _ENDED_JOBS_MAX,
             "attrs": ["ranks", "t_inactive"],
@@ -351,7 +353,7 @@ class RealFluxPort:
 
     def drain(self, rank: Rank, reason: str) -> None:
         self.ensure_actor()
-        # Asked first, for Flux would write our reason to one that was drained without giving any.
+        # Ask first: Flux would give our reason to a rank that was drained without a reason.
         if rank in self._drain_reasons():
             return
         try:
@@ -372,7 +374,7 @@ class RealFluxPort:
                 raise
 
     def _undrain_ours(self, ranks: Iterable[Rank]) -> None:
-        """Asked right before, as Flux undrains whoever drained it: somebody else may have since the look."""
+        """Undrain the ranks that we drained. Check right before, because Flux would undrain any drain."""
         reasons = self._drain_reasons()
         for rank in ranks:
             if is_our_drain(reasons.get(rank)):
@@ -382,18 +384,18 @@ class RealFluxPort:
         drains = self._ask("resource.status")["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
 
-    # --- the division of the slots ---
+    # --- the types of the slots ---
 
     def repair(self) -> bool:
         self.ensure_actor()
-        return self._retyping().repair()
+        return self._retyper().repair()
 
     def slots_wish(self) -> SlotsWish | None:
         return retype.read_wish(self._read([retype.WISH_KEY]).get(retype.WISH_KEY))
 
     def change_slots(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
         self.ensure_actor()
-        self._retyping().change(wish, moves)
+        self._retyper().change(wish, moves)
 
     def refuse_slots(self, wish: SlotsWish, why: str) -> None:
         self.ensure_actor()
@@ -401,12 +403,12 @@ class RealFluxPort:
             answer = retype.encode_answer(retype.Answer(wish.id, {}, why))
             self._commit({retype.WISH_KEY: None, retype.ANSWER_KEY: answer})
 
-    def _retyping(self) -> retype.Retyper:
+    def _retyper(self) -> retype.Retyper:
         return retype.Retyper(_RetypingCalls(self), self._config_file, self._node_types)
 
     def _config_file(self) -> ConfigFile:
         if self._folder is None:
-            raise FluxConfigError("the folder of the instance's configuration is not known")
+            raise FluxConfigError("the folder of the instance's configuration is unknown: set bootstrap_dir")
         return ConfigFile.find(self._folder)
 
     # --- brokers ---
@@ -419,7 +421,7 @@ class RealFluxPort:
         except CallFailed as failure:
             if failure.timed_out:
                 self._disconnect(rank)
-            # Offline, or its exec service is shut already: it is leaving.
+            # Offline, or its exec service has stopped already: the broker is leaving.
             elif failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:
                 raise
 
@@ -433,7 +435,7 @@ class RealFluxPort:
         signed = self._ask("job-info.lookup", asked)["J"]
         owner = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid"]})["job"]["userid"]
         if owner != os.getuid():
-            raise NotRequeued(f"it is user {owner}'s, in whose name nothing can be submitted by us")
+            raise NotRequeued(f"it belongs to user {owner}, and we cannot submit jobs in that user's name")
         old = format_job_id(int(job))
         try:
             jobspec = requeue_jobspec(signed, old)
@@ -446,7 +448,7 @@ class RealFluxPort:
         return new
 
     def _disconnect(self, rank: Rank) -> None:
-        """Have a broker that does not answer put out of the overlay by its parent."""
+        """Make the parent disconnect a broker that does not answer from the overlay."""
         parent = _parent_of(self._ask("overlay.topology", {"rank": LEADER}), rank)
         try:
             self._ask("overlay.disconnect-subtree", {"rank": rank}, rank=parent)
@@ -457,7 +459,7 @@ class RealFluxPort:
 
 @dataclass(frozen=True, slots=True)
 class _RetypingCalls:
-    """What a change of the slots needs of the port, in its words."""
+    """The port's implementation of ``retype.InstanceCalls``."""
 
     port: RealFluxPort
 
@@ -475,13 +477,13 @@ class _RetypingCalls:
 
 
 def terminate_command(pid: int) -> dict[str, object]:
-    """The payload (RFC 42) that has a broker's own exec service send it SIGTERM, in its own environment."""
+    """Make the payload (RFC 42) with which a broker's own exec service sends the broker SIGTERM."""
     command = ["sh", "-c", f"kill -TERM {pid}"]
     return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}
 
 
 def _parent_of(topology: Mapping[str, Any], rank: Rank) -> int:
-    """Search the tree that ``overlay.topology`` shows: ``{rank, size, children: [...]}``."""
+    """Find a rank's parent in the answer of ``overlay.topology``: ``{rank, size, children: [...]}``."""
     unseen = [topology]
     while unseen:
         broker = unseen.pop()

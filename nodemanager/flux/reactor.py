@@ -1,7 +1,7 @@
-"""A connection with a reactor: streams, timers, a service; all of it ends with the connection.
+"""A connection with an event loop for streams, timers and a service, which all end with the connection.
 
-The bindings' futures and watchers refer to themselves, so they would live on until some garbage collection, in
-some thread. Here each one is destroyed as soon as it has had its say, and what is left at the end of the ``with``.
+The bindings' futures and watchers refer to themselves, so they would live until a garbage collection in any thread.
+Here each one is destroyed as soon as it is done, and the rest at the end of the ``with``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect
 
 
 class Reactor:
-    """One handle, in the thread that enters it. Raises ``FluxError`` when it cannot connect."""
+    """One handle, used by the thread that enters it. Entering raises ``FluxError`` if it cannot connect."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -35,7 +35,7 @@ class Reactor:
         close(self.handle)
 
     def run(self) -> None:
-        """Turn until ``stop``, or until the connection is lost. What a callback raises is raised here."""
+        """Run until ``stop``, or until the connection is lost. Exceptions of callbacks are raised here."""
         with flux_call("connection"):
             self.handle.reactor_run()
 
@@ -53,7 +53,7 @@ class Reactor:
         *,
         timeout_s: float,
     ) -> None:
-        """Send one RPC to the leader; its answer, decoded from JSON, goes to one of the two."""
+        """Send one RPC to the leader, and call ``answered`` with its answer (decoded JSON) or ``failed``."""
 
         def take(future: Future) -> None:
             try:
@@ -62,17 +62,17 @@ class Reactor:
                 failed(CallFailed(topic, error))
             else:
                 answered(answer)
-            self._let_go(future)
+            self._destroy(future)
 
         self._send(topic, payload, 0, take, timeout_s)
 
     def subscribe(
         self, topic: str, payload: object, said: Callable[[Any], None], ended: Callable[[CallFailed], None]
     ) -> Callable[[], None]:
-        """Send a streaming RPC to the leader. What is returned cancels it: nothing more is taken from it then.
+        """Send a streaming RPC to the leader. Returns a function that cancels the stream.
 
-        ``said`` takes each response, ``ended`` the end of a stream that was not cancelled (errno ENODATA when
-        the other side ended it in good order).
+        ``said`` is called with each response. ``ended`` is called when the stream ends without being cancelled,
+        with errno ENODATA if the other side ended it normally. After a cancel neither is called.
         """
         cancelled = False
 
@@ -82,7 +82,7 @@ class Reactor:
             except OSError as error:
                 if not cancelled:
                     ended(CallFailed(topic, error))
-                self._let_go(future)
+                self._destroy(future)
                 return
             future.reset()
             if not cancelled:
@@ -110,15 +110,15 @@ class Reactor:
             future.then(take, timeout=timeout_s)
         return future
 
-    # Not in a ``finally``: the bindings still ask a future whose callback raised for its handle.
-    def _let_go(self, future: Future) -> None:
+    # Do not call this in a ``finally``: if a callback raises, the bindings still need its future's handle.
+    def _destroy(self, future: Future) -> None:
         self._futures.discard(future)
         future.__exit__(None, None, None)
 
     # --- events ---
 
     def every(self, period_s: float, ring: Callable[[], None]) -> Any:
-        """A timer, not yet started: it has ``start`` and ``stop``."""
+        """Make a timer that is not started yet; it has ``start`` and ``stop``."""
         return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: ring(), repeat=period_s))
 
     def on_readable(self, fd: int, readable: Callable[[], None]) -> None:
@@ -133,9 +133,9 @@ class Reactor:
         timeout_s: float,
         for_users: Container[str] = (),
     ) -> None:
-        """Register a service on this broker and answer its methods. ``CallFailed`` EEXIST: its name is held.
+        """Register a service on this broker and answer its methods. Raises ``CallFailed`` EEXIST if it exists.
 
-        They answer the instance's owner; those of ``for_users`` every user.
+        The methods answer the instance's owner; those in ``for_users`` answer every user.
         """
         with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()

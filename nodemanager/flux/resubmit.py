@@ -1,7 +1,7 @@
-"""A job's jobspec, made into one that runs it once more.
+"""Turn a job's jobspec into one that runs the job again.
 
-What the KVS keeps as ``jobspec`` lacks the environment, so the signed one (``J``) is read, which is
-``HEADER.PAYLOAD.SIGNATURE`` (RFC 15), the payload being the jobspec in Base64.
+The KVS key ``jobspec`` lacks the environment, so the signed jobspec (``J``) is used. It has the form
+``HEADER.PAYLOAD.SIGNATURE`` (RFC 15); the payload is the jobspec in Base64.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from nodemanager.flux.parse.json_fields import object_at
 
 
 def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
-    """The jobspec that runs the job once more if ``old`` (its id) does not end well. Raises ``ValueError``."""
-    jobspec = _unwrapped(signed)
+    """Make a jobspec that runs the job again if ``old``, the job's id, fails. Raises ``ValueError``."""
+    jobspec = _unwrap_jobspec(signed)
     attributes = dict(object_at(jobspec.get("attributes", {}), "attributes"))
     system = dict(object_at(attributes.get("system", {}), "attributes.system"))
     wish = dict(object_at(system.get(OUR_ATTRIBUTES, {}), f"attributes.system.{OUR_ATTRIBUTES}"))
-    # In place of its own: it runs, so what it waited for is over.
+    # This replaces the job's own dependencies: the job runs, so they are fulfilled.
     system["dependencies"] = [{"scheme": "afternotok", "value": old}]
     system[OUR_ATTRIBUTES] = {**wish, REQUEUED_FROM: old}
     return {**jobspec, "attributes": {**attributes, "system": system}}
 
 
-def _unwrapped(signed: str) -> dict[str, Any]:
+def _unwrap_jobspec(signed: str) -> dict[str, Any]:
     parts = signed.split(".")
     if len(parts) < 3:
-        raise ValueError("HEADER.PAYLOAD.SIGNATURE is needed")
+        raise ValueError("it does not have the form HEADER.PAYLOAD.SIGNATURE")
     payload = parts[1]
     try:
         text = base64.b64decode(payload + "=" * (-len(payload) % 4))
         return dict(object_at(json.loads(text), "jobspec"))
     except (binascii.Error, UnicodeDecodeError) as fault:
-        raise ValueError(f"its payload is no Base64: {fault}") from fault
+        raise ValueError(f"its payload is not valid Base64: {fault}") from fault

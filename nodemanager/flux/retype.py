@@ -1,15 +1,15 @@
-"""The division of the slots among the node types, changed while the instance runs.
+"""Change the types of slots while the instance runs.
 
-R is changed by configuration alone: the file, then the ``config.load`` RPC, with the scheduler unloaded and the
-``resource`` module loaded anew in between. (``resource.reload`` would do too, but from then on a rank that goes
-offline once is lost to the scheduler for good.) A scheduler that comes back learns by the hello of RFC 27 what is
-allocated, so running jobs stay; it must find every core that they hold.
+Only the configuration changes R: first the file, then the ``config.load`` RPC. Then the scheduler is unloaded, the
+``resource`` module is reloaded, and the scheduler is loaded again. (``resource.reload`` would also work, but after
+it the scheduler never uses a rank again that once goes offline.) The new scheduler learns the allocations from the
+hello of RFC 27, so running jobs stay. It must find every core that they hold.
 
-What is under way lies in the KVS, one value each:
+The KVS holds the state of a change, one value each:
 
 - the *wish* of a user, until it is answered;
-- the *marker*, from before the instance is touched until it is whole again. Whoever finds one repairs;
-- the *answer* to the wish that was answered last.
+- the *marker*, from before the instance is touched until it is complete again. A manager that finds one repairs;
+- the *answer* to the last wish that was answered.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nodemanager.flux.parse.resources import held_units, read_ranks
 
 SLOTS_KEY = f"{SERVICE}.slots"
 WISH_KEY, MARKER_KEY, ANSWER_KEY = f"{SLOTS_KEY}.wish", f"{SLOTS_KEY}.marker", f"{SLOTS_KEY}.answer"
-DRAIN_REASON = f"{DRAIN_MARK}slots"  # while a slot changes its type, should somebody start a broker as it just then
+DRAIN_REASON = f"{DRAIN_MARK}slots"  # keeps jobs off a slot that changes its type, if its broker starts just then
 RESOURCE = "resource"
 LOAD_TIMEOUT_S = 30.0
 _LOOK_PAUSE_S = 0.02
@@ -51,7 +51,7 @@ _LOOK = ("resource.status", "sched.resource-status")
 
 
 class InstanceCalls(Protocol):
-    """What is needed of the instance."""
+    """The calls to the instance that a change needs."""
 
     def ask(self, topic: str, payload: object = None, *, timeout_s: float | None = None) -> Any: ...
 
@@ -64,7 +64,7 @@ class InstanceCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a wish. ``why`` is "" where it was fulfilled."""
+    """The result of a wish. ``why`` is "" if it was fulfilled."""
 
     wish_id: str
     moves: Mapping[SlotName, TypeName]
@@ -73,33 +73,34 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A broker module: its name, and what it is loaded from."""
+    """A broker module: its name, and the path from which it is loaded."""
 
     name: str
     path: str
 
 
 def read_schedulers(module_list: object) -> list[Module]:
-    """The scheduler's modules, of a ``module.list`` reply, in the order in which they go; they come in the other.
+    """List the scheduler's modules from a ``module.list`` reply, in the order in which to unload them.
 
-    The one that has the service ``sched`` leans on the rest: sched-simple has none; under Fluxion
-    sched-fluxion-qmanager goes first, then sched-fluxion-feasibility, then sched-fluxion-resource.
+    Load them in the opposite order, because the module with the service ``sched`` depends on the others.
+    sched-simple is one module. Fluxion unloads sched-fluxion-qmanager, sched-fluxion-feasibility,
+    sched-fluxion-resource.
     """
     found = [
         (not schedules, module)
-        for module, schedules in _listed(module_list)
+        for module, schedules in _read_modules(module_list)
         if schedules or module.name.startswith("sched-")
     ]
     return [module for _, module in sorted(found, key=lambda item: (item[0], item[1].name))]
 
 
-def _listed(module_list: object) -> list[tuple[Module, bool]]:
-    """Every module, and whether it is the one that schedules."""
+def _read_modules(module_list: object) -> list[tuple[Module, bool]]:
+    """Read every module, and whether it provides the service ``sched``."""
     mods = list_at(object_at(module_list, "module.list").get("mods"), "module.list.mods")
     return [(Module(mod["name"], mod["path"]), "sched" in mod.get("services", ())) for mod in mods]
 
 
-# --- as it lies in the KVS --------------------------------------------------------------------------------
+# --- the values in the KVS --------------------------------------------------------------------------------
 
 
 def encode_wish(wish: SlotsWish) -> str:
@@ -116,7 +117,7 @@ def decode_wish(text: str) -> SlotsWish:
 
 
 def read_wish(text: str | None) -> SlotsWish | None:
-    """None where there is none, or one that cannot be read: nobody of ours wrote that, nor waits for an answer."""
+    """Read a wish. None if there is none, or if it is unreadable: no client of ours wrote it or waits for it."""
     try:
         return decode_wish(text) if text is not None else None
     except ValueError:
@@ -137,12 +138,12 @@ def decode_answer(text: str) -> Answer:
     )
 
 
-def _encoded_marker(wish_id: str, moves: SlotTypes, schedulers: Sequence[Module]) -> str:
+def _encode_marker(wish_id: str, moves: SlotTypes, schedulers: Sequence[Module]) -> str:
     modules = [{"name": module.name, "path": module.path} for module in schedulers]
     return json.dumps({"wish": wish_id, "moves": dict(moves), "schedulers": modules}, sort_keys=True)
 
 
-def _decoded_marker(text: str) -> tuple[Answer, list[Module]]:
+def _decode_marker(text: str) -> tuple[Answer, list[Module]]:
     fields = object_at(json.loads(text), "marker")
     moves = object_at(fields.get("moves"), "marker.moves")
     answer = Answer(
@@ -158,31 +159,31 @@ def _decoded_marker(text: str) -> tuple[Answer, list[Module]]:
 
 @dataclass(frozen=True)
 class Retyper:
-    """A change of the division, step by step. ``file`` is on the machine of rank 0, which is ours."""
+    """Changes the types of slots step by step. ``file`` finds the configuration on rank 0's machine, this one."""
 
     calls: InstanceCalls
     file: Callable[[], ConfigFile]
     node_types: tuple[NodeType, ...]
 
     def change(self, wish: SlotsWish, moves: SlotTypes) -> None:
-        """See ``FluxPort.change_slots``. In this order a crash at any point loses nothing."""
+        """See ``FluxPort.change_slots``. The order of the steps ensures that a crash at any point loses nothing."""
         answer = Answer(wish.id, moves)
         if not moves:
             self._answer(answer)
             return
-        before = self._prepared(moves, wish.promises)
+        before = self._prepare(moves, wish.promises)
         schedulers = self._schedulers()
-        self.calls.commit({MARKER_KEY: _encoded_marker(wish.id, moves, schedulers)})
+        self.calls.commit({MARKER_KEY: _encode_marker(wish.id, moves, schedulers)})
         try:
             self._load_config()
         except CallFailed as failure:
             if not failure.answered:
                 raise
-            # Refused before anything was unloaded: the file goes back to what the instance has.
+            # The instance refused before anything was unloaded: restore the file to match the instance.
             self._put_back(before)
             self._undrain(self._drained_by_us())
             self.calls.commit({MARKER_KEY: None})
-            raise SlotsUnchanged(f"the instance does not take the configuration: {failure}") from failure
+            raise SlotsUnchanged(f"the instance does not accept the configuration: {failure}") from failure
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
         self._answer(answer)
@@ -193,12 +194,12 @@ class Retyper:
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
 
-    def _prepared(self, moves: SlotTypes, promises: Mapping[TypeName, Promise]) -> str:
-        """Have the slots drained and the file written; its former text. Whatever is in the way changes nothing."""
+    def _prepare(self, moves: SlotTypes, promises: Mapping[TypeName, Promise]) -> str:
+        """Drain the slots and write the file; return its former text. If this fails, nothing is changed."""
         try:
             before = self.file().text()
             self._drain(moves)
-            self._second_look(moves)
+            self._check_still_free(moves)
             self._write_file(moves, promises)
         except (FluxConfigError, SlotsUnchanged) as error:
             self._undrain(self._drained_by_us())
@@ -206,30 +207,30 @@ class Retyper:
         return before
 
     def repair(self) -> bool:
-        """See ``FluxPort.repair``: everything from the marker on, once more."""
+        """See ``FluxPort.repair``: repeat every step after the marker."""
         text = self.calls.read([MARKER_KEY]).get(MARKER_KEY)
         if text is None:
             return False
         try:
-            answer, schedulers = _decoded_marker(text)
+            answer, schedulers = _decode_marker(text)
         except (ValueError, KeyError) as fault:
             raise FluxError(
-                f"the marker at KVS key {MARKER_KEY} cannot be read: {fault}. See that a scheduler is loaded"
-                f" (flux module list), then remove it by: flux kvs unlink {MARKER_KEY}"
+                f"the marker at KVS key {MARKER_KEY} cannot be read: {fault}. Make sure that a scheduler is loaded"
+                f" (flux module list), then remove the marker: flux kvs unlink {MARKER_KEY}"
             ) from fault
         self._load_config()
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
-        # The file says what the instance has now: it may have been put back before the marker was cleared.
-        division = self._division_of_file()
+        # The file matches the instance now. It may have been restored before the marker was cleared.
+        division = self._read_slot_types_of_file()
         if any(division.get(slot) != name for slot, name in answer.moves.items()):
-            answer = Answer(answer.wish_id, {}, "the instance does not take the configuration")
+            answer = Answer(answer.wish_id, {}, "the instance does not accept the configuration")
         self._answer(answer)
         return True
 
     def _answer(self, answer: Answer) -> None:
         changes: dict[str, str | None] = {MARKER_KEY: None, ANSWER_KEY: encode_answer(answer)}
-        # A later wish, put in its place meanwhile, is not answered by this.
+        # This does not answer a newer wish that has replaced this one meanwhile.
         wish = read_wish(self.calls.read([WISH_KEY]).get(WISH_KEY))
         if wish is not None and wish.id == answer.wish_id:
             changes[WISH_KEY] = None
@@ -238,11 +239,11 @@ class Retyper:
     # --- before ---
 
     def _drain(self, moves: SlotTypes) -> None:
-        """Drain first: a broker that comes online from now on gets no job on what is about to be taken away."""
+        """Drain the slots, so that a broker that comes online from now on gets no job."""
         ranks = {rank.host: rank for rank in self._look()}
         for slot in moves:
             if slot not in ranks:
-                raise SlotsUnchanged(f"slot {slot} is not in the instance's resources")
+                raise SlotsUnchanged(f"slot {slot} is not among the instance's resources")
             if ranks[slot].drain_reason is None:
                 self.calls.ask("resource.drain", {"targets": str(ranks[slot].rank), "reason": DRAIN_REASON})
 
@@ -250,43 +251,46 @@ class Retyper:
         resources, scheduler = (self.calls.ask(topic) for topic in _LOOK)
         return read_ranks(resources, scheduler, {})
 
-    def _second_look(self, moves: SlotTypes) -> None:
+    def _check_still_free(self, moves: SlotTypes) -> None:
         taken = [rank.host for rank in self._look() if rank.host in moves and (rank.online or rank.allocated)]
         taken += self.calls.leased(list(moves))
         if taken:
-            raise SlotsUnchanged(f"slot {taken[0]} has been taken meanwhile")
+            raise SlotsUnchanged(f"slot {taken[0]} was taken meanwhile: try again")
 
     def _write_file(self, moves: SlotTypes, promises: Mapping[TypeName, Promise]) -> None:
         file = self.file()
         config = file.read()
         if bootstrap_hosts(config) != bootstrap_hosts(self.calls.ask("config.get")):
             raise SlotsUnchanged(
-                f"{file.path} has another bootstrap table than this instance: is it its configuration?"
+                f"{file.path} has another bootstrap table than this instance: set bootstrap_dir to the folder of"
+                " this instance's configuration"
             )
-        division = self._division(config) | dict(moves)
+        division = self._slot_types_in(config) | dict(moves)
         held = held_units(self.calls.ask("resource.status"), self.calls.ask("sched.resource-status"))
         lacking = hosts_lacking_units(config_with_slot_types(config, division, self.node_types, promises), held)
         if lacking:
-            raise SlotsUnchanged(f"{file.path} would declare less for {lacking[0]} than a job holds there")
+            raise SlotsUnchanged(
+                f"{file.path} would declare less for {lacking[0]} than a job holds there: wait for the job to end"
+            )
         file.write(toml_with_slot_types(file.text(), division, self.node_types, promises))
 
-    def _division_of_file(self) -> dict[SlotName, TypeName]:
+    def _read_slot_types_of_file(self) -> dict[SlotName, TypeName]:
         try:
-            return self._division(self.file().read())
+            return self._slot_types_in(self.file().read())
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
 
-    def _division(self, config: Mapping[str, Any]) -> dict[SlotName, TypeName]:
-        """The file's; where it is from before it said so, the site's."""
+    def _slot_types_in(self, config: Mapping[str, Any]) -> dict[SlotName, TypeName]:
+        """Read the slot types from the file's configuration; use the site's if an older version wrote the file."""
         return read_slot_types(config) or {
             slot: node_type.name for node_type in self.node_types for slot in node_type.slots
         }
 
-    # --- the change itself, which may be done again ---
+    # --- the change itself, which can be repeated ---
 
     def _load_config(self) -> None:
-        """Give the running configuration the file's division: what else was edited there waits for its restart."""
-        division = self._division_of_file()
+        """Load the file's slot types into the instance. Other edits of the file wait for the instance's restart."""
+        division = self._read_slot_types_of_file()
         try:
             promises = read_promises(self.file().read())
             config = config_with_slot_types(self.calls.ask("config.get"), division, self.node_types, promises)
@@ -310,7 +314,7 @@ class Retyper:
         return read_schedulers(self.calls.ask("module.list"))
 
     def _modules(self) -> list[Module]:
-        return [module for module, _ in _listed(self.calls.ask("module.list"))]
+        return [module for module, _ in _read_modules(self.calls.ask("module.list"))]
 
     def _remove(self, name: str) -> None:
         try:

@@ -1,7 +1,7 @@
-"""Submitting a job, and the two ways in which its id is written.
+"""Submit a job, and read and write job ids.
 
-By the C API that the bindings wrap: their own ``flux.job`` imports what an installation may lack (PLY). Sources:
-flux-core's ``flux.job.submit`` and ``flux.job.JobID``; RFC 19 (job ids).
+This uses the C API that the bindings wrap, because ``flux.job`` imports PLY, which an installation may lack.
+Sources: flux-core's ``flux.job.submit`` and ``flux.job.JobID``; RFC 19 (job ids).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _F58_MAX = 64
 
 
 def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> int:
-    """Submit a jobspec (RFC 14); the job's id. Raises ``CallFailed``."""
+    """Submit a jobspec (RFC 14) and return the job's id. Raises ``CallFailed``."""
     ffi, raw = _c_api()
     with flux_call("job submission"):
         sent = raw.flux_job_submit(handle, json.dumps(jobspec).encode(), _URGENCY, 0)
@@ -29,7 +29,7 @@ def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> i
 
 
 def parse_id(text: str) -> int:
-    """An id in any of its notations. Raises ``CallFailed`` for what is none."""
+    """Read a job id in any notation. Raises ``CallFailed`` if the text is not a job id."""
     ffi, raw = _c_api()
     with flux_call(f"job id {text}"):
         job_id = ffi.new("flux_jobid_t[1]")
@@ -38,7 +38,7 @@ def parse_id(text: str) -> int:
 
 
 def format_id(job_id: int) -> str:
-    """As Flux shows it."""
+    """Write a job id as Flux shows it (F58)."""
     ffi, raw = _c_api()
     with flux_call(f"job id {job_id}"):
         text = ffi.new("char[]", _F58_MAX)

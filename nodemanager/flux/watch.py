@@ -1,9 +1,9 @@
-"""The instance's journals, pushed: a thread with a handle and a reactor of its own.
+"""Follow the instance's journals, in a thread with its own handle and reactor.
 
-The job manager's journal (``job-manager.events-journal`` with ``full`` false) begins with every active job's events
-so far, in no order of jobs, then says once ``{"id": -1, "events": []}``, then sends each event as it is posted. The
-resource journal ends its own backlog with an empty list of events. Whether a queue is stopped stands in no journal,
-so it is asked with every listing and probe.
+The job manager's journal (``job-manager.events-journal`` with ``full`` false) begins with all past events of every
+active job, the jobs in no particular order. One response ``{"id": -1, "events": []}`` ends this backlog; then each
+event arrives as it is posted. The resource journal ends its backlog with an empty list of events. No journal says
+whether a queue is stopped, so every listing and probe asks for that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from nodemanager.flux.reactor import Reactor
 
 _RECONNECT_MIN_S = 0.2
 _RECONNECT_MAX_S = 5.0
-# Events come one a message; those of one burst are handed over together.
+# Each message holds one event; the events of one burst are published together.
 _BATCH_S = 0.01
 _STOP_WITHIN_S = 1.0
 _CAUGHT_UP = -1
-# How job-manager.queue-status shows every queue while the scheduler is away, which is no administrator's will, and
-# hides what that is: asked again soon, until the scheduler is there.
+# While no scheduler is loaded, job-manager.queue-status shows every queue as stopped for this reason. That hides
+# which queues an administrator stopped, so the watch asks again soon, until a scheduler is loaded.
 _NO_SCHEDULER = "Scheduler is offline"
 _ASK_AGAIN_S = 1.0
 
 
 class RealFluxWatch:
-    """``FluxWatch`` on a real instance. It starts once."""
+    """``FluxWatch`` on a real instance. It can be started once."""
 
     def __init__(
         self, uri: str, clock: Clock, *, probe_s: float = 10.0, relist_s: float = 60.0, timeout_s: float = 5.0
@@ -55,21 +55,21 @@ class RealFluxWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, within a second: nothing is pushed any more then. Ended already, it is no error."""
+        """End the thread within a second; then nothing more is published. Stopping again is no error."""
         if self._thread is not None and self._ask_to_stop is not None:
-            self._ask_to_stop.close()  # readable at the other end
+            self._ask_to_stop.close()  # makes the other end readable
             self._thread.join(_STOP_WITHIN_S)
 
     def _run(self, stop_asked: socket.socket, listener: QueueListener, lost: Callable[[str], None]) -> None:
         pause_s = 0.0
         with stop_asked:
             while not _readable_within(stop_asked, pause_s):
-                following = _Following(self._clock, self._periods, listener)
+                following = _WatchConnection(self._clock, self._periods, listener)
                 try:
                     following.run(self._uri, stop_asked.fileno())
                 except FluxError as failure:
                     lost(str(failure))
-                pause_s = _RECONNECT_MIN_S if following.listed else _longer(pause_s)
+                pause_s = _RECONNECT_MIN_S if following.listed else _next_pause_s(pause_s)
 
 
 def _readable_within(asked: socket.socket, wait_s: float) -> bool:
@@ -77,7 +77,7 @@ def _readable_within(asked: socket.socket, wait_s: float) -> bool:
     return bool(readable)
 
 
-def _longer(pause_s: float) -> float:
+def _next_pause_s(pause_s: float) -> float:
     return min(max(2 * pause_s, _RECONNECT_MIN_S), _RECONNECT_MAX_S)
 
 
@@ -89,8 +89,8 @@ class _Periods:
 
 
 @dataclass(slots=True)
-class _QueueLook:
-    """One round of asking which queues are stopped."""
+class _QueueRound:
+    """One round of questions about which queues are stopped."""
 
     started_s: float
     unanswered: int
@@ -102,37 +102,37 @@ class _QueueLook:
         return None if self.hidden else frozenset(self.stopped)
 
 
-class _Following:
-    """One connection, from its complete queue to its loss. Everything here runs in its reactor."""
+class _WatchConnection:
+    """One connection, until it is lost. Everything here runs in its reactor."""
 
     def __init__(self, clock: Clock, periods: _Periods, listener: QueueListener) -> None:
-        self.listed = False  # the complete queue was handed over at least once
+        self.listed = False  # the complete queue was published at least once
         self._clock = clock
         self._periods = periods
         self._listener = listener
         self._fault: FluxError | None = None
         self._stopped = False
-        # The queue, and what is missing before it may be handed over as complete.
+        # The queue, and what must arrive before it may be published as complete.
         self._queue = JobQueue()
         self._listing = True
         self._listing_started_s = 0.0
         self._caught_up = False
         self._queues_asked = False  # since the listing began
         self._queues_stopped: frozenset[str] | None = None
-        # What happened since the last handing over.
+        # Changes that are not published yet.
         self._first_change_s: float | None = None
         self._stirred = False
         self._resources_caught_up = False
 
     def run(self, uri: str, stop_fd: int) -> None:
-        """Follow until asked to stop. Raises ``FluxError`` when the connection is lost, or cannot be made."""
+        """Follow until asked to stop. Raises ``FluxError`` if the connection is lost or cannot be made."""
         with Reactor(uri) as self._reactor:
             self._reactor.on_readable(stop_fd, self._stop)
-            self._batch = self._reactor.every(_BATCH_S, self._hand_over)
-            self._reactor.every(self._periods.probe_s, self._look_at_queues).start()
-            self._reactor.every(self._periods.relist_s, self._list_anew).start()
-            self._ask_again = self._reactor.every(_ASK_AGAIN_S, self._look_at_queues)
-            self._reactor.subscribe("resource.journal", None, self._resource_said, self._fail)
+            self._batch = self._reactor.every(_BATCH_S, self._publish_changes)
+            self._reactor.every(self._periods.probe_s, self._probe_queues).start()
+            self._reactor.every(self._periods.relist_s, self._relist).start()
+            self._ask_again = self._reactor.every(_ASK_AGAIN_S, self._probe_queues)
+            self._reactor.subscribe("resource.journal", None, self._on_resource_events, self._fail)
             self._cancel_jobs = self._follow_jobs()
             self._reactor.run()
         if self._fault is not None:
@@ -150,7 +150,7 @@ class _Following:
 
     # --- jobs ---
 
-    def _list_anew(self) -> None:
+    def _relist(self) -> None:
         if not self._listing:
             self._cancel_jobs()
             self._cancel_jobs = self._follow_jobs()
@@ -161,13 +161,14 @@ class _Following:
         self._listing_started_s = self._clock.monotonic_s()
         self._caught_up = False
         self._queues_asked = False
-        self._look_at_queues()
-        return self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._job_said, self._fail)
+        self._probe_queues()
+        request = {"full": False}
+        return self._reactor.subscribe("job-manager.events-journal", request, self._on_job_events, self._fail)
 
-    def _job_said(self, response: dict[str, Any]) -> None:
+    def _on_job_events(self, response: dict[str, Any]) -> None:
         if response["id"] == _CAUGHT_UP:
             self._caught_up = True
-            self._hand_over_all()
+            self._publish_complete_queue()
             return
         for event in response["events"]:
             self._queue.apply(
@@ -181,7 +182,7 @@ class _Following:
             self._stirred |= changes_allocation(event["name"])
         self._note_change()
 
-    def _resource_said(self, response: dict[str, Any]) -> None:
+    def _on_resource_events(self, response: dict[str, Any]) -> None:
         if not response["events"]:
             self._resources_caught_up = True
         if self._resources_caught_up:
@@ -193,9 +194,9 @@ class _Following:
             self._first_change_s = self._clock.monotonic_s()
             self._batch.start()
 
-    # --- handing over ---
+    # --- publishing ---
 
-    def _hand_over_all(self) -> None:
+    def _publish_complete_queue(self) -> None:
         if not self._caught_up or not self._queues_asked:
             return
         self._listing = False
@@ -203,10 +204,10 @@ class _Following:
         complete = self._queue.complete(self._listing_started_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))
         self._stirred = True
-        self._hand_over()
+        self._publish_changes()
 
-    def _hand_over(self) -> None:
-        """Give the listener what has changed since it was last told."""
+    def _publish_changes(self) -> None:
+        """Send the listener all changes since the last call."""
         self._batch.stop()
         started_s, self._first_change_s = self._first_change_s, None
         if self._listing:
@@ -219,38 +220,40 @@ class _Following:
             self._stirred = False
             self._listener(RanksChanged())
 
-    # --- queues: the probe ---
+    # --- the probe: which queues are stopped ---
 
-    def _look_at_queues(self) -> None:
+    def _probe_queues(self) -> None:
         started_s = self._clock.monotonic_s()
         self._ask("queue-list", {}, lambda answer: self._ask_each(answer["queues"], started_s), self._fail)
 
     def _ask_each(self, names: list[str], started_s: float) -> None:
         payloads: dict[str, dict[str, str]] = {name: {"name": name} for name in names} or {"": {}}
-        look = _QueueLook(started_s, len(payloads))
+        look = _QueueRound(started_s, len(payloads))
         for name, payload in payloads.items():
-            self._ask(
-                "queue-status", payload, partial(self._queue_said, look, name), partial(self._queue_failed, look)
+            on_answer, on_failure = (
+                partial(self._on_queue_status, look, name),
+                partial(self._on_queue_failure, look),
             )
+            self._ask("queue-status", payload, on_answer, on_failure)
 
     def _ask(
         self, what: str, payload: object, answered: Callable[[Any], None], failed: Callable[[CallFailed], None]
     ) -> None:
         self._reactor.request(f"job-manager.{what}", payload, answered, failed, timeout_s=self._periods.timeout_s)
 
-    def _queue_said(self, look: _QueueLook, name: str, status: dict[str, Any]) -> None:
+    def _on_queue_status(self, look: _QueueRound, name: str, status: dict[str, Any]) -> None:
         if not status["start"]:
             look.hidden |= status.get("stop_reason") == _NO_SCHEDULER
             look.stopped.add(name)
-        self._answered(look)
+        self._on_answer(look)
 
-    def _queue_failed(self, look: _QueueLook, failure: CallFailed) -> None:
-        if failure.errno == errno.EINVAL:  # configured away since it was listed
-            self._answered(look)
+    def _on_queue_failure(self, look: _QueueRound, failure: CallFailed) -> None:
+        if failure.errno == errno.EINVAL:  # the queue was removed from the configuration since the listing
+            self._on_answer(look)
         else:
             self._fail(failure)
 
-    def _answered(self, look: _QueueLook) -> None:
+    def _on_answer(self, look: _QueueRound) -> None:
         look.unanswered -= 1
         if look.unanswered:
             return
@@ -261,10 +264,10 @@ class _Following:
         else:
             self._ask_again.stop()
         if self._listing:
-            self._hand_over_all()
+            self._publish_complete_queue()
             return
-        # The journal is in step with these answers, so what it said before them goes first.
-        self._hand_over()
+        # Flux sends journal events and these answers in order, so publish the earlier events first.
+        self._publish_changes()
         if self._queues_stopped != was or look.hidden:
             self._listener(QueueSeen(look.started_s, queues_stopped=self._queues_stopped))
         else:

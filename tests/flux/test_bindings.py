@@ -35,7 +35,7 @@ def test_bindings_of_another_python_are_named_with_their_folder(tmp_path: Path) 
     flux.chmod(0o755)
     shown = _load({"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     assert "No module named '_flux'" in shown
-    assert f"also looked in {site}" in shown
+    assert f"also searched {site}" in shown
 
 
 # As much of flux-core's bindings as a connection needs.
@@ -79,8 +79,8 @@ def test_an_instance_of_another_version_is_refused_by_name_and_its_handle_closed
     _bindings_of("0.87.0", tmp_path)
     ran = _run(CONNECT, {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert ran.stdout == "closed\n"
-    assert f"VersionsDiffer: flux-core's Python bindings are of version 0.87.0 ({tmp_path}" in ran.stderr
-    assert "and local:///nowhere runs flux-core 0.88.0" in ran.stderr
+    assert f"VersionsDiffer: flux-core's Python bindings have version 0.87.0 ({tmp_path}" in ran.stderr
+    assert "but local:///nowhere runs flux-core 0.88.0" in ran.stderr
 
 
 def test_the_service_does_not_start_with_bindings_of_another_version(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_an_instance_without_a_scheduler_has_none_to_unload() -> None:
 
 def test_a_configuration_that_is_refused_is_put_back(instance: Instance) -> None:
     instance.refuses = "config.load"
-    with pytest.raises(SlotsUnchanged, match="does not take the configuration"):
+    with pytest.raises(SlotsUnchanged, match="does not accept the configuration"):
         instance.retyping().change(A_WISH, MOVES)
     assert instance.file.text() == TEXT
     assert instance.drained() == []
@@ -219,7 +219,7 @@ def test_a_repair_that_finds_the_file_put_back_says_that_nothing_was_changed(ins
     instance.file.write(TEXT)
     instance.dies_at = ""
     assert instance.retyping().repair() is True
-    assert "does not take" in decode_answer(instance.kvs[ANSWER_KEY]).why
+    assert "does not accept" in decode_answer(instance.kvs[ANSWER_KEY]).why
 
 
 def test_an_answer_ends_its_own_wish_only(instance: Instance) -> None:

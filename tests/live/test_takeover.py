@@ -60,7 +60,7 @@ def test_a_manager_that_was_stopped_and_wakes_when_another_has_taken_over_does_n
     second = elastic.start_manager()
     # Who holds the name is not dead: nobody else acts. That it does not answer is known after a timeout.
     elastic.eventually(
-        "the second waits", lambda: second.said("stands_still", because="does not say"), within_s=60.0
+        "the second waits", lambda: second.said("stands_still", because="did not answer within"), within_s=60.0
     )
     assert second.orders() == []
 

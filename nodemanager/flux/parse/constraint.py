@@ -1,4 +1,4 @@
-"""Constraints (RFC 31) read from a jobspec's JSON."""
+"""Read constraints (RFC 31) from a jobspec's JSON."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from nodemanager.core.notation import expand_hostlist, parse_idset
 from nodemanager.flux.parse.json_fields import list_at, object_at, shorten, text_at
 
 DEPTH_MAX = 100
-# Hosts and ranks that one constraint may name: a user's jobspec must not eat the manager's memory.
+# One constraint may name this many hosts and ranks: a user's jobspec must not use up the manager's memory.
 PLACES_MAX = 1_000_000
 
 _Place = TypeVar("_Place", str, int)
 
 
 def read_constraint(value: object, where: str) -> Constraint:
-    """The constraint at ``where``. None, and an object without an operator, hold everywhere.
+    """Read the constraint at ``where``. None and an object without an operator hold everywhere.
 
-    As flux-core's matcher has it, ``not`` of several parts holds where not all of them do, and ``not`` of none
-    holds nowhere. Raises ``ValueError``, which names the place.
+    As in flux-core's matcher, ``not`` of several parts holds where at least one part does not hold, and ``not`` of
+    no parts holds nowhere. Raises ``ValueError`` with the place.
     """
     return ANYWHERE if value is None else _Reader().read(value, where, 0)
 
 
 class _Reader:
-    """Reads one constraint, and keeps count of the hosts and ranks that it names."""
+    """Reads one constraint and counts the hosts and ranks that it names."""
 
     def __init__(self) -> None:
         self._places_left = PLACES_MAX
@@ -38,7 +38,7 @@ class _Reader:
         if not operators:
             return ANYWHERE
         if len(operators) > 1:
-            raise ValueError(f"{where}: one operator is needed, not {len(operators)}; join them with and")
+            raise ValueError(f'{where}: one operator is needed, not {len(operators)}: join them with "and"')
         [(operator, values)] = operators.items()
         place = f"{where}.{shorten(operator)}"
         if operator in {"and", "or", "not"}:
@@ -62,7 +62,7 @@ class _Reader:
             case "ranks":
                 return OnRanks(self._places(parse_idset, values, place))
             case _:
-                raise ValueError(f"{place}: the operators are properties, hostlist, ranks, and, or, not")
+                raise ValueError(f"{place}: no such operator: use properties, hostlist, ranks, and, or, not")
 
     def _places(
         self, expand: Callable[[str], tuple[_Place, ...]], texts: list[str], place: str

@@ -1,7 +1,7 @@
-"""The job manager's journal, folded into the queue: which jobs are active, and in which state.
+"""Fold the job manager's journal into the queue: the active jobs and their states.
 
-The states and the events that move them are RFC 21's. A new ``Queue`` goes with every connection, as the
-journal starts anew with the active jobs.
+RFC 21 defines the states and the events that change them. Every connection needs a new ``JobQueue``, because the
+journal begins again with the active jobs.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from nodemanager.flux.parse.jobspec import WHY_MAX, read_job, trim_jobspec, with
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
-_NEXT: Mapping[tuple[str, JobState], JobState] = {
+_NEXT_STATE: Mapping[tuple[str, JobState], JobState] = {
     ("validate", JobState.NEW): JobState.DEPEND,
     ("depend", JobState.DEPEND): JobState.PRIORITY,
     ("priority", JobState.PRIORITY): JobState.SCHED,
-    # A job that waits goes back for a new priority whenever it changes, and when the instance was restarted.
+    # A waiting job gets a new priority whenever it changes, and when the instance restarts.
     ("urgency", JobState.SCHED): JobState.PRIORITY,
     ("jobspec-update", JobState.SCHED): JobState.PRIORITY,
     ("flux-restart", JobState.SCHED): JobState.PRIORITY,
     ("alloc", JobState.SCHED): JobState.RUN,
     ("finish", JobState.RUN): JobState.CLEANUP,
 }
-# "clean" is the last event of a job; "invalidate" that of one that was refused at submission.
-_ENDS = frozenset({"clean", "invalidate"})
-_MOVES_RESOURCES = frozenset({"alloc", "release", "free"})
+# "clean" is the last event of a job, "invalidate" the last one of a job that was refused at submission.
+_LAST_EVENTS = frozenset({"clean", "invalidate"})
+_ALLOCATION_EVENTS = frozenset({"alloc", "release", "free"})
 
 
 def changes_allocation(event_name: str) -> bool:
-    """Whether the event changes what is allocated. The end of housekeeping does too, but no event tells."""
-    return event_name in _MOVES_RESOURCES
+    """Whether the event changes an allocation. The end of housekeeping also does, but it posts no event."""
+    return event_name in _ALLOCATION_EVENTS
 
 
 @dataclass(slots=True)
-class _Tracked:
-    """A job as far as its events were folded."""
+class _TrackedJob:
+    """A job after the events applied so far."""
 
     jobspec: object
     state: JobState = JobState.NEW
@@ -49,16 +49,16 @@ class _Tracked:
     holds: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
-    fault: str = ""  # of the first event that could not be read
+    fault: str = ""  # the error of the first event that could not be read
 
 
 class JobQueue:
-    """The active jobs, by the events applied so far, and what of them has not been told yet."""
+    """The active jobs after the events applied so far, and the changes not yet reported."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobId, _Tracked] = {}
+        self._jobs: dict[JobId, _TrackedJob] = {}
         self._told: dict[JobId, Job | UnreadableJob] = {}
-        self._touched: dict[JobId, None] = {}  # in the order in which they were
+        self._touched: dict[JobId, None] = {}  # in the order of their first change
         self._ended: dict[JobId, None] = {}
 
     def apply(
@@ -70,19 +70,19 @@ class JobQueue:
         jobspec: object = None,
         r: object = None,
     ) -> None:
-        """Take in one event; ``jobspec`` comes with ``submit``, ``r`` (RFC 20) with ``alloc``.
+        """Apply one event. A ``submit`` event has a ``jobspec``, an ``alloc`` event has ``r`` (RFC 20).
 
-        Never raises: a job with an event that cannot be read becomes unreadable. Events of a job whose
-        ``submit`` was not seen are ignored, and so are those that change nothing here.
+        Never raises: an unreadable event makes its job unreadable. Events are ignored if they change nothing here,
+        or if their job's ``submit`` was not seen.
         """
         of = JobId(int(job_id))
         if event_name == "submit":
-            self._jobs[of] = _Tracked(trim_jobspec(jobspec))
+            self._jobs[of] = _TrackedJob(trim_jobspec(jobspec))
             self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
             return
-        if event_name in _ENDS:
+        if event_name in _LAST_EVENTS:
             self._end(of)
             return
         self._touched[of] = None
@@ -95,22 +95,22 @@ class JobQueue:
             job.fault = job.fault or f"event {event_name}: {error}"[:WHY_MAX]
 
     def changes(self, started_s: float) -> QueueSeen:
-        """What has changed since this or ``complete`` was last called: jobs new or other, and jobs ended."""
+        """Return the new, changed and ended jobs since the last call of this or ``complete``."""
         changed = [
             reading
             for job_id in self._touched
-            if (reading := _read(job_id, self._jobs[job_id])) != self._told.get(job_id)
+            if (reading := _read_tracked(job_id, self._jobs[job_id])) != self._told.get(job_id)
         ]
         self._told.update((reading.id, reading) for reading in changed)
         ended = tuple(self._ended)
         self._forget_changes()
-        return _seen(started_s, changed, ended=ended)
+        return _queue_seen(started_s, changed, ended=ended)
 
     def complete(self, started_s: float) -> QueueSeen:
-        """All active jobs."""
-        self._told = {job_id: _read(job_id, job) for job_id, job in self._jobs.items()}
+        """Return all active jobs."""
+        self._told = {job_id: _read_tracked(job_id, job) for job_id, job in self._jobs.items()}
         self._forget_changes()
-        return _seen(started_s, list(self._told.values()), complete=True)
+        return _queue_seen(started_s, list(self._told.values()), complete=True)
 
     def _end(self, job_id: JobId) -> None:
         del self._jobs[job_id]
@@ -123,12 +123,12 @@ class JobQueue:
         self._ended.clear()
 
 
-def _advance(job: _Tracked, event_name: str, timestamp: object, context: object) -> None:
-    """Apply one event to its job. Raises ``ValueError`` for what cannot be read."""
+def _advance(job: _TrackedJob, event_name: str, timestamp: object, context: object) -> None:
+    """Apply one event to its job. Raises ``ValueError`` if it cannot be read."""
     match event_name:
         case "submit":
             job.submitted_at = seconds_at(timestamp, "timestamp")
-            # Until the priority is computed it is taken to be what it is by default: the urgency.
+            # Until Flux computes the priority, assume its default, the urgency.
             job.urgency = job.priority = _whole(context, "urgency")
             job.userid = _whole(context, "userid")
         case "urgency":
@@ -137,18 +137,18 @@ def _advance(job: _Tracked, event_name: str, timestamp: object, context: object)
             job.priority = _whole(context, "priority")
         case "jobspec-update":
             job.jobspec = with_updates(job.jobspec, context)
-        case "resource-update":  # a longer or shorter time (RFC 21)
+        case "resource-update":  # a changed expiration (RFC 21)
             job.ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
         case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:
             job.state = JobState.CLEANUP
-    job.state = _NEXT.get((event_name, job.state), job.state)
+    job.state = _NEXT_STATE.get((event_name, job.state), job.state)
 
 
 def _whole(context: object, key: str) -> int:
     return whole_at(object_at(context, "context").get(key), f"context.{key}")
 
 
-def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
+def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     if job.fault:
         return UnreadableJob(job_id, job.fault)
     running = job.state is JobState.RUN
@@ -166,7 +166,7 @@ def _read(job_id: JobId, job: _Tracked) -> Job | UnreadableJob:
     return reading
 
 
-def _seen(
+def _queue_seen(
     started_s: float,
     readings: list[Job | UnreadableJob],
     *,

@@ -1,14 +1,14 @@
-"""Jobspecs (RFC 14, RFC 25) read into jobs, as far as they say where a job fits.
+"""Read jobspecs (RFC 14, RFC 25) into jobs, as far as they decide where a job fits.
 
-Read as flux-core's default scheduler reads them, so that what is bought is what it will use: the resources are
-walked from the top, the last node, slot, core and gpu entry on the way count, whatever stands above a node
-(a slot too) multiplies the nodes, and any other type of resource is passed over. Those others come back as
-``unheeded``: the job asks for them and no scheduler looks.
+The resources are read as flux-core's default scheduler reads them, so that the manager buys what the scheduler will
+use. The walk begins at the top. The last node, slot, core and gpu entry on the way counts, everything above a node
+(also a slot) multiplies the nodes, and other resource types are skipped. The job lists those in ``unheeded``,
+because no scheduler respects them.
 
-What a job may say to us alone stands in ``attributes.system.node-manager``, as ``flux submit
---setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone`` puts it there: the memory of each slot, that
-its nodes be made in one zone, and (``requeue``) that it be submitted once more should its node be taken back by the
-provider. Memory is read from the resources too, where an entry with a unit stands in the slot.
+A job can make requests to the manager alone in ``attributes.system.node-manager``, for example with ``flux submit
+--setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone``: the memory of each slot, all nodes in one
+zone, and ``requeue``, to be submitted again if the provider takes back its node. Memory is also read from a
+resource entry with a unit inside the slot.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
-DEPTH_MAX = 100  # of nested resources: flux-core's own bound
+DEPTH_MAX = 100  # of nested resources, the limit of flux-core
 
-WHY_MAX = 500  # characters: a user's jobspec is not to fill the log either
+WHY_MAX = 500  # characters, so that a user's jobspec cannot fill the log
 
-OUR_ATTRIBUTES = "node-manager"  # of attributes.system: what a job says to us alone
-REQUEUED_FROM = "requeued-from"  # of a job that we submitted once more: its first life's id
+OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
+REQUEUED_FROM = "requeued-from"  # of a job that we submitted again: the id of the first job
 _SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
 
-# RFC 14 gives a resource a unit and leaves open which there are. "GB" is 10⁹ to some and 2³⁰ to others: the larger
-# is taken, so that a node which is bought has enough for both.
+# RFC 14 gives a resource a unit but defines none. "GB" means 10⁹ to some people and 2³⁰ to others. The larger
+# counts, so that a node that is bought has enough for both.
 _UNIT_BYTES = {
     unit: 2**power
     for power, units in ((0, "B"), (10, "K KB KiB"), (20, "M MB MiB"), (30, "G GB GiB"), (40, "T TB TiB"))
     for unit in units.split()
 }
 
-# RFC 45: "2-8", "2+", "2-8:2:*"; or an idset (RFC 22): "4", "1,4,7-9". Either may stand in brackets.
+# RFC 45: "2-8", "2+", "2-8:2:*"; or an idset (RFC 22): "4", "1,4,7-9". Both may have brackets around them.
 _RANGE = re.compile(r"([0-9]{1,10})(?:\+|-([0-9]{1,10}))(?::[0-9]{1,10}(?::[+*^])?)?", re.ASCII)
 _IDSET = re.compile(r"[0-9]{1,10}(?:-[0-9]{1,10})?(?:,[0-9]{1,10}(?:-[0-9]{1,10})?)*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
@@ -56,12 +56,12 @@ def read_job(
     priority: int,
     userid: int,
 ) -> Job | UnreadableJob:
-    """The job that a jobspec and the job's events describe. Never raises, whatever the jobspec holds."""
+    """Read a job from its jobspec and the values of its events. Never raises, whatever the jobspec contains."""
     try:
         spec = object_at(jobspec, "jobspec")
         resources = _read_resources(spec)
         system = _system(spec)
-        wish = _read_wish(system)
+        wish = _read_our_attributes(system)
         return Job(
             id=job_id,
             state=state,
@@ -81,7 +81,7 @@ def read_job(
 
 
 def trim_jobspec(jobspec: object) -> object:
-    """The jobspec without what is never read here: a queue of batch scripts would fill the memory."""
+    """Remove the parts of a jobspec that are never read here: a queue of batch scripts would fill the memory."""
     if not isinstance(jobspec, Mapping):
         return jobspec
     kept = {key: jobspec[key] for key in ("version", "resources", "attributes") if key in jobspec}
@@ -92,9 +92,9 @@ def trim_jobspec(jobspec: object) -> object:
 
 
 def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
-    """The jobspec after a ``jobspec-update`` event (RFC 21), whose context maps dotted paths to new values.
+    """Apply a ``jobspec-update`` event (RFC 21), whose context maps dotted paths to new values.
 
-    Objects missing on the way are made. Raises ``ValueError`` for a path that leads through anything else.
+    Missing objects on a path are created. Raises ``ValueError`` if a path leads through something else.
     """
     updated = object_at(jobspec, "jobspec")
     for path, value in object_at(updates, "updates").items():
@@ -106,7 +106,7 @@ def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
 
 
 def _with_value(inside: object, keys: list[str], value: object) -> dict[str, Any]:
-    """The object with the value at the end of the keys; nothing is changed in place."""
+    """Return a copy of the object with the value at the path ``keys``."""
     changed = dict(object_at(inside, f"updates, before {shorten('.'.join(keys))}"))
     key, *rest = keys
     changed[key] = _with_value(changed.get(key, {}), rest, value) if rest else value
@@ -114,9 +114,9 @@ def _with_value(inside: object, keys: list[str], value: object) -> dict[str, Any
 
 
 def read_shape(jobspec: Mapping[str, Any]) -> Shape:
-    """What the job asks of nodes. Raises ``ValueError``, which names the place in the jobspec."""
+    """Read the job's resource request. Raises ``ValueError`` with the place in the jobspec."""
     system = _system(jobspec)
-    return _shape(_read_resources(jobspec), system, _read_wish(system))
+    return _shape(_read_resources(jobspec), system, _read_our_attributes(system))
 
 
 # --- resources --------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def read_shape(jobspec: Mapping[str, Any]) -> Shape:
 
 @dataclass(slots=True)
 class _Resources:
-    """What the walk has met so far."""
+    """The resources that the walk has read so far."""
 
     nodes: int | None = None
     slots: int | None = None
@@ -137,36 +137,36 @@ class _Resources:
 
 def _read_resources(spec: Mapping[str, Any]) -> _Resources:
     found = _Resources()
-    _walk(spec.get("resources"), "resources", 1, 0, found)
+    _read_level(spec.get("resources"), "resources", 1, 0, found)
     return found
 
 
-def _walk(entries: object, where: str, above: int, depth: int, found: _Resources, in_slot: int = 0) -> None:
-    """Take in one level. ``above`` is how often it is there, by the counts over it; ``in_slot``, in one slot."""
+def _read_level(entries: object, where: str, above: int, depth: int, found: _Resources, in_slot: int = 0) -> None:
+    """Read one level. ``above``: how often it occurs, by the counts above it; ``in_slot``: how often per slot."""
     if depth > DEPTH_MAX:
         raise ValueError(f"{shorten(where)}: resources nest deeper than {DEPTH_MAX} levels")
     for index, entry in enumerate(list_at(entries, where)):
         place = f"{where}[{index}]"
         vertex = object_at(entry, place)
         of_type = text_at(vertex.get("type"), f"{place}.type")
-        count = _least(vertex.get("count"), f"{place}.count")
-        below = _take(of_type, count, above, bool(vertex.get("exclusive")), found)
+        count = _least_count(vertex.get("count"), f"{place}.count")
+        below = _read_entry(of_type, count, above, bool(vertex.get("exclusive")), found)
         if below > COUNT_MAX:
             raise ValueError(f"{shorten(place)}: more than {COUNT_MAX} in all")
         if of_type == "memory":
             found.memory_bytes = in_slot * count * _unit_bytes(vertex.get("unit"))
         if vertex.get("with") is not None:
             inside = 1 if of_type == "slot" else in_slot * count
-            _walk(vertex["with"], f"{place}.with", below, depth + 1, found, inside)
+            _read_level(vertex["with"], f"{place}.with", below, depth + 1, found, inside)
 
 
 def _unit_bytes(unit: object) -> int:
-    """0 where a unit is not known, or not given: then how much is meant is not known either."""
+    """Return the bytes of a unit; 0 if it is unknown or missing, because then the amount is unknown."""
     return _UNIT_BYTES.get(unit, 0) if isinstance(unit, str) else 0
 
 
-def _take(of_type: str, count: int, above: int, exclusive: bool, found: _Resources) -> int:
-    """Take in one entry; return what multiplies the nodes under it."""
+def _read_entry(of_type: str, count: int, above: int, exclusive: bool, found: _Resources) -> int:
+    """Read one entry; return the count by which it multiplies the nodes below it."""
     match of_type:
         case "node":
             found.nodes = above * count
@@ -184,12 +184,12 @@ def _take(of_type: str, count: int, above: int, exclusive: bool, found: _Resourc
     return above * count
 
 
-def _shape(found: _Resources, system: Mapping[str, Any], wish: _Wish) -> Shape:
+def _shape(found: _Resources, system: Mapping[str, Any], wish: _OurAttributes) -> Shape:
     nodes, slots, cores = found.nodes, found.slots, found.cores
     if slots is None:
-        raise ValueError("resources: a slot is needed, and there is none")
+        raise ValueError("resources: a slot is needed, but there is none")
     if cores is None and not found.exclusive:
-        raise ValueError("resources: a core is needed in the slot, and there is none")
+        raise ValueError("resources: a core is needed in the slot, but there is none")
     if nodes is not None and nodes > COUNT_MAX:
         raise ValueError(f"resources: more than {COUNT_MAX} nodes")
     if found.exclusive and nodes is None:
@@ -207,8 +207,8 @@ def _shape(found: _Resources, system: Mapping[str, Any], wish: _Wish) -> Shape:
     )
 
 
-def _least(count: object, where: str) -> int:
-    """The least value of a count: a number, a range as an object (RFC 14) or as text (RFC 45)."""
+def _least_count(count: object, where: str) -> int:
+    """Read the lowest value of a count: a number, or a range as an object (RFC 14) or as text (RFC 45)."""
     least: object = count
     if isinstance(count, Mapping):
         least = _least_of_range(count.get("min"), count.get("max"))
@@ -247,18 +247,18 @@ def _system(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> float:
-    """Seconds, 0 for unlimited. Version 1 of the jobspec must say it."""
+    """Read the duration in seconds; 0 is unlimited. Version 1 of the jobspec must give it."""
     if "duration" not in system and spec.get("version") != 1:
         return 0.0
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
-_WISHES = ("memory", "one-zone", "requeue", REQUEUED_FROM)
+_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a job says to us alone. ``unheeded``: what of it no scheduler knows."""
+class _OurAttributes:
+    """A job's requests to the manager. ``unheeded``: those that no scheduler respects."""
 
     memory_bytes: int = 0  # of each slot
     one_zone: bool = False
@@ -270,23 +270,23 @@ class _Wish:
         return {name for name, asked in (("memory", self.memory_bytes), ("one-zone", self.one_zone)) if asked}
 
 
-def _read_wish(system: Mapping[str, Any]) -> _Wish:
-    """A key that is not known is refused: one that is misspelt would be passed over without a word."""
+def _read_our_attributes(system: Mapping[str, Any]) -> _OurAttributes:
+    """Read a job's requests to the manager. Raises for an unknown key, which may be a misspelt one."""
     where = f"attributes.system.{OUR_ATTRIBUTES}"
     wish = object_at(system.get(OUR_ATTRIBUTES, {}), where)
-    unknown = next((key for key in wish if key not in _WISHES), None)
+    unknown = next((key for key in wish if key not in _OUR_KEYS), None)
     if unknown is not None:
-        raise ValueError(f"{where}: no key {shorten(repr(unknown))}; known are {', '.join(_WISHES)}")
+        raise ValueError(f"{where}: no such key {shorten(repr(unknown))}; the keys are {', '.join(_OUR_KEYS)}")
     memory, one_zone = wish.get("memory", "0B"), wish.get("one-zone", 0)
     if not isinstance(memory, str):
         raise wrong_value(f"{where}.memory", 'the size of each slot, such as "16GiB"', memory)
     if one_zone not in (0, 1):
-        raise wrong_value(f"{where}.one-zone", "1 (which is what --setattr gives it) or 0", one_zone)
+        raise wrong_value(f"{where}.one-zone", "1 (the value that --setattr gives it) or 0", one_zone)
     if (requeue := wish.get("requeue", 0)) not in (0, 1):
-        raise wrong_value(f"{where}.requeue", "1 (which is what --setattr gives it) or 0", requeue)
+        raise wrong_value(f"{where}.requeue", "1 (the value that --setattr gives it) or 0", requeue)
     former = text_at(wish.get(REQUEUED_FROM, ""), f"{where}.{REQUEUED_FROM}")
     try:
         former_id = JobId(parse_job_id(former)) if former else None
-        return _Wish(parse_bytes(memory), bool(one_zone), bool(requeue), former_id)
+        return _OurAttributes(parse_bytes(memory), bool(one_zone), bool(requeue), former_id)
     except NotationError as error:
         raise ValueError(f"{where}.memory: {error}") from error

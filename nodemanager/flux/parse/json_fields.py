@@ -1,7 +1,7 @@
-"""JSON values that came from outside, each read as what it must be.
+"""Check JSON values from outside: each function reads one kind of value.
 
-Every function takes the value and the place where it stood, as in ``resources[0].count``; what does not fit
-raises ``ValueError`` with that place, what is needed there and what was found.
+Every function takes the value and its place, such as ``resources[0].count``. A value of another kind raises
+``ValueError`` with the place, the kind that is needed, and the value found.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 _SHOWN_MAX = 60  # characters of a value, or of a place, in a message
-SECONDS_MAX = 1e15  # thirty million years: whatever is longer is a slip
+SECONDS_MAX = 1e15  # thirty million years: anything longer is an error
 
 
 def object_at(value: object, where: str) -> Mapping[str, Any]:
@@ -33,24 +33,24 @@ def text_at(value: object, where: str) -> str:
 
 
 def whole_at(value: object, where: str) -> int:
-    """A whole number. JSON's true and false are none, though Python takes them for 1 and 0."""
+    """Read a whole number. JSON's true and false are refused, although Python treats them as 1 and 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise wrong_value(where, "a whole number", value)
     return value
 
 
 def seconds_at(value: object, where: str) -> float:
-    """Seconds: a length of time, or a moment since the epoch."""
+    """Read seconds: a duration, or a moment since the epoch."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_value(where, "a number of seconds", value)
-    # Compared before it becomes a float: a whole number may be too large for one. NaN is in no range.
+    # Compare before converting to float, because an integer may be too large. NaN fails the comparison too.
     if not 0 <= value <= SECONDS_MAX:
         raise wrong_value(where, f"from 0 to {SECONDS_MAX:g} seconds", value)
     return float(value)
 
 
 def amount_at(value: object, where: str) -> Decimal:
-    """An amount of money: a decimal number as text, so that not a digit is lost."""
+    """Read an amount of money: a decimal number as text, so that no digit is lost."""
     try:
         amount = Decimal(text_at(value, where))
     except InvalidOperation:
@@ -61,17 +61,17 @@ def amount_at(value: object, where: str) -> Decimal:
 
 
 def wrong_value(where: str, needed: str, found: object) -> ValueError:
-    """The error that says so; the caller raises it."""
-    return ValueError(f"{shorten(where)}: {needed} is needed, not {_shown(found)}")
+    """Make the error for a wrong value; the caller raises it."""
+    return ValueError(f"{shorten(where)}: {needed} is needed, not {_describe(found)}")
 
 
 def shorten(text: str) -> str:
-    """The text with its middle left out where it is long: both ends of a place matter."""
+    """Shorten a long text in its middle, because both ends of a place matter."""
     half = _SHOWN_MAX // 2
     return text if len(text) <= 2 * half else f"{text[:half]}...{text[-half:]}"
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):

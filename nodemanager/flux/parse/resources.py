@@ -1,7 +1,7 @@
-"""Ranks, read from what the instance's resource module, scheduler and overlay answer.
+"""Read the ranks from the answers of the instance's resource module, scheduler and job manager.
 
-R is RFC 20's resource set. It may be partial, name a rank in several of its entries, and lack properties.
-Whatever is malformed raises ``ValueError``, which names the place and what was found there.
+R is RFC 20's resource set. It may be partial, name a rank in several of its entries, and lack properties. A
+malformed answer raises ``ValueError`` with the place and the value found there.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def read_ranks(
     division: Mapping[SlotName, TypeName] | None = None,
     job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
-    """Every rank but the leader, in order, from the replies of RPCs.
+    """Read every rank but the leader, in order, from the answers of RPCs.
 
-    ``resource_status`` answers ``resource.status``, ``sched_resource_status`` answers ``sched.resource-status``.
-    ``last_job_ended_at`` is not to be changed afterwards: the next look is compared with it.
-    ``division``: the node type of each slot, where it is known. ``job_manager_stats`` answers
-    ``job-manager.stats-get``, for the housekeeping that runs; None: it was not asked.
+    ``resource_status`` is the answer of ``resource.status``, ``sched_resource_status`` of
+    ``sched.resource-status``, ``job_manager_stats`` of ``job-manager.stats-get`` (for the running housekeeping;
+    None: not asked). ``division`` is the known node type of each slot. Do not change ``last_job_ended_at``
+    afterwards: the next look compares with it.
     """
     look = Look().next(resource_status, sched_resource_status, last_job_ended_at, division, job_manager_stats)
     return tuple(look.ranks.values())
 
 
 def read_holdings(r: object) -> tuple[tuple[RankAllocation, ...], float | None]:
-    """What a job was given, by the R of its ``alloc`` event, and when that expires; None where it never does."""
+    """Read a job's allocation and its expiry from the R of its ``alloc`` event; None if it never expires."""
     held = _read_r(r, "R")
     execution = object_at(object_at(r, "R").get("execution"), "R.execution")
     expires_at = seconds_at(execution.get("expiration", 0.0), "R.execution.expiration")
@@ -57,14 +57,14 @@ def read_holdings(r: object) -> tuple[tuple[RankAllocation, ...], float | None]:
 def held_units(
     resource_status: object, sched_resource_status: object
 ) -> dict[SlotName, tuple[frozenset[int], frozenset[int]]]:
-    """The ids of the cores and GPUs that jobs and housekeeping hold, by host."""
-    hosts = _ResourceStatus().next(resource_status).declared.means.hosts
-    allocated = _SchedStatus().next(sched_resource_status).allocated.means
+    """Read the ids of the cores and GPUs that jobs and housekeeping hold, by host."""
+    hosts = _ResourceStatus().next(resource_status).declared.value.hosts
+    allocated = _SchedStatus().next(sched_resource_status).allocated.value
     return {hosts[rank]: (units.cores, units.gpus) for rank, units in allocated.items()}
 
 
 def read_slots(resource_status: object) -> Mapping[SlotName, Rank]:
-    """The rank of each slot: of every host name in R but the leader's. Two ranks of one name raise."""
+    """Read the rank of each slot, that is of each host name in R but the leader's. Duplicate names raise."""
     r = object_at(resource_status, "resource.status").get("R")
     slots: dict[SlotName, Rank] = {}
     for rank, host in _hosts(r, _read_r(r, "resource.status.R"), "resource.status.R").items():
@@ -79,9 +79,9 @@ def read_slots(resource_status: object) -> Mapping[SlotName, Rank]:
 
 
 def read_job_ends(job_list: object) -> dict[Rank, float]:
-    """When the last job of each rank ended, of those jobs that a ``job-list.list`` reply still shows.
+    """Read when the last job of each rank ended, among the jobs in the answer of ``job-list.list``.
 
-    The RPC must have asked for the attributes ``ranks`` and ``t_inactive``; jobs that lack one never ran or
+    The request must include the attributes ``ranks`` and ``t_inactive``. Jobs that lack one of them never ran or
     have not ended.
     """
     ends: dict[Rank, float] = {}
@@ -97,13 +97,13 @@ def read_job_ends(job_list: object) -> dict[Rank, float]:
 
 
 def read_topology(xml: str) -> Hardware:
-    """A machine by the answer to ``resource.topo-get``, which is hwloc's XML: cores and hardware threads.
+    """Read a machine's cores and hardware threads from the answer of ``resource.topo-get``, hwloc's XML.
 
-    Its GPUs it shows only where hwloc was built to find them, and its memory by NUMA node, where what was added to
-    a running machine is missing: neither is taken from here.
+    GPUs and memory are not read: hwloc shows GPUs only if it was built to find them, and it misses memory that was
+    added while the machine runs.
     """
     try:
-        topology = ET.fromstring(xml)  # noqa: S314 - who owns a broker of ours owns the instance
+        topology = ET.fromstring(xml)  # noqa: S314 - an owner of one of our brokers already owns the instance
     except ET.ParseError as fault:
         raise ValueError(f"resource.topo-get: hwloc's XML is needed: {fault}") from fault
     objects = [element.get("type") for element in topology.iter("object")]
@@ -130,13 +130,13 @@ class _Units:
         return self if other is None else _Units(self.cores - other.cores, self.gpus - other.gpus)
 
 
-_NOTHING = _Units()
-_UNSAID = object()
+_NO_UNITS = _Units()
+_NOT_READ = object()
 
 
 @lru_cache(maxsize=1024)
 def _units(cores: frozenset[int], gpus: frozenset[int]) -> _Units:
-    """Kept, so that what is equal mostly is the same object, in one look and from one to the next."""
+    """Make units, cached so that equal units are mostly the same object, within a look and between looks."""
     return _Units(cores, gpus)
 
 
@@ -147,72 +147,72 @@ Inventory = Mapping[Rank, _Units]
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """R, as the resource module has it."""
+    """R of the resource module."""
 
     inventory: Inventory = field(default_factory=dict)
     hosts: Mapping[Rank, SlotName] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part(Generic[T]):
-    """A part of a reply, and what it means: read anew only where something else is said."""
+class _ParsedPart(Generic[T]):
+    """A part of an answer with its parsed value, which is parsed again only if the answer changes."""
 
-    means: T
-    said: object = _UNSAID
+    value: T
+    source: object = _NOT_READ
 
-    def again(self, said: object, read: Callable[[object, str], T], where: str) -> _Part[T]:
-        return self if said == self.said else _Part(read(said, where), said)
+    def reread(self, source: object, read: Callable[[object, str], T], where: str) -> _ParsedPart[T]:
+        return self if source == self.source else _ParsedPart(read(source, where), source)
 
 
 @dataclass(frozen=True, slots=True)
 class _ResourceStatus:
-    declared: _Part[_Declared] = _Part(_Declared())
-    online: _Part[frozenset[Rank]] = _Part(frozenset())
-    drains: _Part[Mapping[Rank, str]] = _Part({})
-    torpid: _Part[frozenset[Rank]] = _Part(frozenset())
-    excluded: _Part[frozenset[Rank]] = _Part(frozenset())
+    declared: _ParsedPart[_Declared] = _ParsedPart(_Declared())
+    online: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
+    drains: _ParsedPart[Mapping[Rank, str]] = _ParsedPart({})
+    torpid: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
+    excluded: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
 
     def next(self, reply: object) -> _ResourceStatus:
-        """What ``resource.status`` says now."""
+        """Read the next answer of ``resource.status``."""
         where = "resource.status"
         status = object_at(reply, where)
         return _ResourceStatus(
-            self.declared.again(status.get("R"), _read_declared, f"{where}.R"),
-            self.online.again(status.get("online", ""), _ranks, f"{where}.online"),
-            self.drains.again(status.get("drain", {}), _read_drains, f"{where}.drain"),
-            self.torpid.again(status.get("torpid", ""), _ranks, f"{where}.torpid"),
-            self.excluded.again(status.get("exclude", ""), _ranks, f"{where}.exclude"),
+            self.declared.reread(status.get("R"), _read_declared, f"{where}.R"),
+            self.online.reread(status.get("online", ""), _ranks, f"{where}.online"),
+            self.drains.reread(status.get("drain", {}), _read_drains, f"{where}.drain"),
+            self.torpid.reread(status.get("torpid", ""), _ranks, f"{where}.torpid"),
+            self.excluded.reread(status.get("exclude", ""), _ranks, f"{where}.exclude"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _SchedStatus:
-    known: _Part[Inventory] = _Part({})
-    down: _Part[Inventory] = _Part({})
-    allocated: _Part[Inventory] = _Part({})  # by jobs and by housekeeping
+    known: _ParsedPart[Inventory] = _ParsedPart({})
+    down: _ParsedPart[Inventory] = _ParsedPart({})
+    allocated: _ParsedPart[Inventory] = _ParsedPart({})  # by jobs and by housekeeping
     up: AbstractSet[Rank] = frozenset()
 
     def next(self, reply: object) -> _SchedStatus:
-        """What ``sched.resource-status`` says now."""
+        """Read the next answer of ``sched.resource-status``."""
         where = "sched.resource-status"
         status = object_at(reply, where)
-        known = self.known.again(status.get("all"), _read_r, f"{where}.all")
-        down = self.down.again(status.get("down", {}), _read_what_is, f"{where}.down")
+        known = self.known.reread(status.get("all"), _read_r, f"{where}.all")
+        down = self.down.reread(status.get("down", {}), _read_r_or_null, f"{where}.down")
         same = known is self.known and down is self.down
         return _SchedStatus(
             known,
             down,
-            self.allocated.again(status.get("allocated", {}), _read_what_is, f"{where}.allocated"),
-            self.up if same else known.means.keys() - down.means.keys(),
+            self.allocated.reread(status.get("allocated", {}), _read_r_or_null, f"{where}.allocated"),
+            self.up if same else known.value.keys() - down.value.keys(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The ranks as one look showed them, in order, and what they were read off.
+    """The ranks in order, as one look showed them, and the answers from which they were read.
 
-    The next one reuses each that is as it was: of thousands a few change, and whoever compares two looks compares
-    what is the same object at no cost.
+    The next look reuses the objects of unchanged ranks. Of thousands only a few change, and comparing an object
+    with itself costs nothing.
     """
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Look:
         division: Mapping[SlotName, TypeName] | None = None,
         job_manager_stats: object = None,
     ) -> Look:
-        """The look after this one, from replies as :func:`read_ranks` takes them."""
+        """Make the look after this one, from the arguments of :func:`read_ranks`."""
         read = Look(
             {},
             self._seen.next(resource_status),
@@ -241,7 +241,7 @@ class Look:
         )
         changed = read._changed_since(self)
         if changed is None:
-            inventory = read._seen.declared.means.inventory
+            inventory = read._seen.declared.value.inventory
             return replace(read, ranks={rank: read._rank(rank) for rank in sorted(inventory.keys() - {LEADER})})
         changed &= self.ranks.keys()
         if not changed:
@@ -249,19 +249,19 @@ class Look:
         return replace(read, ranks={**self.ranks, **{rank: read._rank(rank) for rank in changed}})
 
     def _changed_since(self, before: Look) -> set[Rank] | None:
-        """The ranks of which something is said otherwise than before; None: perhaps all, and other ones."""
+        """Find the ranks whose answers differ; None if any rank may differ, and ranks may be new or missing."""
         seen, was = self._seen, before._seen
         if seen.declared is not was.declared or self._division != before._division:
             return None
         sets = (
-            (seen.online.means, was.online.means),
-            (seen.torpid.means, was.torpid.means),
-            (seen.excluded.means, was.excluded.means),
+            (seen.online.value, was.online.value),
+            (seen.torpid.value, was.torpid.value),
+            (seen.excluded.value, was.excluded.value),
             (self._sched.up, before._sched.up),
         )
         mappings: tuple[tuple[Mapping[Rank, object], Mapping[Rank, object]], ...] = (
-            (seen.drains.means, was.drains.means),
-            (self._sched.allocated.means, before._sched.allocated.means),
+            (seen.drains.value, was.drains.value),
+            (self._sched.allocated.value, before._sched.allocated.value),
             (self._ended_at, before._ended_at),
             (self._housekeeping, before._housekeeping),
         )
@@ -269,19 +269,19 @@ class Look:
         for now, then in sets:
             if now is not then:
                 changed |= now ^ then
-        for said, once_said in mappings:
-            if said is not once_said:
-                changed |= _differing(said, once_said)
+        for values, values_then in mappings:
+            if values is not values_then:
+                changed |= _differing_ranks(values, values_then)
         return changed
 
     def _rank(self, rank: Rank) -> FluxRank:
         seen, sched = self._seen, self._sched
-        host, units = seen.declared.means.hosts[rank], seen.declared.means.inventory[rank]
-        held = sched.allocated.means.get(rank)
-        online, up, drained = rank in seen.online.means, rank in sched.up, seen.drains.means.get(rank)
-        torpid, excluded = rank in seen.torpid.means, rank in seen.excluded.means
+        host, units = seen.declared.value.hosts[rank], seen.declared.value.inventory[rank]
+        held = sched.allocated.value.get(rank)
+        online, up, drained = rank in seen.online.value, rank in sched.up, seen.drains.value.get(rank)
+        torpid, excluded = rank in seen.torpid.value, rank in seen.excluded.value
         takes_jobs = online and up and drained is None and not torpid and not excluded
-        free = units.without(held) if takes_jobs else _NOTHING
+        free = units.without(held) if takes_jobs else _NO_UNITS
         return FluxRank(
             rank=rank,
             host=host,
@@ -301,8 +301,8 @@ class Look:
         )
 
 
-def _differing(one: Mapping[Rank, object], other: Mapping[Rank, object]) -> set[Rank]:
-    """Where two mappings differ."""
+def _differing_ranks(one: Mapping[Rank, object], other: Mapping[Rank, object]) -> set[Rank]:
+    """Find the ranks in which two mappings differ."""
     lacks = other.keys() - one.keys() if len(other) > len(one) or other.keys() != one.keys() else set()
     return lacks | {rank for rank, it in one.items() if (was := other.get(rank)) is not it and was != it}
 
@@ -316,19 +316,19 @@ def _read_declared(r: object, where: str) -> _Declared:
 
 
 def _read_drains(value: object, where: str) -> dict[Rank, str]:
-    """The reason by rank; "" where none was given. Of a drain of ours, the mark."""
+    """Read the drain reason by rank; "" if none was given. Of our own drains only the first word."""
     drains: dict[Rank, str] = {}
     for ranks, entry in object_at(value, where).items():
         reason = object_at(entry, f"{where}.{ranks}").get("reason")
-        said = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
-        # Behind a mark of ours stands a note for people.
-        mark = said.partition(" ")[0] if is_our_drain(said) else said
-        drains.update(dict.fromkeys(_ranks(ranks, where), mark))
+        full = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
+        # Our own reasons end with a note for people.
+        shown = full.partition(" ")[0] if is_our_drain(full) else full
+        drains.update(dict.fromkeys(_ranks(ranks, where), shown))
     return drains
 
 
 def _read_housekeeping(reply: object) -> dict[Rank, float]:
-    """Since when the oldest housekeeping of each rank runs, by ``t_start`` and ``pending`` of its runs."""
+    """Read when the oldest housekeeping of each rank began, from ``t_start`` and ``pending`` of each run."""
     where = "job-manager.stats-get.housekeeping.running"
     housekeeping = object_at(reply, "job-manager.stats-get").get("housekeeping")
     running = object_at(object_at(housekeeping, "job-manager.stats-get.housekeeping").get("running"), where)
@@ -345,7 +345,7 @@ def _read_housekeeping(reply: object) -> dict[Rank, float]:
 
 
 def _read_r(value: object, where: str) -> dict[Rank, _Units]:
-    """The cores and GPUs of every rank that an R names."""
+    """Read the cores and GPUs of every rank in an R."""
     r = object_at(value, where)
     if r.get("version") != 1:
         raise wrong_value(f"{where}.version", "version 1 of R", r.get("version"))
@@ -366,13 +366,13 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
     return found
 
 
-def _read_what_is(value: object, where: str) -> dict[Rank, _Units]:
-    """The same of a part that may be empty: for that Fluxion says null, where sched-simple has an R of no rank."""
+def _read_r_or_null(value: object, where: str) -> dict[Rank, _Units]:
+    """Read an R that may be empty. For an empty one Fluxion sends null, and sched-simple an R without ranks."""
     return {} if value is None else _read_r(value, where)
 
 
 def _hosts(value: object, ranks: Iterable[Rank], where: str) -> dict[Rank, SlotName]:
-    """The host of each rank: an R's node list names them in the order of the ranks."""
+    """Read the host of each rank: an R's node list names the hosts in the order of the ranks."""
     execution = object_at(object_at(value, where).get("execution"), f"{where}.execution")
     place = f"{where}.execution.nodelist"
     hosts: list[str] = []
@@ -402,5 +402,5 @@ def _ids(value: object, where: str, parse: Callable[[str], Iterable[int]]) -> It
 
 @lru_cache(maxsize=256)
 def _unit_ids(text: str) -> frozenset[int]:
-    """The ids of cores or GPUs. Kept: the nodes of a type have the same, and a fleet has few types."""
+    """Read the ids of cores or GPUs. Cached, because all nodes of a type have the same ids."""
     return frozenset(parse_idset(text))

@@ -1,1 +1,1 @@
-"""What the manager keeps in Flux's KVS: leases, operators' settings, the money spent."""
+"""The manager's records in Flux's KVS: leases, operators' settings, the money spent."""

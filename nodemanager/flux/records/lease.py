@@ -1,6 +1,6 @@
-"""The record of a launch, as it lies in the instance's KVS: one JSON value a slot.
+"""The record of a launch in the instance's KVS: one JSON value per slot.
 
-A key's last part is the slot's name, percent-encoded (RFC 3986) with the KVS's separator "." encoded too.
+The last part of a key is the slot's name, percent-encoded (RFC 3986), including the KVS's separator ".".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def key_of(slot: SlotName) -> str:
 
 
 def slot_of(name: str) -> SlotName:
-    """The slot that a name in the directory of leases stands for."""
+    """Decode the slot from a name in the directory of leases."""
     return SlotName(unquote(name))
 
 
@@ -46,14 +46,12 @@ def encode(launch: Launch) -> str:
 
 
 def decode(text: str, slot: SlotName) -> Launch:
-    """Read the record of a slot. Raises ``ValueError`` with what is wrong; a record is never read in part."""
+    """Read the record of a slot. Raises ``ValueError`` if any part of it is wrong."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong_value(
-            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
-        )
+        raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     if fields.get("slot") != slot:
-        raise wrong_value("record.slot", f"slot {slot}, whose place this is", fields.get("slot"))
+        raise wrong_value("record.slot", f"{slot}, the slot of this key,", fields.get("slot"))
     return Launch(
         id=LaunchId(text_at(fields.get("launch"), "record.launch")),
         slot=slot,

@@ -1,6 +1,6 @@
-"""What was spent in the day and the month, as it lies in the instance's KVS: one JSON value.
+"""The record of the money spent per day and month in the instance's KVS: one JSON value.
 
-Amounts are decimals as text, so that not a digit is lost.
+Amounts are decimal numbers as text, so that no digit is lost.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ def encode(spend: Spend) -> str:
 
 
 def decode(text: str) -> Spend:
-    """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
+    """Read the record. Raises ``ValueError`` if any part of it is wrong."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong_value(
-            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
-        )
+        raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     amounts: dict[tuple[str, int, str], Decimal] = {}
     for number, entry in enumerate(list_at(fields.get("amounts"), "record.amounts")):
         place = f"record.amounts[{number}]"

@@ -1,4 +1,4 @@
-"""What operators have set, as it lies in the instance's KVS: one JSON value."""
+"""The record of operators' settings in the instance's KVS: one JSON value."""
 
 from __future__ import annotations
 
@@ -16,40 +16,39 @@ _VERSION = 1
 def encode(steering: Steering) -> str:
     fields = {
         "version": _VERSION,
-        "holds": _marks_encoded(steering.holds),
-        "retirements": _marks_encoded(steering.retirements),
-        "paused": _mark_encoded(steering.paused) if steering.paused is not None else None,
+        "holds": _encode_marks(steering.holds),
+        "retirements": _encode_marks(steering.retirements),
+        "paused": _encode_mark(steering.paused) if steering.paused is not None else None,
     }
     return json.dumps(fields, sort_keys=True)
 
 
-def _marks_encoded(marks: Mapping[LaunchId, Mark]) -> dict[str, object]:
-    return {launch: _mark_encoded(mark) for launch, mark in marks.items()}
+def _encode_marks(marks: Mapping[LaunchId, Mark]) -> dict[str, object]:
+    return {launch: _encode_mark(mark) for launch, mark in marks.items()}
 
 
-def _mark_encoded(mark: Mark) -> dict[str, object]:
+def _encode_mark(mark: Mark) -> dict[str, object]:
     return {"by": mark.by, "at": mark.at}
 
 
 def decode(text: str) -> Steering:
-    """Read the record. Raises ``ValueError`` with what is wrong; it is never read in part."""
+    """Read the record. Raises ``ValueError`` if any part of it is wrong."""
     fields = object_at(json.loads(text), "record")
     if fields.get("version") != _VERSION:
-        raise wrong_value(
-            "record.version", f"{_VERSION}, which is all that this program reads", fields.get("version")
-        )
+        raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     paused = fields.get("paused")
     return Steering(
-        holds=_marks(fields.get("holds"), "record.holds"),
-        retirements=_marks(fields.get("retirements"), "record.retirements"),
-        paused=_mark(paused, "record.paused") if paused is not None else None,
+        holds=_decode_marks(fields.get("holds"), "record.holds"),
+        retirements=_decode_marks(fields.get("retirements"), "record.retirements"),
+        paused=_decode_mark(paused, "record.paused") if paused is not None else None,
     )
 
 
-def _marks(value: object, place: str) -> dict[LaunchId, Mark]:
-    return {LaunchId(launch): _mark(mark, f"{place}.{launch}") for launch, mark in object_at(value, place).items()}
+def _decode_marks(value: object, place: str) -> dict[LaunchId, Mark]:
+    marks = object_at(value, place)
+    return {LaunchId(launch): _decode_mark(mark, f"{place}.{launch}") for launch, mark in marks.items()}
 
 
-def _mark(value: object, place: str) -> Mark:
+def _decode_mark(value: object, place: str) -> Mark:
     fields = object_at(value, place)
     return Mark(text_at(fields.get("by"), f"{place}.by"), seconds_at(fields.get("at"), f"{place}.at"))

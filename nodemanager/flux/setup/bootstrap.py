@@ -1,7 +1,7 @@
-"""What a stock Flux needs to be elastic, written once; and how a node joins it.
+"""Write the configuration that makes a stock Flux elastic, and the user-data with which a node joins it.
 
-An elastic instance is one whose bootstrap table names more hosts than there are: placeholders, which stay
-offline until a node joins under one of their names. See flux-config-bootstrap(5), flux-config-resource(5).
+The bootstrap table of an elastic instance names more hosts than exist. These placeholders stay offline until a node
+joins with one of their names. See flux-config-bootstrap(5), flux-config-resource(5).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, boots
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType, SlotName
 
-# What rank 0 loses of its queue at a crash. A checkpoint writes one reference.
+# A crash of rank 0 loses at most this much of its queue. A checkpoint is cheap: it writes one reference.
 _CHECKPOINT_PERIOD = "10s"
 _KEYGEN_TIMEOUT_S = 60
 _SOCKET_PATH_MAX_BYTES = 107  # unix(7)
 
 
 class BootstrapError(Exception):
-    """Nothing was written, and why."""
+    """Nothing was written; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What ``write_bootstrap`` left behind. Its text is for whoever ran it."""
+    """The result of ``write_bootstrap``. Its text is for the operator."""
 
     output: Path
     cluster_uuid: str
     uri: str  # where rank 0 will listen for the manager
     start_command: tuple[str, ...]
-    warnings: tuple[str, ...]  # where the site does not fit what was written; others are config.warnings()
+    warnings: tuple[str, ...]  # differences between the site and the output; ``site_warnings`` has others
 
     def __str__(self) -> str:
         return "\n".join(
@@ -48,36 +48,36 @@ class Bootstrap:
                 f"Written: {self.output}, for cluster {self.cluster_uuid}.",
                 "Start rank 0 with",
                 f"  {shlex.join(self.start_command)}",
-                f"It will be reached at {self.uri}",
+                f"Its address will be {self.uri}",
                 *(f"Warning: {warning}" for warning in self.warnings),
             )
         )
 
 
 def find_flux(flux_command: str = "flux") -> str:
-    """The absolute path of the command; raises :class:`BootstrapError` if it cannot be run."""
+    """Find the absolute path of the command. Raises :class:`BootstrapError` if it is not on PATH."""
     found = shutil.which(flux_command)
     if found is None:
         raise BootstrapError(
             f'the command "{flux_command}" is not on PATH: install flux-core '
             "(https://flux-framework.readthedocs.io, also on conda-forge), or add its bin directory to PATH"
         )
-    return os.path.abspath(found)  # noqa: PTH100 - a link stays a link: flux finds its own parts by it
+    return os.path.abspath(found)  # noqa: PTH100 - do not follow links: flux finds its own parts by its path
 
 
 # --- rank 0 -----------------------------------------------------------------------------------------------
 
 
 def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nested: bool = False) -> Bootstrap:
-    """Write ``conf.d/flux.toml``, ``curve.cert`` and the folders of rank 0 to ``output``, the UUID to state_dir.
+    """Write ``conf.d/flux.toml``, ``curve.cert`` and rank 0's folders to ``output``, and the UUID to state_dir.
 
-    ``nested``: rank 0 is to run as a job of an outer instance, which finds it by ``flux uri JOBID``.
+    ``nested``: rank 0 will run as a job of an outer instance; ``flux uri JOBID`` finds it there.
 
-    All or nothing; what exists is never overwritten. Raises :class:`BootstrapError`.
+    Writes all or nothing, and never overwrites. Raises :class:`BootstrapError`.
     """
     flux = find_flux(flux_command)
-    output = Path(os.path.abspath(output))  # noqa: PTH100 - a link stays what it is
-    _check(site, output)
+    output = Path(os.path.abspath(output))  # noqa: PTH100 - do not follow links
+    _check_output(site, output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
@@ -97,30 +97,33 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nes
 
 
 def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
-    """The broker of rank 0 on what ``write_bootstrap`` wrote to ``output``."""
+    """Return the command that starts rank 0 with the files that ``write_bootstrap`` wrote to ``output``."""
     return (
-        *(_flub_head if site.flux.join is JoinMethod.FLUB else _table_head)(site, output, flux),
-        "-Sbroker.rc2_none",  # no initial program, whose end would be the instance's
-        "-Sbroker.quorum=1",  # run without a single node
+        *(_flub_head_command if site.flux.join is JoinMethod.FLUB else _table_head_command)(site, output, flux),
+        "-Sbroker.rc2_none",  # no initial program: the instance would end with it
+        "-Sbroker.quorum=1",  # run even without a node
         f"-Sstatedir={output / 'state'}",
         f"-Srundir={output / 'run'}",
         f"-Slocal-uri={_uri(output)}",
     )
 
 
-def _table_head(site: Site, output: Path, flux: str) -> list[str]:
+def _table_head_command(site: Site, output: Path, flux: str) -> list[str]:
     return _broker_command(flux, output, site.flux.head_host)
 
 
-def _flub_head(site: Site, output: Path, flux: str) -> list[str]:
-    """Rank 0, with a rank for each slot; in a flat tree, for a node must reach the parent that it is told of."""
+def _flub_head_command(site: Site, output: Path, flux: str) -> list[str]:
+    """Return the start of rank 0's command, with a rank for each slot and a flat tree.
+
+    The tree is flat because a node must be able to reach its parent, and it can reach rank 0.
+    """
     size = 1 + len(site.slots)
     place = [f"--config-path={output / 'conf.d'}", f"-Shostname={site.flux.head_host}"]
     return [flux, "broker", *place, "-Stbon.topo=kary:0", f"-Ssize={size}"]
 
 
 def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
-    """How rank 0 is submitted to the outer instance: it says where it listens, then becomes the broker."""
+    """Return the command that submits rank 0 to the outer instance. The job records its URI and runs the broker."""
     uri = _uri(output).replace("local://", "ssh://$(hostname)", 1)
     broker = shlex.join(start_command(site, output, flux))
     forget = "env -u FLUX_URI -u FLUX_JOB_ID -u FLUX_KVS_NAMESPACE"
@@ -128,27 +131,27 @@ def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, .
     return (flux, "submit", f"--job-name={site.cluster}", "-N1", "-n1", "sh", "-c", script)
 
 
-def _check(site: Site, output: Path) -> None:
+def _check_output(site: Site, output: Path) -> None:
     if site.flux.simulated:
         raise BootstrapError(f"{site.path}: [Flux] uri = simulated: a simulated Flux needs no bootstrap")
     if site.state_dir.is_relative_to(output):
-        raise BootstrapError(f"{output} must not hold state_dir, which is {site.state_dir}")
+        raise BootstrapError(f"{output} must not contain state_dir, {site.state_dir}: choose another folder")
     if os.path.lexists(output):
         existing = next(iter(sorted(output.iterdir())), output) if output.is_dir() else output
         raise BootstrapError(f"{existing} exists and is not overwritten: choose another folder, or move it away")
     socket_path = _uri(output).removeprefix("local://")
     if len(os.fsencode(socket_path)) > _SOCKET_PATH_MAX_BYTES:
         raise BootstrapError(
-            f"{socket_path} is too long for a socket, {_SOCKET_PATH_MAX_BYTES} bytes at the most: choose a folder "
+            f"{socket_path} is too long for a socket (at most {_SOCKET_PATH_MAX_BYTES} bytes): choose a folder "
             "with a shorter path"
         )
 
 
 def _write_folder(site: Site, folder: Path, output: Path, flux: str) -> None:
-    """Write to ``folder`` what will stand at ``output``."""
+    """Write to ``folder`` the files that will be moved to ``output``."""
     folder.mkdir(mode=0o700)
     (folder / "conf.d").mkdir(mode=0o700)
-    # These must exist: a broker removes at its end what it made itself, its state and queue included.
+    # These must exist: when a broker ends, it removes the folders that it created, including its state and queue.
     (folder / "state").mkdir(mode=0o700)
     (folder / "run").mkdir(mode=0o700)
     try:
@@ -177,9 +180,9 @@ def make_certificate(path: Path, name: str, flux: str) -> None:
 
 
 def _publish(site: Site, written: Path, output: Path) -> str:
-    """Put the cluster's UUID and the folder in their places, or neither; return the UUID."""
+    """Move the cluster's UUID and the folder to their places, or neither; return the UUID."""
     cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
-    made = _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+    made = _write_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
     try:
         written.rename(output)
     except OSError:
@@ -190,33 +193,33 @@ def _publish(site: Site, written: Path, output: Path) -> str:
 
 
 def ensure_uuid(site: Site) -> str:
-    """The site's UUID, made and written to state_dir if it has none. Raises :class:`BootstrapError`."""
+    """Return the site's UUID; create it and write it to state_dir if needed. Raises :class:`BootstrapError`."""
     cluster_uuid = site.cluster_uuid or str(uuid.uuid4())
     try:
-        _keep_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
+        _write_uuid(uuid_file(site.state_dir), cluster_uuid, known=bool(site.cluster_uuid))
     except OSError as error:
         raise BootstrapError(f"{error.filename or site.state_dir}: {error.strerror}") from error
     return cluster_uuid
 
 
-def _keep_uuid(file: Path, cluster_uuid: str, *, known: bool) -> bool:
-    """Write the UUID where the manager finds it; True if the file is new. ``known``: the site has it already."""
+def _write_uuid(file: Path, cluster_uuid: str, *, known: bool) -> bool:
+    """Write the UUID's file; return True if the file is new. ``known``: the site already has the UUID."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as draft:
         draft.write(cluster_uuid + "\n")
         draft.flush()
         os.fsync(draft.fileno())
         try:
-            os.link(draft.name, file)  # whole or not at all, and never over another
+            os.link(draft.name, file)  # atomic, and never overwrites a file
         except FileExistsError:
             if known:
                 return False
-            raise BootstrapError(f"{file} exists and is not overwritten: load the site again") from None
+            raise BootstrapError(f"{file} exists by now and is not overwritten: run the command again") from None
     return True
 
 
 def flux_toml(site: Site, certificate: Path) -> str:
-    """The configuration that rank 0 and every node share. The order of the hosts is that of the ranks."""
+    """Return the configuration that rank 0 and every node share. Hosts are in the order of their ranks."""
     head, address, port = site.flux.head_host, site.flux.head_address, site.flux.port
     bind, connect = f"tcp://{_bind_address(address)}:{port}", f"tcp://{address}:{port}"
     hosts = [
@@ -227,10 +230,10 @@ def flux_toml(site: Site, certificate: Path) -> str:
     lines = [
         f"# Cluster {site.cluster}, written by flux-node-manager init.",
         "",
-        # By FLUB brokers find each other by what rank 0 tells them, and a table would have them do otherwise.
+        # With FLUB, rank 0 tells brokers where to connect. A table would override that.
         *(table if site.flux.join is not JoinMethod.FLUB else []),
         "[resource]",
-        "# A node's own name and cores are not those of its slot.",
+        "# A node's own host name and cores differ from those of its slot.",
         "noverify = true",
         "# Rank 0 runs no jobs.",
         'exclude = "0"',
@@ -243,11 +246,11 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
         "",
-        "# Fluxion reads it, other schedulers do not. Its own default denies jobs for more nodes than are up.",
+        "# Only Fluxion reads this. Its default policy denies jobs that need more nodes than are up.",
         "[sched-fluxion-qmanager]",
         'queue-policy = "easy"',
         "",
-        "# The type of each slot, as the resources above declare it. Changed by: flux-node-manager slots",
+        "# The type of each slot, matching the resources above. To change it: flux-node-manager slots",
         "[node-manager.slots]",
         *(
             f"{_toml(node_type.name)} = {_toml(compress_hostlist(node_type.slots))}"
@@ -274,12 +277,12 @@ def _ids(count: int) -> str:
 
 
 def _toml(text: str) -> str:
-    """A TOML basic string, which JSON's is too but for one character."""
+    """Write a TOML basic string, which is a JSON string except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _bind_address(head_address: str) -> str:
-    """A loopback address is bound as it is. Another may be a gateway's, or a name: all interfaces are bound."""
+    """Return the address to bind: a loopback address itself. Others may be a gateway's or a name, so bind all."""
     try:
         return head_address if ipaddress.ip_address(head_address).is_loopback else "*"
     except ValueError:
@@ -293,9 +296,9 @@ def _uri(output: Path) -> str:
 def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
     found = []
     if site.flux.bootstrap_dir != output:
-        found.append(f"nodes will look in bootstrap_dir = {site.flux.bootstrap_dir}, which is not {output}.")
+        found.append(f"nodes will read bootstrap_dir = {site.flux.bootstrap_dir}, which is not {output}.")
     if site.flux.uri and site.flux.uri != uri:
-        found.append(f"the manager will look at uri = {site.flux.uri}, which is not {uri}.")
+        found.append(f"the manager will connect to uri = {site.flux.uri}, which is not {uri}.")
     return tuple(found)
 
 
@@ -303,14 +306,14 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
 
 
 def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> list[str]:
-    """The broker that joins as ``slot``, for a node that sees the bootstrap folder."""
-    if slot not in site.slots and slot not in _table_of(site):
-        raise ValueError(f'"{slot}" is no slot of {site.path}')
+    """Return the command of a broker that joins as ``slot``, for a node that can read the bootstrap folder."""
+    if slot not in site.slots and slot not in _current_table_hosts(site):
+        raise ValueError(f'"{slot}" is not a slot of {site.path}')
     return _broker_command(flux_command, site.flux.bootstrap_dir, slot)
 
 
-def _table_of(site: Site) -> list[str]:
-    """The hosts of the table as it is now: a site that was loaded before it grew does not know the last ones."""
+def _current_table_hosts(site: Site) -> list[str]:
+    """Read the bootstrap table's current hosts: it may have grown since the site was loaded."""
     try:
         return bootstrap_hosts(ConfigFile.find(site.flux.bootstrap_dir).read())
     except FluxConfigError:
@@ -323,15 +326,15 @@ def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
 
 
 def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
-    """The shell script that a node runs at boot: its broker, started again whenever it ends, until SIGTERM.
+    """Return the shell script that a node runs at boot. It runs the broker, and restarts it until SIGTERM.
 
-    Raises :class:`BootstrapError` where there is no flux.
+    Raises :class:`BootstrapError` if there is no flux.
     """
     if site.flux.join is JoinMethod.IMAGE:
         return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
     flux = find_flux(flux_command)
     flub = site.flux.join is JoinMethod.FLUB
-    broker = shlex.join(_flub_follower(site, slot, flux) if flub else follower_command(site, slot, flux))
+    broker = shlex.join(_flub_follower_command(site, slot, flux) if flub else follower_command(site, slot, flux))
     return _USER_DATA.format(
         slot=shlex.quote(slot),
         path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
@@ -340,26 +343,27 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
     )
 
 
-def _flub_follower(site: Site, slot: SlotName, flux: str) -> list[str]:
-    """It is given its rank, and has the slot for its host name: by that it is known again (``flub``)."""
+def _flub_follower_command(site: Site, slot: SlotName, flux: str) -> list[str]:
+    """Return the command of a broker that gets its rank from Flux and uses the slot as its host name (``flub``)."""
     server = site.flux.boot_server or site.flux.uri
     return [flux, "broker", f"-Sbroker.boot-server={server}", f"-Shostname={slot}", "-Stbon.topo=kary:0"]
 
 
-# Its first configuration is its own: one that does not say so drains itself, for its name is not the placeholder's.
+# The broker starts with a configuration of its own. Without noverify it would drain itself, because its host name
+# is not the placeholder's.
 _FLUB_PREPARE = """printf '[resource]\\nnoverify = true\\n' >"$rundir/node.toml\""""
 
-# The image holds the configuration and the certificate; the slot is told as a host name, which no other node has.
+# The image contains the configuration and the certificate. The slot becomes the node's unique host name.
 _IMAGE_USER_DATA = """\
 #!/bin/sh
-# Starts the Flux broker of a slot, as its image has it.
+# Starts the Flux broker of a slot, with the configuration in the image.
 SLOT={slot}
 export SLOT
 {start}
 """
 
-# A broker ends when rank 0 goes away, and joins again when it is back. One whose leader died without a word
-# does not heed SIGTERM, so it gets five seconds. At any time the script has one child at most, $!.
+# A broker ends when rank 0 ends, and joins again when rank 0 is back. A broker whose leader died suddenly ignores
+# SIGTERM, so the script kills it after five seconds. The script has at most one child at a time, $!.
 _USER_DATA = """\
 #!/bin/sh
 # Runs the Flux broker of a slot until SIGTERM.

@@ -1,7 +1,7 @@
-"""What makes an instance that is there already elastic: placeholders in its table, their resources, and no more.
+"""Propose the changes that make an existing instance elastic: placeholders in its table, and their resources.
 
-Nothing of the instance is changed here. What is to be added is shown as a diff (of GNU patch's kind), for whoever
-looks after its configuration to apply; rank 0 then restarts once.
+This module changes nothing. It shows the changes as a diff for GNU patch. The instance's administrator applies it
+and restarts rank 0 once.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from nodemanager.flux.setup.bootstrap import BootstrapError
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to add to an instance's configuration. Its text is for whoever is to do so."""
+    """The proposed changes to an instance's configuration. Its text is for the administrator."""
 
     diff: str
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
         if not self.diff:
-            return "# The slots of the site are there already.\n"
+            return "# The instance already has the slots of the site.\n"
         return "".join([*(f"# {note}\n" for note in self.notes), self.diff])
 
 
 def propose(site: Site, folder: Path) -> Proposal:
-    """Read an instance's ``*.toml`` files, in FOLDER or FOLDER/conf.d, and say what an elastic one has besides.
+    """Read an instance's ``*.toml`` files in FOLDER or FOLDER/conf.d, and propose what to add.
 
-    Raises :class:`BootstrapError` where it cannot become elastic as it is.
+    Raises :class:`BootstrapError` if the instance cannot become elastic as it is.
     """
     conf = folder / "conf.d" if (folder / "conf.d").is_dir() else folder
-    before = {path: _text(path) for path in sorted(conf.glob("*.toml"))}
-    tables = {path: _tables(path, text) for path, text in before.items()}
+    before = {path: _read_text(path) for path in sorted(conf.glob("*.toml"))}
+    tables = {path: _parse_toml(path, text) for path, text in before.items()}
     after = dict(before)
     try:
-        _add_hosts(site, after, _holder(tables, "bootstrap", conf))
-        _add_resources(site, after, _holder(tables, "resource", conf))
+        _add_hosts(site, after, _file_with_table(tables, "bootstrap", conf))
+        _add_resources(site, after, _file_with_table(tables, "resource", conf))
     except FluxConfigError as error:
         raise BootstrapError(f"{conf}: {error}") from error
     diff = "".join(_diff(path, before[path], text) for path, text in after.items())
@@ -63,38 +63,38 @@ def propose(site: Site, folder: Path) -> Proposal:
 
 
 def _diff(path: Path, before: str, after: str) -> str:
-    """As ``patch`` reads it: what has no newline at its end is said to have none."""
+    """Write a diff that ``patch`` can read, with its mark for a missing newline at the end of a file."""
     lines = difflib.unified_diff(_lines(before), _lines(after), str(path), str(path))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _lines(text: str) -> list[str]:
-    """With their ends. Nothing but a newline ends a line for ``patch``."""
+    """Split into lines with their ends. For ``patch`` only a newline ends a line."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _text(path: Path) -> str:
-    """With the ends of its lines as they are."""
+def _read_text(path: Path) -> str:
+    """Read a file without changing its line ends."""
     try:
         return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeError) as error:
         raise BootstrapError(f"{path}: {error}") from error
 
 
-def _tables(path: Path, text: str) -> dict[str, Any]:
+def _parse_toml(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BootstrapError(f"{path}: it is not TOML: {error}") from error
+        raise BootstrapError(f"{path} is not valid TOML: {error}") from error
 
 
-def _holder(tables: Mapping[Path, Mapping[str, Any]], name: str, conf: Path) -> Path:
+def _file_with_table(tables: Mapping[Path, Mapping[str, Any]], name: str, conf: Path) -> Path:
     holders = [path for path, table in tables.items() if name in table]
     if len(holders) != 1:
         found = ", ".join(str(path) for path in holders) or "none"
         raise BootstrapError(
-            f"{conf}: one *.toml file with a [{name}] table is needed, found {found}: an instance becomes elastic"
-            " if it is started from a bootstrap table, with its resources configured"
+            f"{conf}: one *.toml file with a [{name}] table is needed, found {found}: only an instance that is"
+            " started from a bootstrap table, with configured resources, can become elastic"
         )
     return holders[0]
 
@@ -108,7 +108,7 @@ def _add_hosts(site: Site, texts: dict[Path, str], path: Path) -> None:
 
 
 def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
-    texts[path] = _with_tables(texts[path], path)
+    texts[path] = _with_resource_tables(texts[path], path)
     division: SlotTypes = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
     text = toml_with_slot_types(texts[path], division, site.node_types)
     document = tomlkit.parse(text)
@@ -118,19 +118,19 @@ def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
     texts[path] = text
 
 
-def _with_tables(text: str, path: Path) -> str:
-    """R from a file (``resource.path``) as ``[[resource.config]]`` tables, if it is not in such already."""
+def _with_resource_tables(text: str, path: Path) -> str:
+    """Replace R from a file (``resource.path``) by ``[[resource.config]]`` tables, if there are none yet."""
     resource = tomllib.loads(text)["resource"]
     if "config" in resource or "path" not in resource:
         return text
     if "scheduling" in resource:
         raise BootstrapError(
-            f"{path}: resource.scheduling describes every node to the scheduler, placeholders are not in it: take"
-            " it out, or make it anew with them, first"
+            f"{path}: resource.scheduling describes every node to the scheduler, but not the placeholders: first"
+            " remove it, or generate it again with the placeholders"
         )
     file = Path(resource["path"])
     try:
-        found = resource_tables_of_r(json.loads(_text(path.parent / file)))
+        found = resource_tables_of_r(json.loads(_read_text(path.parent / file)))
     except (ValueError, KeyError, TypeError) as error:
         raise BootstrapError(f"{file}, R of this instance, cannot be read: {error}") from error
     document = tomlkit.parse(text)
@@ -146,7 +146,7 @@ def _with_tables(text: str, path: Path) -> str:
 
 
 def resource_tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The ``[[resource.config]]`` tables that say what an R (RFC 20) says. Raises ``ValueError`` and the like."""
+    """Return ``[[resource.config]]`` tables equal to an R (RFC 20). Raises ``ValueError`` and the like."""
     if "scheduling" in r:
         raise ValueError("it has a scheduling key, which describes every node to the scheduler")
     execution = r["execution"]
@@ -177,17 +177,17 @@ def resource_tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> Iterator[str]:
-    yield "Nothing was changed. Apply this on rank 0, and on nodes with files of their own: patch -d / -p1 <DIFF"
-    yield "Then restart rank 0 once; the table is read at its start. Jobs that run then end, those that wait stay."
+    yield "Nothing was changed. Apply this on rank 0, and on nodes with their own files: patch -d / -p1 <DIFF"
+    yield "Then restart rank 0 once, because it reads the table at its start. Running jobs end, waiting jobs stay."
     if not config.get("resource", {}).get("noverify"):
-        yield "noverify: a node's own name and cores are not those of its slot. It holds for all nodes."
+        yield "noverify: a node's own host name and cores differ from its slot's. It applies to all nodes."
     if config.get("tbon", {}).get("topo", "kary:0") != "kary:0":
-        yield 'tbon.topo must be "kary:0": a node reaches rank 0 only, and a placeholder cannot be its parent.'
+        yield 'tbon.topo must be "kary:0": a node reaches only rank 0, and a placeholder cannot be its parent.'
     if "checkpoint-period" not in config.get("kvs", {}):
-        yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 costs all jobs."
+        yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 loses all jobs."
     if QMANAGER not in config:
-        yield f'With Fluxion: [{QMANAGER}] queue-policy = "easy". Else jobs for more nodes than are up are denied.'
+        yield f'Fluxion needs [{QMANAGER}] queue-policy = "easy", or it denies jobs for more nodes than are up.'
     yield "Rank 0 must be started with -Sbroker.quorum=1 (flux.service does so) and a statedir."
     expected = folder if conf != folder else conf.parent
     if site.flux.bootstrap_dir != expected and conf.name == "conf.d":
-        yield f"Under [Flux] the site needs: bootstrap_dir = {expected}"
+        yield f"In [Flux] the site needs: bootstrap_dir = {expected}"

@@ -1,6 +1,6 @@
-"""What ``expand`` does: an instance that runs inside an outer Flux gets nodes of it, as one job of the outer one.
+"""The verb ``expand``: give an instance that runs inside an outer Flux more nodes, as one job of the outer one.
 
-That job's tasks are brokers, each of which joins the inner instance as a slot. Cancelling the job takes them away.
+Each task of the job is a broker that joins the inner instance as a slot. Cancelling the job removes these nodes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ _RUNNING = 16
 
 
 class ExpandError(Exception):
-    """Nothing was submitted, and why."""
+    """Nothing was submitted; the message says why."""
 
 
 def expand(site: Site, job: str, count: int, clock: Clock) -> tuple[str, tuple[SlotName, ...]]:
-    """Submit ``count`` brokers to the enclosing instance, for the one that runs there as ``job``; the new job's id.
+    """Submit ``count`` brokers to the enclosing instance, for the instance that runs there as ``job``.
 
-    Raises :class:`ExpandError`, ``FluxError`` and ``BootstrapError``.
+    Returns the new job's id and the slots. Raises :class:`ExpandError`, ``FluxError`` and ``BootstrapError``.
     """
     with bindings.connection("") as handle:
-        inner = _running(handle, job)
-        slots, type_name = _free(site, count, clock, outer.slots_of_jobs(handle, _name(site), timeout_s=TIMEOUT_S))
+        inner = _running_job_id(handle, job)
+        promised = outer.slots_of_jobs(handle, _job_name(site), timeout_s=TIMEOUT_S)
+        slots, type_name = _choose_slots(site, count, clock, promised)
         node_type = next(node_type for node_type in site.node_types if node_type.name == type_name)
         user = {outer.USER_KEY: {"expands": inner, "slots": list(slots)}}
         command = ["/bin/sh", "-c", task_script(site, slots)]
-        jobspec = outer.jobspec_of(_name(site), command, count, node_type, user=user)
-        made = submit(handle, jobspec, timeout_s=TIMEOUT_S)
-    return format_id(made), slots
+        jobspec = outer.jobspec_of(_job_name(site), command, count, node_type, user=user)
+        job_id = submit(handle, jobspec, timeout_s=TIMEOUT_S)
+    return format_id(job_id), slots
 
 
-def _name(site: Site) -> str:
+def _job_name(site: Site) -> str:
     return f"expand-{site.cluster}"
 
 
 def task_script(site: Site, slots: Sequence[SlotName]) -> str:
-    """Each task runs the user-data of the slot that is its own."""
+    """Return the script of the job's tasks. Each task runs the user-data of its own slot."""
     arms = "".join(
         f"{task}) exec /bin/sh -c {shlex.quote(bootstrap.user_data(site, slot))} ;;\n"
         for task, slot in enumerate(slots)
@@ -55,11 +56,11 @@ def task_script(site: Site, slots: Sequence[SlotName]) -> str:
     return f'case "$FLUX_TASK_RANK" in\n{arms}esac\n'
 
 
-def _running(handle: bindings.Handle, job: str) -> int:
+def _running_job_id(handle: bindings.Handle, job: str) -> int:
     try:
         job_id = parse_id(job)
     except bindings.CallFailed as error:
-        raise ExpandError(f'"{job}" is no job id') from error
+        raise ExpandError(f'"{job}" is not a job id') from error
     request = {"id": job_id, "attrs": ["state"]}
     try:
         found = bindings.ask(handle, "job-list.list-id", request, timeout_s=TIMEOUT_S)["job"]
@@ -68,21 +69,21 @@ def _running(handle: bindings.Handle, job: str) -> int:
             raise
         raise ExpandError(f"the enclosing instance has no job {job}") from failure
     if found.get("state") != _RUNNING:
-        raise ExpandError(f"job {job} does not run")
+        raise ExpandError(f"job {job} is not running")
     return job_id
 
 
-def _free(
+def _choose_slots(
     site: Site, count: int, clock: Clock, promised: frozenset[SlotName]
 ) -> tuple[tuple[SlotName, ...], TypeName]:
-    """Slots of one type that nobody has, nor is promised; the first ranks first."""
+    """Choose free slots of one type, lowest ranks first. ``promised`` slots belong to jobs that may not run yet."""
     with bindings.connection(site.flux.uri) as handle:
         owner = owner_of(handle, timeout_s=TIMEOUT_S)
     if owner is not None:
-        # It would know nothing of what is promised here, and might lease the same slots.
+        # The manager would not know of these slots, and might lease the same ones.
         raise ExpandError(
-            f"a manager runs there ({owner}) and may lease the same slots, and of two brokers on a slot the second"
-            " puts out the first. With provider = flux it grows the instance by itself; else stop it first"
+            f"a manager runs there ({owner}) and may lease the same slots; a second broker on a slot disconnects"
+            " the first. Stop the manager first, or use provider = flux, with which it adds nodes by itself"
         )
     flux = RealFlux(site.flux.uri, site.cluster_uuid, clock, timeout_s=TIMEOUT_S)
     port = flux.port()
@@ -95,11 +96,11 @@ def _free(
         if len(slots) >= count:
             return tuple(slots[:count]), type_name
     most = max((len(slots) for slots in free.values()), default=0)
-    raise FluxError(f"{count} slots of one type are needed, and {most} at the most are free")
+    raise FluxError(f"{count} slots of one type are needed, but at most {most} are free")
 
 
 def free_slots(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> dict[TypeName, list[SlotName]]:
-    """The slots of each type that are offline, not leased, and not drained: a drained broker would get no job."""
+    """List the slots of each type that are offline, not leased and not drained (a drained one would get no job)."""
     by_site = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
     leased = {launch.slot for launch in launches}
     free: dict[TypeName, list[SlotName]] = {}

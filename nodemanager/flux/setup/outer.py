@@ -1,10 +1,10 @@
-"""Jobs of an outer Flux instance as nodes of ours: ``provider = flux``, and what ``expand`` submits.
+"""Nodes that are jobs of an outer Flux instance: ``provider = flux``, and the job that ``expand`` submits.
 
-A node is a job of one task that runs a slot's user-data, a file of the job: the broker that joins the inner
-instance. Its end is the job's cancel. The job's name says whose cluster it is, its attribute ``user.node-manager``
-which launch.
+A node is a job with one task that runs a slot's user-data, a file of the job: the broker that joins the inner
+instance. Cancelling the job terminates the node. The job's name contains the cluster, and its attribute
+``user.node-manager`` the launch.
 
-Payloads are those of flux-core's modules ``job-list``, ``job-info`` and ``job-manager``; a jobspec is RFC 25's, V1.
+Payloads follow flux-core's modules ``job-list``, ``job-info`` and ``job-manager``. Jobspecs are RFC 25's, V1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UserData = Callable[[Launch, NodeType], str]
 
 
 class OuterFlux:
-    """``CloudPort`` on an outer instance; ``uri`` "" is the one that encloses us. It belongs to one thread."""
+    """``CloudPort`` on an outer instance; ``uri`` "" means the enclosing one. An object belongs to one thread."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class OuterFlux:
     # --- the port ---
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
-        # Flux has no idempotency token: one that is there already is found by its launch.
+        # Flux has no idempotency tokens, so first search for a node of this launch.
         for node in self.list_nodes():
             if node.identity is not None and node.identity.launch == launch.id:
                 return node
@@ -84,7 +84,7 @@ class OuterFlux:
                 raise CloudError(kind, str(failure)) from failure
             self._identities[job_id] = identity
             try:
-                # Answered once the list has the job, so that the next list will show it.
+                # This waits until the list has the job, so that the next list will show it.
                 request = {"id": job_id, "attrs": _ATTRIBUTES}
                 listed = ask(handle, "job-list.list-id", request, timeout_s=self._timeout_s)["job"]
             except CallFailed as failure:
@@ -92,31 +92,31 @@ class OuterFlux:
         return self._node(listed)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        # The ended ones first: a job that ends in between is in both, and counts as ended.
+        # A job that is in both lists counts as ended.
         since = max(0.0, self._clock.wall_at() - SHOWN_AFTER_END_S)
         with self._handle() as handle:
             try:
-                ended = self._listed(handle, {"states": ["inactive"]}, since)
-                active = self._listed(handle, {"states": ["pending", "running"]}, 0.0)
+                ended = self._list_own_jobs(handle, {"states": ["inactive"]}, since)
+                active = self._list_own_jobs(handle, {"states": ["pending", "running"]}, 0.0)
                 jobs = {**active, **ended}
-                self._learn(handle, jobs)
+                self._learn_identities(handle, jobs)
                 nodes = tuple(self._node(jobs[job_id]) for job_id in sorted(jobs))
             except ValueError as fault:
                 raise CloudError(
-                    FailureKind.TRANSIENT, f"the outer instance answers what cannot be read: {fault}"
+                    FailureKind.TRANSIENT, f"an answer of the outer instance cannot be read: {fault}"
                 ) from fault
         self._identities = {job_id: self._identities[job_id] for job_id in jobs}
         return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
         if not (provider_id.isascii() and provider_id.isdecimal()):
-            return  # no job was ever called so
+            return  # no job ever had such an id
         payload = {"id": int(provider_id), "type": "cancel", "severity": 0, "note": "flux-node-manager"}
         with self._handle() as handle:
             try:
                 ask(handle, "job-manager.raise", payload, timeout_s=self._timeout_s)
             except CallFailed as failure:
-                # It has ended, or was never there.
+                # The job has ended, or never existed.
                 if failure.errno not in {errno.EINVAL, errno.ENOENT}:
                     raise CloudError(FailureKind.TRANSIENT, str(failure)) from failure
 
@@ -125,13 +125,15 @@ class OuterFlux:
 
     # --- reading ---
 
-    def _listed(self, handle: Handle, states: Mapping[str, object], since: float) -> dict[int, Mapping[str, Any]]:
-        return _listed(handle, job_name(self._cluster), states, since, timeout_s=self._timeout_s)
+    def _list_own_jobs(
+        self, handle: Handle, states: Mapping[str, object], since: float
+    ) -> dict[int, Mapping[str, Any]]:
+        return _list_jobs(handle, job_name(self._cluster), states, since, timeout_s=self._timeout_s)
 
-    def _learn(self, handle: Handle, jobs: Mapping[int, object]) -> None:
-        """Whose node each job is stands in its jobspec, which never changes."""
+    def _learn_identities(self, handle: Handle, jobs: Mapping[int, object]) -> None:
+        """Read the identity of each new job from its jobspec, which never changes."""
         for job_id in jobs.keys() - self._identities.keys():
-            self._identities[job_id] = _identity_in(_jobspec(handle, job_id, timeout_s=self._timeout_s))
+            self._identities[job_id] = _identity_in(_read_jobspec(handle, job_id, timeout_s=self._timeout_s))
 
     def _node(self, job: Mapping[str, Any]) -> CloudNode:
         job_id, state = job["id"], whole_at(job.get("state"), "job.state")
@@ -141,7 +143,7 @@ class OuterFlux:
             identity=self._identities[job_id],
             created_at=seconds_at(job.get("t_submit"), "job.t_submit"),
             addresses=tuple(expand_hostlist(job["nodelist"])) if job.get("nodelist") else (),
-            died_because=_death(job) if state == _INACTIVE else "",
+            died_because=_end_text(job) if state == _INACTIVE else "",
         )
 
     # --- the connection ---
@@ -156,15 +158,15 @@ class OuterFlux:
         try:
             yield self._opened
         except CallFailed as failure:
-            self._let_go(failure)
+            self._drop_handle(failure)
             raise CloudError(FailureKind.TRANSIENT, str(failure)) from failure
         except CloudError as error:
             if isinstance(error.__cause__, CallFailed):
-                self._let_go(error.__cause__)
+                self._drop_handle(error.__cause__)
             raise
 
-    def _let_go(self, failure: CallFailed) -> None:
-        """A handle is not used again after anything but an answer; the next call connects anew."""
+    def _drop_handle(self, failure: CallFailed) -> None:
+        """Close the handle after any failure except a refusal; the next call connects again."""
         if not failure.answered and self._opened is not None:
             handle, self._opened = self._opened, None
             close(handle)
@@ -176,7 +178,7 @@ def _state(state: int) -> CloudState:
     return {_RUN: CloudState.RUNNING, _CLEANUP: CloudState.STOPPING}.get(state, CloudState.TERMINATED)
 
 
-def _death(job: Mapping[str, Any]) -> str:
+def _end_text(job: Mapping[str, Any]) -> str:
     return f"{job.get('exception_type', '')}: {job.get('exception_note', '')}".strip(": ") or "it ended"
 
 
@@ -198,7 +200,7 @@ def _tags(identity: Identity) -> dict[str, str]:
 
 
 def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
-    """None for a job that carries no tags, or none that can be read: it is somebody else's."""
+    """Read the node's tags; None if the job has none, or unreadable ones: it belongs to somebody else."""
     tags = jobspec.get("attributes", {}).get("user", {}).get(USER_KEY)
     try:
         read = {
@@ -217,8 +219,8 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
 
 
 def node_jobspec(identity: Identity, script: str, node_type: NodeType) -> dict[str, Any]:
-    """The job that a node is. Its script may hold a ticket, and everybody sees arguments: it comes as a file."""
-    command = ["/bin/sh", f"{{{{tmpdir}}}}/{_SCRIPT}"]  # of the job, which only its user may enter
+    """Make the jobspec of a node. The script is a file: it may contain a ticket, and every user sees arguments."""
+    command = ["/bin/sh", f"{{{{tmpdir}}}}/{_SCRIPT}"]  # the job's tmpdir, which only its user may enter
     user = {USER_KEY: _tags(identity)}
     return jobspec_of(job_name(identity.cluster), command, 1, node_type, user=user, files={_SCRIPT: script})
 
@@ -232,9 +234,9 @@ def jobspec_of(
     user: Mapping[str, object],
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """One task a node, with a node type's cores and GPUs, until it is cancelled.
+    """Make a jobspec with one task per node, the node type's cores and GPUs, and no time limit.
 
-    ``files`` are texts by their names, which Flux puts into the job's ``tmpdir`` (RFC 37).
+    ``files``: texts by name, which Flux puts into the job's ``tmpdir`` (RFC 37).
     """
     units = [{"type": "core", "count": node_type.cores}]
     units += [{"type": "gpu", "count": node_type.gpus}] if node_type.gpus else []
@@ -253,15 +255,15 @@ def jobspec_of(
 
 
 def slots_of_jobs(handle: Handle, name: str, *, timeout_s: float) -> frozenset[SlotName]:
-    """The slots that active jobs of a name say they are for."""
+    """Read the slots that the active jobs with this name declare as theirs."""
     slots: set[SlotName] = set()
-    for job_id in _listed(handle, name, {"states": ["pending", "running"]}, 0.0, timeout_s=timeout_s):
-        user = _jobspec(handle, job_id, timeout_s=timeout_s)["attributes"].get("user", {})
+    for job_id in _list_jobs(handle, name, {"states": ["pending", "running"]}, 0.0, timeout_s=timeout_s):
+        user = _read_jobspec(handle, job_id, timeout_s=timeout_s)["attributes"].get("user", {})
         slots.update(SlotName(slot) for slot in user.get(USER_KEY, {}).get("slots", ()))
     return frozenset(slots)
 
 
-def _listed(
+def _list_jobs(
     handle: Handle, name: str, states: Mapping[str, object], since: float, *, timeout_s: float
 ) -> dict[int, Mapping[str, Any]]:
     request = {
@@ -275,7 +277,7 @@ def _listed(
     return {whole_at(object_at(job, "job").get("id"), "job.id"): job for job in jobs}
 
 
-def _jobspec(handle: Handle, job_id: int, *, timeout_s: float) -> dict[str, Any]:
+def _read_jobspec(handle: Handle, job_id: int, *, timeout_s: float) -> dict[str, Any]:
     request = {"id": job_id, "keys": ["jobspec"], "flags": 0}
     jobspec: dict[str, Any] = json.loads(ask(handle, "job-info.lookup", request, timeout_s=timeout_s)["jobspec"])
     return jobspec

@@ -203,8 +203,8 @@ def test_memory_beside_the_slot_belongs_to_no_slot() -> None:
     [
         ({"memory": "4GB"}, 'node-manager.memory: "4GB", column 2: the unit must be one of'),
         ({"memory": 4}, "node-manager.memory: the size of each slot"),
-        ({"one-zone": "yes"}, "node-manager.one-zone: 1 (which is what --setattr gives it) or 0 is needed"),
-        ({"one_zone": 1}, "no key 'one_zone'; known are"),
+        ({"one-zone": "yes"}, "node-manager.one-zone: 1 (the value that --setattr gives it) or 0 is needed"),
+        ({"one_zone": 1}, "no such key 'one_zone'; the keys are"),
         (1, "attributes.system.node-manager: an object is needed"),
     ],
 )
@@ -292,8 +292,8 @@ def test_exclusive_nodes_need_no_core_to_be_named() -> None:
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        ([{"type": "node", "count": 2}], "resources: a slot is needed, and there is none"),
-        ([a_slot(**{"with": []})], "resources: a core is needed in the slot, and there is none"),
+        ([{"type": "node", "count": 2}], "resources: a slot is needed, but there is none"),
+        ([a_slot(**{"with": []})], "resources: a core is needed in the slot, but there is none"),
         ("all", "resources: a list is needed, not 'all'"),
         (None, "resources: a list is needed, not nothing"),
         ([7], "resources[0]: an object is needed, not 7"),
@@ -350,7 +350,7 @@ def test_constraints_by_the_letter(constraints: object, constraint: Constraint) 
         ({"properties": "a"}, "constraints.properties: a list is needed, not 'a'"),
         ({"properties": [1]}, "constraints.properties: text is needed, not 1"),
         ({"and": [{"or": 5}]}, "constraints.and[0].or: a list is needed, not 5"),
-        ({"memory": ["4G"]}, "constraints.memory: the operators are properties, hostlist, ranks, and, or, not"),
+        ({"memory": ["4G"]}, "constraints.memory: no such operator: use properties, hostlist, ranks, and, or, not"),
         ({"ranks": ["5-2"]}, "constraints.ranks: "),
         ({"hostlist": ["a[1"]}, "constraints.hostlist: "),
     ],
