@@ -58,7 +58,7 @@ BUSY = because("busy")
 LEFT_ALONE_IF_OBSERVED = (NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine is destroyed anyway
 
-# How long the scheduler gets to notice a drain. While rank 0 stops, drains are answered but the scheduler misses
+# How long the scheduler gets to notice a drain. A rank 0 that is stopping answers drains, but its scheduler misses
 # them.
 REDRAIN_AFTER_S = 1.0
 
@@ -77,11 +77,10 @@ class StepContext:
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
-    creates_left: int  # by the rate bucket
+    creates_left: int  # by the rate limiter
     cloud_calls_left: int  # creates and destroys that may still be sent
-    known_stop_times_s: dict[TypeName, tuple[float, float | None]] = field(
-        default_factory=dict
-    )  # cache of ``stop_times_s``
+    # The cache of ``stop_times_s``.
+    known_stop_times_s: dict[TypeName, tuple[float, float | None]] = field(default_factory=dict)
     now_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +100,8 @@ class StepContext:
 
 
 class Step(NamedTuple):
+    """What is done with a node, if anything, and why."""
+
     reason: Reason
     action: NodeAction | None = None
 
@@ -135,8 +136,8 @@ def _step_requested(node: Node, context: StepContext) -> Step:
         return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
     if context.overspent is not None:
         return Step(context.overspent, EndLease(node.launch, context.overspent))
-    if (weighed := context.unsent.get(node.id)) is not None:
-        return Step(weighed.reason, EndLease(node.launch, weighed.reason) if weighed.ends else None)
+    if (review := context.unsent.get(node.id)) is not None:
+        return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
         return Step(because("unknown_type", node_type=node.launch.type_name))
     block = block_on(node_type, node.launch.zone, context.snapshot)
@@ -182,9 +183,8 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     if wanted is not None:
         return Step(because("wanted", jobs=job_names(wanted)))
     counts = takes_jobs(node, context.snapshot, policy)
-    surplus = (
-        context.count_usable - policy.nodes_min if counts else 1
-    )  # a node that takes no jobs does not count towards nodes_min
+    # A node that takes no jobs does not count towards nodes_min.
+    surplus = context.count_usable - policy.nodes_min if counts else 1
     if context.overspent is not None and not _is_drained(node):  # at once, so that no job starts there
         return _retire(node, context.overspent, context)
     if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
@@ -336,11 +336,13 @@ def _step_gone(node: Node, context: StepContext) -> Step:
 
 
 def _drain(node: Node, reason: Reason) -> Step:
+    """Drain the node so that it can be stopped."""
     note = hardware.drain_note(reason) if reason == node.misfit else ""
     return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
 
 
 def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:
+    """Undrain the node and keep it."""
     context.count_live += 1
     context.count_usable += 1
     return Step(reason, UndrainNode(node.id, node.launch.rank, reason))

@@ -19,7 +19,7 @@ from decimal import Decimal
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
@@ -146,6 +146,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 
 
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
+    """The plan for the types that act under this policy."""
     asks = _asks_now(snapshot, policy)
     price = supply.price_per_hour(snapshot, policy)
     stands_still = _why_standstill(snapshot, policy)
@@ -153,9 +154,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         return Plan(asks, stands_still=stands_still, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.wish is not None:
-            return Plan(
-                asks, actions=(slot_types.answer_wish(snapshot.wish, snapshot, policy),), price_per_hour=price
-            )
+            answer = slot_types.answer_wish(snapshot.wish, snapshot, policy)
+            return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
     placement = place_within_budget(snapshot, policy, price)
@@ -182,6 +182,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
 
 
 def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
+    """What to ask now. A source is asked again only after its answer or its retry time."""
     now_s = snapshot.now_s
     asks: list[Ask] = []
     if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
@@ -191,8 +192,8 @@ def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
         asks.append(LookAtRanks())
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
-    unkept = snapshot.steering != snapshot.steering_on_record
-    if unkept and snapshot.claimed and _may_ask(snapshot.steering_write, now_s):
+    unwritten = snapshot.steering != snapshot.steering_on_record
+    if unwritten and snapshot.claimed and _may_ask(snapshot.steering_write, now_s):
         asks.append(KeepSteering(snapshot.steering))
     spend = budget.spend_to_write(snapshot, policy)
     if spend is not None and _may_ask(snapshot.spend_write, now_s):
@@ -227,6 +228,7 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
 
 
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
+    """Why nothing may be decided now; None if something may."""
     if not snapshot.claimed:
         return because("not_the_actor", why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
@@ -287,12 +289,11 @@ def _step_nodes(
     needs: FleetNeeds,
     unsent: Mapping[LaunchId, unsent_leases.LeaseReview],
 ) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
+    """Give each node that needs a decision its next step; return the actions and all reasons."""
     node_index = node_index_of(snapshot)
-    leaving = node_index.count_by_state.get(NodeState.DRAINING, 0) + node_index.count_by_state.get(
-        NodeState.STOPPING, 0
-    )
+    leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
     leaving -= count_held(snapshot, NodeState.DRAINING)
-    ended = {id_ for id_, weighed in unsent.items() if weighed.ends}
+    ended = {id_ for id_, reviewed in unsent.items() if reviewed.ends}
     ended |= {node.id for node in unsent_leases.ending_leases(snapshot)}
     context = StepContext(
         snapshot=snapshot,
@@ -311,10 +312,8 @@ def _step_nodes(
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
     # Once the budget is spent, busy nodes need a decision too.
-    to_decide = {
-        **(node_index.to_check if placement.overspent is None else snapshot.nodes),
-        **steered_nodes(snapshot),
-    }
+    to_check = node_index.to_check if placement.overspent is None else snapshot.nodes
+    to_decide = {**to_check, **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: _step_order(node, policy)):
         chosen = next_step(node, context)
         reasons[node.launch.id] = chosen.reason
@@ -326,11 +325,8 @@ def _step_nodes(
 def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
     node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    return (
-        STATE_RANKING[node.state],
-        -node_type.price_per_hour if node_type is not None else Decimal(0),
-        node.launch.id,
-    )
+    price = node_type.price_per_hour if node_type is not None else Decimal(0)
+    return STATE_RANKING[node.state], -price, node.launch.id
 
 
 def _boot_orders(
@@ -373,9 +369,9 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             actions.append(RecordLaunches((launch,)))
         elif _may_destroy(stray, leased, snapshot, policy):
             reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
-            up = _online_rank(stray, snapshot)
-            if up is not None and up[1].schedulable and up[0].slot not in leased:
-                actions.append(CordonNode(up[0].launch, up[1].rank, drain_text(up[0].launch), reason))
+            identity, rank = _online_rank(stray, snapshot) or (None, None)
+            if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
+                actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
             else:
                 actions.append(DestroyNode(None, stray.node.provider_id, reason))
     return actions
@@ -397,8 +393,8 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     identity = stray.node.identity
     if identity is not None and identity.type_name in policy.observed:
         return False
-    if (up := _online_rank(stray, snapshot)) is not None:
-        known, rank = up
+    if (online := _online_rank(stray, snapshot)) is not None:
+        known, rank = online
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
         if rank.allocated or not ours:
             return False

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["replace", "lazy_property"]
+__all__ = ["lazy_property", "replace"]
 
 if TYPE_CHECKING:
     # Lets type checkers check names and types.
@@ -44,12 +44,12 @@ else:
     def replace(value: Any, /, **changes: Any) -> Any:
         """A copy of the value with these fields changed. Raises ``TypeError`` if it has no such field."""
         of = type(value)
-        fields, worked = _copyable_fields(of)
+        fields, lazy = _copyable_fields(of)
         if not fields:
             return dataclasses.replace(value, **changes)
         state = value.__dict__.copy()
         state.update(changes)
-        for name in worked:
+        for name in lazy:
             state.pop(name, None)  # computed from the old fields
         if len(state) != fields:
             return dataclasses.replace(value, **changes)  # raises, and names the unknown field
@@ -62,11 +62,11 @@ _new, _set = object.__new__, object.__setattr__
 
 
 @cache
-def _copyable_fields(of: type[Any]) -> tuple[int, tuple[str, ...]]:
+def _copyable_fields(cls: type[Any]) -> tuple[int, tuple[str, ...]]:
     """The number of fields if instances keep them all in their dict, else 0; and the names of lazy properties."""
-    names = {name: it for base in of.__mro__ for name, it in vars(base).items()}
+    names = {name: it for base in cls.__mro__ for name, it in vars(base).items()}
     keeps_more = "__post_init__" in names or any(isinstance(it, cached_property) for it in names.values())
-    if keeps_more or of.__dictoffset__ == 0:
+    if keeps_more or cls.__dictoffset__ == 0:
         return 0, ()
-    worked = (name for name, it in names.items() if isinstance(it, lazy_property))
-    return len(dataclasses.fields(of)), tuple(worked)
+    lazy = (name for name, it in names.items() if isinstance(it, lazy_property))
+    return len(dataclasses.fields(cls)), tuple(lazy)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from nodemanager.core.nodes import NodeState
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.snapshot import Node
-from nodemanager.core.nodes import NodeState
 
 MOVES_KEPT = 16
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nodemanager.core.drains import is_our_drain
-from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.snapshot import Node, NodeIndex, Snapshot
 from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.snapshot import Node, NodeIndex, Snapshot
 
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
@@ -32,13 +32,17 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     nodes.update(changed)
     for id_ in gone:
         nodes.pop(id_, None)
-    return replace(snapshot, nodes=nodes, node_index=_updated(node_index_of(snapshot), nodes, before, changed.values()))
+    return replace(
+        snapshot, nodes=nodes, node_index=_updated(node_index_of(snapshot), nodes, before, changed.values())
+    )
 
 
 def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
     """How many calls of these kinds are in flight."""
     return sum(
-        1 for node in node_index_of(snapshot).with_call.values() if node.call is not None and node.call.kind in kinds
+        1
+        for node in node_index_of(snapshot).with_call.values()
+        if node.call is not None and node.call.kind in kinds
     )
 
 
@@ -65,61 +69,66 @@ def _has_trouble_now(node: Node) -> bool:
     )
 
 
-def _updated(index: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]) -> NodeIndex:
-    restless: dict[LaunchId, Node] = dict(index.to_check)
-    calling: dict[LaunchId, Node] = dict(index.with_call)
-    left: dict[LaunchId, Node] = {}
+def _updated(
+    index: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]
+) -> NodeIndex:
+    """The index of ``nodes``. ``before`` and ``after``: the changed nodes as they were and as they are."""
+    to_check: dict[LaunchId, Node] = dict(index.to_check)
+    with_call: dict[LaunchId, Node] = dict(index.with_call)
+    old_nodes: dict[LaunchId, Node] = {}
     for node in before:
         id_ = node.launch.id
-        restless.pop(id_, None)
-        calling.pop(id_, None)
-        left[id_] = node
-    came: list[Node] = []
-    moved: list[Node] = []
+        to_check.pop(id_, None)
+        with_call.pop(id_, None)
+        old_nodes[id_] = node
+    # Only nodes that are counted differently than before.
+    uncounted: list[Node] = []
+    counted: list[Node] = []
     for node in after:
         id_ = node.launch.id
         if not is_simply_busy(node):
-            restless[id_] = node
+            to_check[id_] = node
         if node.call is not None:
-            calling[id_] = node
-        was = left.pop(id_, None)
+            with_call[id_] = node
+        was = old_nodes.pop(id_, None)
         if was is None or was.state is not node.state or was.launch is not node.launch:
-            came.append(node)
-            moved += [was] if was is not None else []
-    moved += left.values()
-    if not moved and not came:
-        return NodeIndex(nodes, restless, calling, index.count_by_state, index.count_by_type, index.launch_of_slot, index.launch_of_rank)
-    states: dict[NodeState, int] = dict(index.count_by_state)
-    types: dict[TypeName, int] = dict(index.count_by_type)
-    for those, more in ((moved, -1), (came, 1)):
-        for node in those:
-            states[node.state] = states.get(node.state, 0) + more
+            counted.append(node)
+            uncounted += [was] if was is not None else []
+    uncounted += old_nodes.values()
+    if not uncounted and not counted:
+        counts = index.count_by_state, index.count_by_type
+        return NodeIndex(nodes, to_check, with_call, *counts, index.launch_of_slot, index.launch_of_rank)
+    by_state: dict[NodeState, int] = dict(index.count_by_state)
+    by_type: dict[TypeName, int] = dict(index.count_by_type)
+    for changed, more in ((uncounted, -1), (counted, 1)):
+        for node in changed:
+            by_state[node.state] = by_state.get(node.state, 0) + more
             if node.may_be_billed:
-                types[node.launch.type_name] = types.get(node.launch.type_name, 0) + more
-    of_slot, of_rank = _update_places(moved, came, index)
-    return NodeIndex(nodes, restless, calling, states, types, of_slot, of_rank)
+                by_type[node.launch.type_name] = by_type.get(node.launch.type_name, 0) + more
+    of_slot, of_rank = _slots_and_ranks(uncounted, counted, index)
+    return NodeIndex(nodes, to_check, with_call, by_state, by_type, of_slot, of_rank)
 
 
-def _update_places(
-    moved: Iterable[Node], came: Iterable[Node], index: NodeIndex
+def _slots_and_ranks(
+    uncounted: Iterable[Node], counted: Iterable[Node], index: NodeIndex
 ) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
     """The launch of each slot and of each rank, after some nodes were removed, replaced or added."""
-    left = {node.launch.id: node.launch for node in moved}
-    taken: list[Launch] = []
-    for node in came:
-        if left.get(node.launch.id) is node.launch:
-            del left[node.launch.id]  # its slot and rank are unchanged
+    removed = {node.launch.id: node.launch for node in uncounted}
+    added: list[Launch] = []
+    for node in counted:
+        if removed.get(node.launch.id) is node.launch:
+            del removed[node.launch.id]  # its slot and rank are unchanged
         else:
-            taken.append(node.launch)
-    if not left and not taken:
+            added.append(node.launch)
+    if not removed and not added:
         return index.launch_of_slot, index.launch_of_rank
     slots, ranks = dict(index.launch_of_slot), dict(index.launch_of_rank)
-    for launch in left.values():
+    for launch in removed.values():
         if slots.get(launch.slot) == launch.id:
             del slots[launch.slot]
         if ranks.get(launch.rank) == launch.id:
             del ranks[launch.rank]
-    for launch in taken:
+    for launch in added:
         slots[launch.slot] = launch.id
         ranks[launch.rank] = launch.id
     return slots, ranks

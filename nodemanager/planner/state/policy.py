@@ -1,4 +1,4 @@
-"""The site's settings for the planner: limits, prices, timeouts. Every limit has a value; there is no "unlimited"."""
+"""The site's settings for the planner: limits, prices, timeouts. Every limit has a value; none is "unlimited"."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
 
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
-from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 
 # How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -36,29 +36,30 @@ class Policy:
     nodes_max: int
     price_per_hour_max: Decimal
     nodes_min: int = 0
-    settle_s: float = 1.0
-    settle_max_s: float = 10.0
-    quiet_s: float = 0.1
-    boot_timeout_s: float = 900.0
-    rejoin_timeout_s: float = 120.0
-    create_grace_s: float = 120.0
-    orphan_grace_s: float = 600.0
-    stale_after_s: float = 180.0
-    probe_s: float = 10.0
-    # Even if the ranks keep changing, they are not read again at once: not within ``look_every_s`` of the last look's
-    # start, and not within ``look_rest`` times its duration of its end. So looks take at most a tenth of the time.
-    look_every_s: float = 0.1  # from the start of one look to the next; no longer than ``quiet_s``, which purchases wait for anyway
-    look_rest: float = 9.0  # a multiple of the look's duration
-    relist_s: float = 60.0
-    sweep_s: float = 600.0
-    call_timeout_s: float = 60.0
+    settle_s: float = 1.0  # from the latest new job to a purchase
+    settle_max_s: float = 10.0  # a purchase waits no longer than this
+    quiet_s: float = 0.1  # from the latest change of queue or ranks to a purchase
+    boot_timeout_s: float = 900.0  # from the order of a node to its join
+    rejoin_timeout_s: float = 120.0  # for a lost broker to return
+    create_grace_s: float = 120.0  # how long an unlisted node is looked for at least
+    orphan_grace_s: float = 600.0  # before a node without a launch is destroyed
+    stale_after_s: float = 180.0  # older data stops all decisions
+    probe_s: float = 10.0  # from one look at the ranks to the next
+    # Even if the ranks keep changing, the next look waits: at least ``look_every_s`` from the start of the last
+    # one, and ``look_rest`` times its duration from its end. So looks take at most a tenth of the time.
+    # ``look_every_s`` is no longer than ``quiet_s``, for which purchases wait anyway.
+    look_every_s: float = 0.1
+    look_rest: float = 9.0
+    relist_s: float = 60.0  # from one list of the cloud to the next, if nothing boots or stops
+    sweep_s: float = 600.0  # from one sweep for leftovers to the next
+    call_timeout_s: float = 60.0  # for a call to be answered
     order_good_s: float = 30.0  # an order that has not begun by then lapses
     broker_stop_s: float = 5.0  # time for a broker to leave cleanly
-    absences: int = 3
-    idle_confirmations: int = 2
-    idle_timeout_s: float = 300.0
-    stop_lead_s: float = 60.0
-    patience_s: float = 0.0
+    absences: int = 3  # lists in a row that must lack a node before it counts as gone
+    idle_confirmations: int = 2  # looks in a row that must find a node idle
+    idle_timeout_s: float = 300.0  # how long an idle node is kept if its billing windows are short
+    stop_lead_s: float = 60.0  # how long before the end of a billing window a stop begins, until stops are measured
+    patience_s: float = 0.0  # how much longer than a boot to wait for room on busy nodes
     packing: PackingPolicy = PackingPolicy.SPREAD
     # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
@@ -100,9 +101,9 @@ class Policy:
     def index_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:
         """The type of each slot, and the slot's index in the type's list."""
         return {
-            slot: (node_type.name, place)
+            slot: (node_type.name, index)
             for node_type in self.node_types
-            for place, slot in enumerate(node_type.slots)
+            for index, slot in enumerate(node_type.slots)
         }
 
     @cached_property

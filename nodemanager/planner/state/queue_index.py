@@ -1,7 +1,8 @@
 """An index of the queue: equal jobs of one user and queue form a batch, in the order in which Flux starts them.
 
-``observe`` keeps the index in the snapshot with the jobs, so an update costs only what changed. The index knows from
-which jobs it was built. If the snapshot has others, :func:`queue_index_of` builds a new one, so it is never wrong.
+``observe`` keeps the index in the snapshot with the jobs, so an update costs only what changed. The index knows
+from which jobs it was built. If the snapshot has others, :func:`queue_index_of` builds a new one, so it is never
+wrong.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.core.jobs import Job, JobId, JobState, Shape
 from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.state.frozen import lazy_property
 
 # Steps of time limits: jobs within one step count as ending together.
 SPANS_S = (300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, inf)
@@ -60,8 +61,10 @@ def queue_index_of(jobs: Mapping[JobId, Job], known: QueueIndex) -> QueueIndex:
     return known if known.jobs is jobs else updated_queue_index(QueueIndex(), jobs, (), jobs.values())
 
 
-def updated_queue_index(index: QueueIndex, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]) -> QueueIndex:
-    """Update an index to ``jobs``. ``gone``: jobs as they were before; ``come``: the same jobs, or new ones, now."""
+def updated_queue_index(
+    index: QueueIndex, jobs: Mapping[JobId, Job], gone: Iterable[Job], come: Iterable[Job]
+) -> QueueIndex:
+    """An index of ``jobs``. ``gone``: the changed jobs as they were; ``come``: the changed and new jobs now."""
     changes = _Changes()
     for job in gone:
         changes.note(job, present=False)
@@ -74,7 +77,11 @@ def updated_queue_index(index: QueueIndex, jobs: Mapping[JobId, Job], gone: Iter
             batches[key] = ids
         else:
             batches.pop(key, None)
-    ends = _with_changes(index.job_ends, changes.ended, changes.begun) if changes.ended or changes.begun else index.job_ends
+    ends = (
+        _with_changes(index.job_ends, changes.ended, changes.begun)
+        if changes.ended or changes.begun
+        else index.job_ends
+    )
     withheld, unheeded = index.withheld, index.unheeded
     if changes.withheld:
         withheld = {id_: why for id_, why in {**withheld, **changes.withheld}.items() if why is not None}
@@ -147,9 +154,9 @@ def _with_changes(ids: Sequence, left: list, joined: list) -> list:  # type: ign
         made.sort()
         return made
     for id_ in left:
-        place = bisect_left(made, id_)
-        if place < len(made) and made[place] == id_:
-            del made[place]
+        index = bisect_left(made, id_)
+        if index < len(made) and made[index] == id_:
+            del made[index]
     for id_ in joined:
         insort(made, id_)
     return made

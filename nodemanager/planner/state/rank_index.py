@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nodemanager.planner.state.policy import Policy
 from nodemanager.core.drains import drained_by_others
-from nodemanager.core.nodes import FluxRank
-from nodemanager.core.slots import NodeType, Rank, TypeName
-from nodemanager.core.reasons import Reason
 from nodemanager.core.jobs import Shape
+from nodemanager.core.nodes import FluxRank
+from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.planner.state.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class FeasibilityCache:
     """A cache of why shapes could never be served; None for a shape that could. ``placement`` fills it.
 
-    The answer depends on the policy, on the slots and on their ranks. So the cache passes from one index to the next
-    as long as these stay the same (:func:`updated_rank_index`). It may be empty at any time, but never wrong.
+    The answer depends on the policy, on the slots and on their ranks. So the cache passes from one index to the
+    next as long as these stay the same (:func:`updated_rank_index`). It may be empty at any time, but never wrong.
     """
 
     policy: Policy
@@ -34,7 +34,9 @@ class FeasibilityCache:
 class RankIndex:
     """The ranks by use. ``vacant``: by type, the indexes of vacant slots in the type's list, ascending."""
 
-    ranks: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))  # what the index was built from
+    ranks: Mapping[Rank, FluxRank] = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # what the index was built from
     node_types: Sequence[NodeType] = ()
     with_room: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
@@ -46,7 +48,9 @@ def rank_index_of(ranks: Mapping[Rank, FluxRank], known: RankIndex, policy: Poli
     """The index of these ranks: ``known`` if it was built from them, else a new one."""
     if known.ranks is ranks and known.node_types is policy.node_types:
         return known
-    return updated_rank_index(RankIndex(node_types=policy.node_types), ranks, [(None, rank) for rank in ranks.values()], policy)
+    return updated_rank_index(
+        RankIndex(node_types=policy.node_types), ranks, [(None, rank) for rank in ranks.values()], policy
+    )
 
 
 def updated_rank_index(
@@ -55,7 +59,7 @@ def updated_rank_index(
     changes: Iterable[tuple[FluxRank | None, FluxRank | None]],
     policy: Policy,
 ) -> RankIndex:
-    """Update an index to ``ranks``. ``changes``: each changed rank as it was and as it is; None if it was not there."""
+    """An index of ``ranks``. ``changes``: each changed rank as it was and as it is; None if it does not exist."""
     with_room: dict[Rank, FluxRank] = dict(index.with_room)
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
@@ -89,10 +93,10 @@ def is_vacant(rank: FluxRank) -> bool:
     return not (rank.online or rank.allocated or rank.excluded or held)
 
 
-def _note_vacancy(rank: FluxRank, policy: Policy, places: dict[TypeName, set[int]]) -> None:
+def _note_vacancy(rank: FluxRank, policy: Policy, vacant: dict[TypeName, set[int]]) -> None:
     place = policy.index_of_slot.get(rank.host)
     if place is not None and is_vacant(rank):
-        places.setdefault(place[0], set()).add(place[1])
+        vacant.setdefault(place[0], set()).add(place[1])
 
 
 def _count_slots(
@@ -108,14 +112,14 @@ def _count_slots(
     return counted
 
 
-def _with_changes(places: Sequence[int], went: set[int], came: set[int]) -> list[int]:
-    if len(went) + len(came) > len(places) // 8:
-        return sorted((set(places) - went) | came)
-    made = list(places)
-    for place in went:
-        at = bisect_left(made, place)
-        if at < len(made) and made[at] == place:
+def _with_changes(indexes: Sequence[int], went: set[int], came: set[int]) -> list[int]:
+    if len(went) + len(came) > len(indexes) // 8:
+        return sorted((set(indexes) - went) | came)
+    made = list(indexes)
+    for index in went:
+        at = bisect_left(made, index)
+        if at < len(made) and made[at] == index:
             del made[at]
-    for place in came:
-        made.insert(bisect_left(made, place), place)
+    for index in came:
+        made.insert(bisect_left(made, index), index)
     return made

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nodemanager.core.nodes import NodeState, Roster, RosterEntry
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
-from nodemanager.core.nodes import NodeState, Roster, RosterEntry
 
 # Nodes in these states have yet to join. A node that was online before keeps its key material.
 JOINING = (NodeState.REQUESTED, NodeState.BOOTING)

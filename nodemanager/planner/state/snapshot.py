@@ -11,14 +11,24 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.planner.state.rank_index import RankIndex
-from nodemanager.planner.state.queue_index import QueueIndex
-from nodemanager.planner.state.frozen import lazy_property
-from nodemanager.core.records import UNSTEERED, Spend, Steering
-from nodemanager.core.nodes import Call, CloudNode, CloudState, FluxRank, JoinPhase, Launch, LaunchId, NodeState, ProviderId
-from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.nodes import (
+    Call,
+    CloudNode,
+    CloudState,
+    FluxRank,
+    JoinPhase,
+    Launch,
+    LaunchId,
+    NodeState,
+    ProviderId,
+)
 from nodemanager.core.reasons import Reason
+from nodemanager.core.records import UNSTEERED, Spend, Steering
+from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.state.queue_index import QueueIndex
+from nodemanager.planner.state.rank_index import RankIndex
 
 
 def _empty() -> Mapping[Any, Any]:
@@ -44,9 +54,8 @@ class Node:
     absent_s: float | None = None  # when the first of these lists was begun
     known_s: float = 0.0  # when the provider last certainly had it, or may have received its create
     rank: FluxRank | None = None
-    rank_seen_s: float = (
-        0.0  # when the look began that first showed ``rank``; later looks that show the same are not noted
-    )
+    # When the look began that first showed ``rank``. Later looks that show the same are not noted.
+    rank_seen_s: float = 0.0
     idle_looks: int = 0  # looks in a row that found it idle, counted up to the policy's confirmations
     idle_since_s: float | None = None
     drained_s: float | None = None  # when the second look after our drain began
@@ -101,7 +110,7 @@ class NodeIndex:
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all except those that are simply busy
-    with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those of ``to_check`` that have a call in flight
+    with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those with a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
@@ -203,11 +212,11 @@ class Snapshot:
     steering_write: Source = Source()  # the call that writes it to the record
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # the type of each slot, as the instance reports it
+    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
     site_mismatch: Reason | None = None  # how the instance differs from the site's description
     wish: SlotsWish | None = None  # an unanswered wish for other slot types
-    # Types whose nodes have less than declared: what they are to declare as soon as possible. And what types were
-    # changed to declare since this process began.
+    # If nodes have less than their type declares: what the type must declare as soon as possible (``to_promise``),
+    # and what types were made to declare since this process began (``promised``).
     to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
     promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
     wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
@@ -229,7 +238,7 @@ class Snapshot:
     # The cost of gone nodes and ended jobs, as in ``Spend``. ``cost.budget`` adds to it, but only if there is a
     # budget and the record has been read.
     spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
-    spend_counted: frozenset[LaunchId] = frozenset()  # gone nodes that are included in it and still have their lease
+    spend_counted: frozenset[LaunchId] = frozenset()  # gone nodes that it includes and that still have a lease
     spend_on_record: Spend | None = None  # None: not read yet
     spend_kept_s: float = 0.0  # when it was last written
     spend_write: Source = Source()  # the call that writes it to the record

@@ -1,0 +1,1 @@
+"""What the planner knows: the snapshot, the policy, the lifecycle of a node, and the indexes over them."""
