@@ -93,7 +93,7 @@ def _site(folder: Path, tickets: int) -> Site:
 
 @contextmanager
 def _service(site: Site) -> Iterator[psutil.Popen]:
-    command = [sys.executable, "-m", "nodemanager.cli.main", "join-service", "--config", str(site.path)]
+    command = [sys.executable, "-m", "nodemanager", "join-service", "--config", str(site.path)]
     service = psutil.Popen(command, stderr=subprocess.PIPE)
     try:
         assert service.stderr is not None

@@ -117,7 +117,7 @@ def test_init_without_flux_says_how_to_get_it(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_embedded_site_runs_until_told_to_stop(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(EMBEDDED)]
+    command = [sys.executable, "-m", "nodemanager", "--config", str(EMBEDDED)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:
         assert service.stderr is not None
         for line in service.stderr:
@@ -170,7 +170,7 @@ def test_cloud_test_makes_a_node_and_takes_it_away(
 def test_cloud_test_on_sigterm_takes_the_node_away(tmp_path: Path) -> None:
     site = _local_site(tmp_path)
     site.write_text(site.read_text().replace("boot_delay = 0s", "boot_delay = 1h"))
-    command = [sys.executable, "-m", "nodemanager.cli.main", "cloud-test", "--config", str(site)]
+    command = [sys.executable, "-m", "nodemanager", "cloud-test", "--config", str(site)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as testing:
         assert testing.stdout is not None
         for line in testing.stdout:
@@ -228,7 +228,7 @@ def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.Capt
 
 def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
     """The exit status of a process that prints there; what it says on standard error."""
-    command = [sys.executable, "-m", "nodemanager.cli.main", *arguments]
+    command = [sys.executable, "-m", "nodemanager", *arguments]
     done = subprocess.run(
         command,
         stdout=stdout,
@@ -263,6 +263,6 @@ def test_a_verb_says_that_its_output_could_not_be_written(arguments: list[str], 
 
 @pytest.mark.parametrize("arguments", [CHECK, PRICES])
 def test_a_verb_without_an_output_says_so(arguments: list[str]) -> None:
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "nodemanager.cli.main", *arguments]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "nodemanager", *arguments]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert (done.returncode, "standard output is closed" in done.stderr) == (1, True), done.stderr

@@ -90,7 +90,7 @@ def test_the_service_does_not_start_with_bindings_of_another_version(tmp_path: P
     text = (ROOT / "config" / "local.ini").read_text().replace("../state", str(tmp_path))
     site.write_text(text.replace("[Flux]", f"{uuid}\n[Flux]"))
     ran = subprocess.run(
-        [sys.executable, "-m", "nodemanager.cli.main", "--config", str(site)],
+        [sys.executable, "-m", "nodemanager", "--config", str(site)],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
         capture_output=True,
         text=True,

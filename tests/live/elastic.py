@@ -203,11 +203,12 @@ class Elastic:
     # --- managers ---
 
     def start_manager(
-        self, *options: str, module: str = "nodemanager.cli.main", mode: str = "act"
+        self, *options: str, module: str = "nodemanager", mode: str = "act", program: str = ""
     ) -> ManagerProcess:
+        """Start a manager: this version's by ``module``, or another version's by its ``program``."""
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
-        command = [sys.executable, "-m", module, "--config", str(self._site_file(mode)), *options]
-        manager = ManagerProcess(start(command, log), log)
+        command = [program] if program else [sys.executable, "-m", module]
+        manager = ManagerProcess(start([*command, "--config", str(self._site_file(mode)), *options], log), log)
         self._managers.append(manager)
         return manager
 
@@ -227,7 +228,7 @@ class Elastic:
         command = [
             sys.executable,
             "-m",
-            "nodemanager.cli.main",
+            "nodemanager",
             "join-service",
             "--config",
             str(self._site_file("act")),
@@ -242,7 +243,7 @@ class Elastic:
         command = [
             sys.executable,
             "-m",
-            "nodemanager.cli.main",
+            "nodemanager",
             *arguments,
             "--config",
             str(self._site_file("act")),
@@ -265,7 +266,7 @@ class Elastic:
     def verb(self, *arguments: str, status: int = 0) -> str:
         """Run another verb to its end; what it printed."""
         ran = subprocess.run(
-            [sys.executable, "-m", "nodemanager.cli.main", *arguments, "--config", str(self._site_file("act"))],
+            [sys.executable, "-m", "nodemanager", *arguments, "--config", str(self._site_file("act"))],
             check=False,
             capture_output=True,
             text=True,

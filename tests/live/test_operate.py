@@ -23,7 +23,7 @@ def verb(elastic: Elastic, *arguments: str) -> Any:
     command = [
         sys.executable,
         "-m",
-        "nodemanager.cli.main",
+        "nodemanager",
         "--config",
         str(elastic.site.path),
         *arguments,
@@ -121,6 +121,6 @@ def test_while_paused_nothing_is_bought_and_the_journal_tells_of_it(elastic: Ela
 
 
 def _events(elastic: Elastic) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(elastic.site.path), "events", "--json"]
+    command = [sys.executable, "-m", "nodemanager", "--config", str(elastic.site.path), "events", "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return [json.loads(line) for line in ran.stdout.splitlines()]

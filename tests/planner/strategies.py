@@ -210,5 +210,5 @@ def snapshots(draw: st.DrawFn, policy: Policy) -> Snapshot:
         },
         newest_job_s=draw(st.sampled_from([None, NOW_S - 0.5, NOW_S - 100])),
         unsettled_s=draw(st.sampled_from([None, NOW_S - 0.5, NOW_S - 100])),
-        stirred_s=NOW_S - 2 if stirred else None,
+        look_due_since_s=NOW_S - 2 if stirred else None,
     )

@@ -32,7 +32,7 @@ class Played:
     looks_s: list[float] = field(default_factory=list)  # when each was asked for
 
     def __post_init__(self) -> None:
-        self.snapshot: Snapshot = a_world().but(stirred_s=None).snapshot
+        self.snapshot: Snapshot = a_world().but(look_due_since_s=None).snapshot
         self.answer_s = float("inf")
 
     @property

@@ -50,7 +50,7 @@ def test_ranks_are_looked_at_every_probe_and_at_once_when_they_stir() -> None:
     world = a_world(probe_s=10)
     assert LookAtRanks() not in world.wait(8).plan().asks
     assert LookAtRanks() in world.wait(1).plan().asks
-    assert LookAtRanks() in a_world().but(stirred_s=NOW_S).plan().asks
+    assert LookAtRanks() in a_world().but(look_due_since_s=NOW_S).plan().asks
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_settling_waits_for_quiet_and_never_longer_than_it_may(
     newest: float | None, unsettled: float | None, changed: float, stirred: float | None
 ) -> None:
     policy = a_policy(settle_s=1, settle_max_s=10, quiet_s=0.1)
-    snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, stirred_s=stirred)
+    snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, look_due_since_s=stirred)
     if unsettled is not None and NOW_S - unsettled >= 10:
         assert is_settled(snapshot, policy)
         return

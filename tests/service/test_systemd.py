@@ -118,7 +118,7 @@ def test_the_service_tells_systemd_and_writes_for_its_journal(systemd: socket.so
     with (tmp_path / "journal").open("w+") as journal:
         written = os.fstat(journal.fileno())
         service = subprocess.Popen(
-            [sys.executable, "-m", "nodemanager.cli.main", "--config", str(ROOT / "config" / "embedded.ini")],
+            [sys.executable, "-m", "nodemanager", "--config", str(ROOT / "config" / "embedded.ini")],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
@@ -149,7 +149,7 @@ def test_the_status_tells_the_mode_of_the_site_that_was_read_last(systemd: socke
     text = text.replace("../state/embedded", str(tmp_path / "state")).replace("127.0.0.1:8080", "off")
     site.write_text(text, encoding="utf-8")
     service = subprocess.Popen(
-        [sys.executable, "-m", "nodemanager.cli.main", "--config", str(site)],
+        [sys.executable, "-m", "nodemanager", "--config", str(site)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": systemd.getsockname()},
         stderr=subprocess.DEVNULL,
     )

@@ -857,7 +857,7 @@ def test_24_demand_that_vanishes_during_a_create_leaves_a_node_that_goes_as_any_
 
 
 def test_48_a_source_that_answers_slower_than_it_is_asked_is_asked_once_at_a_time() -> None:
-    world = a_world().booting_node().but(cloud=Source(seen_s=NOW_S - 3600.0), stirred_s=NOW_S)
+    world = a_world().booting_node().but(cloud=Source(seen_s=NOW_S - 3600.0), look_due_since_s=NOW_S)
     asked = 0
     for _ in range(50):
         asked += sum(isinstance(ask, ListCloud) for ask in world.decide().asks)

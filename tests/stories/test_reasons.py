@@ -181,7 +181,7 @@ def _blocked(case: Case, job: Job, figures: Figures) -> None:
 def _settling(case: Case, job: Job, figures: Figures) -> None:
     assert not case.made.settled
     assert not [action for action in case.made.actions if isinstance(action, BootNode)]
-    assert case.snapshot.stirred_s is not None or case.now_s < figures["settles_at_s"]
+    assert case.snapshot.look_due_since_s is not None or case.now_s < figures["settles_at_s"]
 
 
 def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:

@@ -73,7 +73,7 @@ def test_what_a_killed_service_left_is_in_nobody_s_way(tmp_path: Path) -> None:
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "web.sock"
     path.write_text("mine", encoding="utf-8")
-    with pytest.raises(CannotListen, match="no socket"):
+    with pytest.raises(CannotListen, match="not a socket"):
         listen(UnixSocket(path))
     assert path.read_text(encoding="utf-8") == "mine"
 
@@ -149,7 +149,7 @@ def test_a_client_asks_and_steers(tmp_path: Path, over: str) -> None:
         assert next(followed)["number"] == events[1]["number"]
         followed.close()
         (tmp_path / "token").unlink()
-        with pytest.raises(NotAllowed, match="there is no token"):
+        with pytest.raises(NotAllowed, match="no token found"):
             client.post("/resume", {})
 
 
@@ -237,7 +237,7 @@ class Running:
         self.site.write_text(text, encoding="utf-8")
         self.log = folder / "log"
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "nodemanager.cli.main", "--config", str(self.site)]
+            command = [sys.executable, "-m", "nodemanager", "--config", str(self.site)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, stderr=log, env=environment)
 
@@ -250,7 +250,7 @@ class Running:
 
     def command(self, *arguments: str) -> list[str]:
         """As a process of its own. To be run in this repository."""
-        return [sys.executable, "-m", "nodemanager.cli.main", *arguments, "--config", str(self.site)]
+        return [sys.executable, "-m", "nodemanager", *arguments, "--config", str(self.site)]
 
     def json(self, *arguments: str) -> dict[str, object]:
         status, out, err = self.verb(*arguments, "--json")
@@ -381,7 +381,7 @@ def test_what_is_not_there_or_not_asked_rightly_has_its_own_status(running: Runn
         running.site.read_text(encoding="utf-8").replace(f"{running.site.parent}/web.sock", f"{tmp_path}/x")
     )
     ran = subprocess.run(
-        [sys.executable, "-m", "nodemanager.cli.main", "--config", str(away), "status"],
+        [sys.executable, "-m", "nodemanager", "--config", str(away), "status"],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -193,7 +193,7 @@ def test_a_machine_without_a_metadata_service_has_no_credentials() -> None:
     with a_service(Service) as service:
         failed = failure_of(cloud_at(service, instance_token_fetcher(gone)).list_nodes)
     assert failed.kind is FailureKind.CREDENTIALS
-    assert failed.detail.startswith("no key is given")
+    assert failed.detail.startswith("no key is configured")
 
 
 @pytest.mark.parametrize("key", ["no key", "123", "[]", "{}", '{"private_key": 1}', "", "ec"])

@@ -255,7 +255,7 @@ def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_
 def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     (said,) = provider_warnings(site, {})
-    assert "empty, and so are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:" in said
+    assert "empty, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set:" in said
     assert "profiles, SSO, web identity and container credentials are not supported" in said
     (said,) = provider_warnings(site, {"AWS_PROFILE": "ada"})
     assert "AWS_PROFILE (profiles) in the environment is not supported" in said

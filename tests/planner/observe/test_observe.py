@@ -189,9 +189,9 @@ def test_looks_in_a_row_that_find_it_idle_are_counted_as_far_as_the_policy_asks_
 
 def test_a_look_is_due_until_one_has_begun_after_the_stir() -> None:
     world = a_world().see(RanksChanged()).see_ranks(age_s=0.5)
-    assert world.snapshot.stirred_s == NOW_S
+    assert world.snapshot.look_due_since_s == NOW_S
     world.wait(1).see_ranks()
-    assert world.snapshot.stirred_s is None
+    assert world.snapshot.look_due_since_s is None
 
 
 # --- answers of Flux --------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_an_undrained_node_is_idle_again_and_a_look_is_due() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.UNDRAIN)).wait(1)
     world.see(NodeUndrained(LAUNCH.id)).see_ranks(drained(UP, OURS), age_s=0.5)
     assert world["cloud1"].state is NodeState.IDLE  # the look began before the answer, and is old news
-    assert world.snapshot.stirred_s == NOW_S + 1
+    assert world.snapshot.look_due_since_s == NOW_S + 1
 
 
 def test_a_failed_call_is_left_alone_for_longer_each_time() -> None:

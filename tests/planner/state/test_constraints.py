@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.planner.state.constraints import holds
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
+from nodemanager.planner.state.constraints import holds
 
 NAMES = st.sampled_from(["a", "b", "c", "cloud1", "cloud2"])
 HOSTS = st.sampled_from(["cloud1", "cloud2"])

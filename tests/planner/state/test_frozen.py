@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from nodemanager.core.jobs import Shape
+from nodemanager.core.nodes import NodeState
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.core.nodes import NodeState
-from nodemanager.core.jobs import Shape
 from tests.builders import a_node
 
 

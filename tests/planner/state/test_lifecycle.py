@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.planner.state.lifecycle import NEXT_STATE, MOVES_KEPT, Event, IllegalMoveError, allows, move
 from nodemanager.core.nodes import NodeState
+from nodemanager.planner.state.lifecycle import MOVES_KEPT, NEXT_STATE, Event, IllegalMoveError, allows, move
 from tests.builders import NOW_S, a_node
 
 PAIRS = [(state, event) for state in NodeState for event in Event]

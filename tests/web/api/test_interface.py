@@ -102,9 +102,9 @@ def test_a_type_is_explained(client: TestClient) -> None:
     ("path", "said"),
     [
         ("/explain/job/f99999", "no active job"),
-        ("/explain/job/zzz", "a job id such as"),
-        ("/explain/node/nowhere", "no node and no slot"),
-        ("/explain/node/gpu3", "nobody is on slot gpu3"),
+        ("/explain/job/zzz", "a job id is needed"),
+        ("/explain/node/nowhere", "there is no node or slot nowhere"),
+        ("/explain/node/gpu3", "slot gpu3 has no node"),
         ("/explain/type/none", "it has cpu, large, gpu"),
         (f"{METRICS_API}/namespaces/x/metrics/none", "there is no metric none"),
         ("/nowhere", "Not Found"),
@@ -120,7 +120,7 @@ def test_what_is_not_there_is_said_with_what_is(client: TestClient, path: str, s
 )
 def test_a_number_that_is_none_is_refused_with_its_range(client: TestClient, path: str) -> None:
     response = client.get(path)
-    assert (response.status_code, "is a number from" in response.json()["error"]) == (400, True)
+    assert (response.status_code, "must be a number from" in response.json()["error"]) == (400, True)
 
 
 def test_before_anything_is_known_it_says_so() -> None:
@@ -240,7 +240,7 @@ def test_a_node_is_retired(client: TestClient) -> None:
     ("path", "status", "said"),
     [
         ("/release/cpu1", 409, "neither held nor"),
-        ("/hold/nowhere", 404, "no node and no slot"),
+        ("/hold/nowhere", 404, "there is no node or slot nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_said(client: TestClient, path: str, status: int, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Why something was so, of what stands no more: told by the journal."""
+"""Reasons of the past, explained from the history."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def as_text(shown: RenderableType) -> str:
 
 
 def test_a_report_says_where_the_history_begins_later_than_it_was_asked_for(client: TestClient) -> None:
-    """As where the journal was deleted, or set aside: what was before is in no sum."""
+    """If the history file was deleted or moved aside, sums lack what was before."""
     report = client.get(f"/report?since_s={3600}").json()
     assert report["begins_at"] == WALL_AT
     assert "begins" in as_text(tables.report(report))
@@ -146,4 +146,4 @@ def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_
 @pytest.mark.parametrize("path", ["/explain/job/f2", "/explain/node/cloud1", "/explain/type/cloud"])
 def test_of_before_it_began_the_journal_says_nothing(client: TestClient, path: str) -> None:
     response = client.get(f"{path}?at={WALL_AT - 1}")
-    assert (response.status_code, "says nothing" in response.json()["error"]) == (404, True)
+    assert (response.status_code, "has nothing on" in response.json()["error"]) == (404, True)

@@ -97,7 +97,7 @@ def _as_a_process(site: Path, *arguments: str, stdout: int) -> subprocess.Popen[
     command_line = [
         sys.executable,
         "-m",
-        "nodemanager.cli.main",
+        "nodemanager",
         "simulate",
         WORKLOAD,
         "--config",

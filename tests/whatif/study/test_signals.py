@@ -39,7 +39,7 @@ def test_no_replay_outlives_the_study(tmp_path: Path, number: signal.Signals, st
         [
             sys.executable,
             "-m",
-            "nodemanager.cli.main",
+            "nodemanager",
             "simulate",
             *arguments,
             "--journal",
