@@ -1,4 +1,4 @@
-"""How a node's own start goes wrong, once its machine runs: in the wrong place, or again and again."""
+"""Faults of a node's own start: the broker joins as another slot, or it starts and ends in a loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LOOP_S = (2.0, 10.0)
 
 
 class BootFaults:
-    """Between the provider's nodes and the instance's brokers. ``p_`` is a probability a node."""
+    """Starts and ends brokers as the provider's nodes boot and end. ``p_`` is a probability for each node."""
 
     def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
         self.p_loop = 0.0
         self.p_wrong_slot = 0.0
-        self.slot_joined_by: dict[str, SlotName] = {}  # machines whose broker joined as another's slot
+        self.slot_joined_by: dict[str, SlotName] = {}  # by machine, if its broker joined as another slot
         self._world = world
         self._draws = world.draws_for("boots")
         self._flux = flux
@@ -43,7 +43,7 @@ class BootFaults:
         self._flux.on_node_ended(node)
 
     def _boot_loop(self, node: CloudNode) -> None:
-        """Its broker starts, ends, and is started again, as long as the machine runs and this lasts."""
+        """Start and end the broker in a loop, while the machine runs and ``p_loop`` is above 0."""
         if node.identity is None or node not in self._provider.nodes():
             return
         slot = node.identity.slot
@@ -56,7 +56,7 @@ class BootFaults:
             self._world.after(up_s + down_s, lambda: self._boot_loop(node))
 
     def _pick_vacant_slot(self, slot: SlotName) -> SlotName | None:
-        """A slot where nobody stands and that nobody has a lease on."""
+        """Pick a slot that has neither a broker nor a lease; None if there is none."""
         vacant = [
             other for other, rank in self._flux.rank_of.items() if other != slot and not self._is_taken(other, rank)
         ]

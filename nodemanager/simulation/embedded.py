@@ -1,6 +1,6 @@
-"""The simulated Flux and cloud as an outside for the real service: the same actors in threads, time running faster.
+"""The simulated Flux and cloud for a real service process: actors run in threads, and time runs faster.
 
-One thread moves the world along with this machine's clock; every port takes the world's lock.
+One thread advances the world along with this machine's clock. Every port takes the world's lock.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World, WorldClock
 from nodemanager.simulation.workload import Submission, builtin_submissions
 
-STEP_S = 0.01  # of this machine's time between two moves of the world
+STEP_S = 0.01  # of this machine's time, between two steps of the world
 
 
 class ScaledClock:
-    """The world's clock, read by threads between its moves."""
+    """The world's clock, which threads may read between two steps of the world."""
 
     def __init__(self, world: World, scale: float) -> None:
         self._clock = WorldClock(world)
@@ -43,7 +43,7 @@ class ScaledClock:
 
 @dataclass
 class EmbeddedWorld:
-    """A running world: its Flux, its provider, and who submitted what."""
+    """A running world: its Flux, its provider, and the jobs of each submission by name."""
 
     world: World
     flux: SimulatedFlux
@@ -101,7 +101,10 @@ class EmbeddedWorld:
 
 
 def start_embedded_world(site: Site, *, rounds: int | None = None) -> EmbeddedWorld:
-    """Make the world that a site with ``uri = simulated`` describes, and let its time run."""
+    """Start the world that a site with ``uri = simulated`` describes.
+
+    ``rounds``: how often the built-in workload repeats; None is for ever.
+    """
     simulation = site.simulation
     world = World(simulation.seed, start_at=time.time())
     slots = [

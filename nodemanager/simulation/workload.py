@@ -1,4 +1,4 @@
-"""The built-in workload: a working hour of a small cluster, as submissions in time."""
+"""The built-in workload: the submissions of one working hour on a small cluster."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from nodemanager.core.jobs import HasProperty, Shape
 
-PERIOD_S = 7200.0  # the embedded site sees this hour again every two
+PERIOD_S = 7200.0  # the workload repeats every two hours
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """``count`` equal jobs at a moment; ``after`` names an earlier submission whose first job must end first."""
+    """``count`` equal jobs, submitted at ``at_s``.
+
+    ``after`` names an earlier submission: its first job must end before these jobs start.
+    """
 
     at_s: float
     name: str
@@ -42,7 +45,7 @@ BUILTIN = (
 
 
 def builtin_submissions(rounds: int | None = 1) -> Iterator[tuple[float, Submission]]:
-    """The submissions in their order, with their moments; again every ``PERIOD_S``, for ever where None."""
+    """Yield each submission with its time in seconds, in order. Repeat every ``PERIOD_S``; for ever if None."""
     done = 0
     while rounds is None or done < rounds:
         for submission in BUILTIN:

@@ -1,6 +1,6 @@
-"""A cloud made of values: nodes boot, run their user-data, stop and die in the world's time.
+"""A cloud in memory: nodes boot, run their user-data, stop and die in virtual time.
 
-One :class:`SimulatedProvider` is one account; each :class:`SimulatedCloud` is a cluster's port on it.
+A :class:`SimulatedProvider` is one account. Each :class:`SimulatedCloud` is one cluster's port to it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ NodeListener = Callable[[CloudNode], None]
 
 @dataclass(frozen=True, slots=True)
 class BillLine:
-    """What one node was charged for: from its creation to its end, in the world's time; None while it costs."""
+    """The time one node is charged for, from creation to end, in virtual time. ``to_s`` None: it still runs."""
 
     provider_id: ProviderId
-    type_name: TypeName | None  # None for an instance that is not ours
+    type_name: TypeName | None  # None for an instance without our tags
     from_s: float
     to_s: float | None
-    cluster_uuid: str = ""  # whose it is; "" for one that is nobody's
+    cluster_uuid: str = ""  # the cluster that owns it; "" without our tags
     launch: LaunchId | None = None
 
 
 @dataclass(slots=True)
 class _Machine:
-    """A node as the provider itself knows it."""
+    """A node with the provider's internal record of it."""
 
     node: CloudNode
     client_token: str
@@ -55,8 +55,8 @@ class _Machine:
 class SimulatedProvider:
     """One account at the simulated provider.
 
-    ``on_boot`` is called when a node's user-data runs, ``on_end`` when its machine stops running, whatever the
-    cause and only if it had come to run.
+    ``on_boot`` is called when a node's user-data starts. ``on_end`` is called when a running machine stops, for any
+    reason; a machine that never ran has no ``on_end``.
     """
 
     def __init__(
@@ -76,37 +76,37 @@ class SimulatedProvider:
         self._by_token: dict[str, ProviderId] = {}
         self._bill_lines: list[BillLine] = []
         self._created = 0
-        # Kept apart from the records, so that a call costs the same in the tenth year as on the first day.
+        # Kept apart from the records of ended nodes, so a call stays as fast after ten years as on the first day.
         self._type_of_standing: dict[ProviderId, TypeName | None] = {}
-        self._last_list: list[CloudNode] = []  # by the list before
-        self.changes = 0  # grows with every node's every step
+        self._last_list: list[CloudNode] = []  # the nodes of the latest list call
+        self.changes = 0  # grows with every change of any node's state
 
     def port(self, cluster: str, cluster_uuid: str) -> SimulatedCloud:
         return SimulatedCloud(self, cluster, cluster_uuid)
 
-    # --- what a test sees and does, past every fault ---
+    # --- for tests: these calls bypass every fault ---
 
     def nodes(self) -> tuple[CloudNode, ...]:
-        """The truth: every node that stands (or failed and waits to be destroyed), in order of creation."""
+        """Return the true list of all nodes that are not terminated, in order of creation."""
         with self._world.lock:
             return tuple(
                 machine.node for machine in self._machines.values() if machine.node.state != CloudState.TERMINATED
             )
 
     def bill(self) -> tuple[BillLine, ...]:
-        """Every node ever made, in order of creation."""
+        """Return a bill line for every node ever created, in order of creation."""
         with self._world.lock:
             return tuple(self._bill_line(index) for index in range(self._created))
 
     def kill(self, provider_id: ProviderId, why: str = "died suddenly") -> None:
-        """A node dies by itself, at once: preempted, or broken. One that has ended already stays as it is."""
+        """End a node at once, as a preemption or a hardware failure does. No effect if it has already ended."""
         with self._world.lock:
             machine = self._machines.get(provider_id)
             if machine is not None:
                 self._end(machine, CloudState.TERMINATED, why)
 
     def add_foreign_node(self, identity: Identity | None = None) -> ProviderId:
-        """Somebody else's running instance appears in the account: untagged, or tagged as ``identity`` says."""
+        """Add another party's running instance to the account: untagged, or tagged with ``identity``."""
         with self._world.lock:
             machine = self._add_machine(identity, token="")
             self._set_state(machine, CloudState.RUNNING)
@@ -224,7 +224,7 @@ class SimulatedProvider:
                 pass
 
     def _end(self, machine: _Machine, state: CloudState, why: str) -> None:
-        """The node runs no more; terminated, it costs no more either and is soon forgotten."""
+        """End a node. If the new state is TERMINATED, billing stops and the node soon leaves the list."""
         if machine.node.state == CloudState.TERMINATED:
             return
         was_running = machine.node.state == CloudState.RUNNING
@@ -241,7 +241,7 @@ class SimulatedProvider:
             self.on_end(machine.node)
 
     def _drop(self, machine: _Machine) -> None:
-        """Providers forget: the node leaves the list, and its token with it."""
+        """Remove a terminated node from the list, and its client token with it, as real providers do."""
         provider_id = machine.node.provider_id
         index = int(provider_id.removeprefix("sim-")) - 1
         self._bill_lines[index] = self._bill_line(index)
@@ -254,10 +254,10 @@ class SimulatedProvider:
         machine = self._machines.get(line.provider_id)
         return line if machine is None else replace(line, to_s=machine.ended_s)
 
-    # --- what goes wrong ---
+    # --- faults ---
 
     def _happens(self, probability: float) -> bool:
-        # No draw for what is off, so that turning one knob leaves the others' draws as they were.
+        # A fault that is off draws nothing, so turning one knob does not change the other draws.
         return probability > 0 and self._draws.random() < probability
 
     def _draw(self, between: Range) -> float:
@@ -287,7 +287,7 @@ class SimulatedProvider:
             self._raise_no_reply(operation)
 
     def _raise_no_reply(self, operation: str) -> NoReturn:
-        # One wording for both cases: the caller cannot tell them apart.
+        # Carried out or not, the text is the same: the caller cannot tell the two apart.
         raise CloudError(FailureKind.AMBIGUOUS, f"{operation}: the connection was lost before the reply")
 
     def _check_capacity(self, node_type: NodeType) -> None:
@@ -316,7 +316,7 @@ class SimulatedProvider:
 
 
 class SimulatedCloud:
-    """A cluster's port on the simulated provider (:class:`nodemanager.core.ports.CloudPort`)."""
+    """A cluster's port to the simulated provider (:class:`nodemanager.core.ports.CloudPort`)."""
 
     def __init__(self, provider: SimulatedProvider, cluster: str, cluster_uuid: str) -> None:
         self._provider = provider
@@ -334,4 +334,4 @@ class SimulatedCloud:
         self._provider.destroy(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
-        return ()  # a node of values leaves nothing behind
+        return ()  # a simulated node leaves nothing behind

@@ -1,7 +1,7 @@
-"""The brokers of a simulated instance: who is in the overlay, who is drained, and what the RPCs say of it.
+"""The brokers of a simulated instance: the overlay, drains, and the RPC replies that show them.
 
-Replies have the shape that flux-core 0.88 gives them. A join or leave is known to the overlay at once, to the
-resource module and the scheduler 0.1 s later, together with whatever else happened meanwhile.
+Replies have the form of flux-core 0.88. The overlay knows of a join or leave at once. The resource module and the
+scheduler learn of it 0.1 s later, together with everything else that happened meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nodemanager.simulation.flux.resource_set import RankResources, declared_res
 from nodemanager.simulation.flux.sched_simple import Pool
 from nodemanager.simulation.time.world import Scheduled, World
 
-GROUP_DELAY_S = 0.1  # flux-core's broker groups hand over joins and leaves in batches
+GROUP_DELAY_S = 0.1  # flux-core's broker groups report joins and leaves in batches
 
 
 class Overlay(StrEnum):
@@ -49,11 +49,11 @@ class _Broker:
     overlay: Overlay = Overlay.OFFLINE
     since_s: float = 0.0
     error: str = ""
-    online: bool = False  # as the resource module has heard
+    online: bool = False  # as the resource module knows
     torpid: bool = False
     hung: bool = False  # connected, and answers nothing
     drained_at: float | None = None  # seconds since the epoch
-    drain_reason: str | None = None  # None, too, where none was given
+    drain_reason: str | None = None  # None also if none was given
 
     @property
     def connected(self) -> bool:
@@ -61,16 +61,16 @@ class _Broker:
 
 
 class Brokers:
-    """``head`` is rank 0's host; it is online and takes no jobs. ``stirred`` is called when the pool changed."""
+    """``head`` is rank 0, which is online and takes no jobs. ``on_pool_change`` is called when the pool changed."""
 
-    def __init__(self, world: World, head: RankResources, pool: Pool, stirred: Callable[[], None]) -> None:
+    def __init__(self, world: World, head: RankResources, pool: Pool, on_pool_change: Callable[[], None]) -> None:
         self.listeners: list[Callable[[ResourceEvent], None]] = []
         self.clock_skew_s = 0.0
         self._world = world
         self._head = head
         self._pool = pool
-        self._on_pool_change = stirred
-        self._brokers = {room.rank: _Broker(room.rank, room.host) for room in pool.ranks.values()}
+        self._on_pool_change = on_pool_change
+        self._brokers = {entry.rank: _Broker(entry.rank, entry.host) for entry in pool.ranks.values()}
         self._head_since_s = 0.0
         self._head_status = Overlay.FULL
         self._batch: Scheduled | None = None
@@ -79,7 +79,7 @@ class Brokers:
     def connected(self, rank: int) -> bool:
         return self._brokers[rank].connected
 
-    # --- coming and going ---
+    # --- joins and leaves ---
 
     def join(self, rank: int) -> None:
         self._set_overlay(self._brokers[rank], Overlay.FULL)
@@ -88,7 +88,7 @@ class Brokers:
         self._set_overlay(self._brokers[rank], Overlay.LOST if lost else Overlay.OFFLINE)
 
     def stop(self) -> None:
-        """Rank 0 ends in good order: every other rank has left before, and nobody is there to hear of it."""
+        """Stop rank 0 in good order. All other ranks leave first; no reader is left to get their events."""
         if self._batch is not None:
             self._batch.cancel()
             self._batch = None
@@ -97,7 +97,7 @@ class Brokers:
             self._update_scheduler(broker)
 
     def start(self) -> None:
-        """Rank 0 begins: no other rank is there yet; drains are kept from before."""
+        """Start rank 0. No other rank is online yet; drains are kept."""
         now_s = self._world.now_s
         for broker in self._brokers.values():
             broker.since_s, broker.error, broker.torpid = now_s, "", False
@@ -110,11 +110,11 @@ class Brokers:
         self._post_event("online", {"idset": "0"})
 
     def post_resource_define(self) -> None:
-        """Say what R is, as the resource module does when it is loaded."""
+        """Post the instance's R, as the resource module does when it is loaded."""
         self._post_event("resource-define", {"method": "configuration"}, self._declared_R())
 
     def add_rank(self, rank: int, host: str) -> None:
-        """A placeholder more, from the next start on."""
+        """Add a placeholder rank, from the next start on."""
         self._brokers[rank] = _Broker(rank, host)
 
     def _set_overlay(self, broker: _Broker, overlay: Overlay) -> None:
@@ -154,7 +154,7 @@ class Brokers:
     # --- drains ---
 
     def drain(self, rank: int, reason: str | None) -> None:
-        """A rank that is drained stays so, with the reason it has."""
+        """Drain a rank. A rank that is already drained keeps its reason."""
         broker = self._brokers[rank]
         if broker.drained_at is not None:
             return
@@ -175,7 +175,7 @@ class Brokers:
         self._on_pool_change()
 
     def drain_reason(self, rank: int) -> str | None:
-        """None where it is not drained, "" where nobody gave a reason."""
+        """The rank's drain reason: None if it is not drained, "" if it is drained without a reason."""
         broker = self._brokers[rank]
         return None if broker.drained_at is None else broker.drain_reason or ""
 
@@ -188,7 +188,7 @@ class Brokers:
     def set_torpid(self, rank: int, *, torpid: bool) -> None:
         self._brokers[rank].torpid = torpid
 
-    # --- what the RPCs say ---
+    # --- RPC replies ---
 
     def resource_status(self) -> dict[str, Any]:
         brokers = tuple(self._brokers.values())
@@ -223,7 +223,7 @@ class Brokers:
         return health
 
     def _drain_entries(self) -> dict[str, Any]:
-        """Ranks drained in the same second for the same reason share an entry; the second is rounded."""
+        """Group ranks by reason and second: ranks drained in the same (rounded) second share an entry."""
         ranks: dict[tuple[float, str | None], list[int]] = {}
         for broker in self._brokers.values():
             if broker.drained_at is not None:
@@ -234,10 +234,10 @@ class Brokers:
         }
 
     def _declared_R(self) -> dict[str, Any]:  # noqa: N802 - R is the name of the format
-        rooms: Sequence[RankResources] = (self._head, *self._pool.ranks.values())
-        declared = declared_resources(rooms)
-        declared["execution"]["nodelist"] = [compress_hostlist(room.host for room in rooms)]
-        if properties := ranks_by_property(rooms):
+        entries: Sequence[RankResources] = (self._head, *self._pool.ranks.values())
+        declared = declared_resources(entries)
+        declared["execution"]["nodelist"] = [compress_hostlist(entry.host for entry in entries)]
+        if properties := ranks_by_property(entries):
             declared["execution"]["properties"] = properties
         return declared
 

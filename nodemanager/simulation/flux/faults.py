@@ -1,4 +1,4 @@
-"""What may go wrong with a call of the simulated Flux."""
+"""The faults of a call to the simulated Flux."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class FluxFaults:
-    """What may go wrong with a call, as probabilities. Read anew at every call."""
+    """Each fault's probability. Set them at any time: every call reads them again."""
 
     p_fail: float = 0.0  # not carried out, and raises FluxError
-    p_lost_reply: float = 0.0  # carried out, and raises FluxError all the same
-    p_half_changed: float = 0.0  # a change of the slots is cut short: there is no scheduler until it is repaired
+    p_lost_reply: float = 0.0  # carried out, but raises FluxError
+    p_half_changed: float = 0.0  # a change of the slots is interrupted: no scheduler until it is repaired

@@ -1,6 +1,6 @@
-"""Housekeeping: what runs on a job's ranks after it. The job has ended, its ranks are not free yet.
+"""Housekeeping: the script that runs on a job's ranks after the job has ended, before the ranks are free.
 
-The job manager's journal says nothing of it: the job's ``release`` and ``free`` come before.
+The job manager's journal does not show it: the job's ``release`` and ``free`` come earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nodemanager.simulation.flux.jobid import format_f58
 from nodemanager.simulation.flux.resource_set import Grant
 from nodemanager.simulation.time.world import Scheduled, World
 
-HousekeepingTime = float | Mapping[Rank, float]  # seconds on every rank, or on those named
+HousekeepingTime = float | Mapping[Rank, float]  # seconds on every rank, or by rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,22 @@ class _Holding:
 
 
 class Housekeepers:
-    """``free`` is called with each grant as its rank is done. ``connected`` as in the job manager."""
+    """All running housekeeping.
+
+    ``free`` is called with each grant when its rank is done. ``connected``: whether a rank's broker can be reached.
+    """
 
     def __init__(self, world: World, connected: Callable[[int], bool], free: Callable[[Grant], None]) -> None:
-        # False: a job's ranks are freed together, when the last is done (no ``release-after``).
+        # False: a job's ranks are freed together when the last one is done (no ``release-after``).
         self.partial_release = True
-        self.ignores: frozenset[int] = frozenset()  # the signals that one begun from now on does not end by
+        self.ignores: frozenset[int] = frozenset()  # signals that do not end a housekeeping started from now on
         self._world = world
         self._connected = connected
         self._free = free
         self._holdings: dict[JobId, dict[int, _Holding]] = {}
 
     def take_over(self, job_id: JobId, grants: Sequence[Grant], lasts_s: HousekeepingTime) -> None:
-        """Keep what the job held for as long as housekeeping takes; a rank that is gone is free at once."""
+        """Keep a job's grants while housekeeping runs. Ranks that are offline are freed at once."""
         durations_s = {grant.rank: _duration_on(lasts_s, grant.rank) for grant in grants}
         if not self.partial_release:
             durations_s = dict.fromkeys(durations_s, max(durations_s.values(), default=0.0))
@@ -53,14 +56,14 @@ class Housekeepers:
             self._holdings[job_id] = holdings
 
     def lose_rank(self, rank: int) -> None:
-        """A rank's broker is gone, and its housekeeping with it."""
+        """End the housekeeping of a rank whose broker is gone."""
         for job_id, holdings in tuple(self._holdings.items()):
             if rank in holdings:
                 holdings[rank].end.cancel()
                 self._end(job_id, rank)
 
     def kill(self, rank: int, signal: int) -> None:
-        """Have what runs on a rank ended by a signal, unless it ignores that: even SIGKILL, in the kernel."""
+        """Send a signal to a rank's housekeeping. One stuck in the kernel may ignore even SIGKILL."""
         for job_id, holdings in tuple(self._holdings.items()):
             holding = holdings.get(rank)
             if holding is not None and signal not in holding.ignores:
@@ -77,7 +80,7 @@ class Housekeepers:
         return tuple(holdings[rank].started_at for holdings in self._holdings.values() if rank in holdings)
 
     def stats(self) -> Mapping[str, object]:
-        """As ``job-manager.stats-get`` shows it under ``housekeeping``."""
+        """The ``housekeeping`` part of the reply of ``job-manager.stats-get``."""
         running = {
             format_f58(job_id): {
                 "t_start": min(holding.started_at for holding in holdings.values()),

@@ -1,8 +1,8 @@
-"""A Flux instance made of values: what users, operators and machines do to it, in the world's time.
+"""A Flux instance in memory, driven in virtual time by users, operators and machines.
 
-Stock flux-core 0.88 with sched-simple and placeholder ranks, held to a recording of the real one. Its parts are
-``jobs`` (the job manager), ``ranks`` (brokers and drains) and ``pool`` (resources); the node manager meets it by
-``port`` and ``watch`` only.
+It behaves like flux-core 0.88 with sched-simple and placeholder ranks; tests compare it with a recording of the
+real one. Its parts are ``job_manager``, ``brokers`` (connections and drains) and ``sched_simple`` (resources). The
+node manager uses it only by ``port`` and ``watch``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BROKER_STOP_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class JournalFollower:
-    """Who reads the journals, until ``lost`` is called once."""
+    """A reader of both journals. ``lost`` is called once, when the connection is lost; then nothing more comes."""
 
     on_job: Callable[[JobEvent], None]
     on_resource: Callable[[ResourceEvent], None]
@@ -39,7 +39,7 @@ class JournalFollower:
 
 
 class SimulatedFlux:
-    """One instance: rank 0 is ``head``, every slot a rank that is offline until a machine joins as it."""
+    """One instance. Rank 0 is ``head``; every slot is a rank that stays offline until a machine joins as it."""
 
     def __init__(
         self,
@@ -54,26 +54,24 @@ class SimulatedFlux:
         self.leases: dict[SlotName, Launch] = {}
         self.steering = Steering()
         self.spend = Spend()
-        self.shown_on_jobs: dict[JobId, str] = {}  # ``user.nodes`` of jobs that are active
+        self.shown_on_jobs: dict[JobId, str] = {}  # the annotation ``user.nodes`` of active jobs
         self.claimed_by: str | None = None
         self.cluster_uuid = ""  # of the first manager that claimed the instance
         self.wish: SlotsWish | None = None
-        self.wish_answers: dict[str, str] = {}  # to each wish, why it was refused; "" where it was fulfilled
-        self.unfinished_wish: str | None = (
-            None  # the wish whose change was begun and not ended: no scheduler is there
-        )
+        self.wish_answers: dict[str, str] = {}  # by wish, why it was refused; "" if it was fulfilled
+        self.unfinished_wish: str | None = None  # the wish that is being carried out: no scheduler meanwhile
         self._types = {node_type.name: node_type for node_type in node_types}
-        self.promises: dict[TypeName, Promise] = {}  # as its configuration keeps them
+        self.promises: dict[TypeName, Promise] = {}  # as stored in the instance's configuration
         self._type_of = {slot.name: slot.type_name for slot in slots}
         self.world = world
         self._draws = world.draws_for("flux")
         self._followers: list[JournalFollower] = []
         self._down = False
         self._unreachable = False
-        self._scheduler_unloaded = False  # the scheduler
-        self._queue_stopped_s = 0.0  # when the first of the queues that are stopped was
+        self._scheduler_unloaded = False
+        self._queue_stopped_s = 0.0  # when the first of the queues that are stopped now was stopped
         self._rank_of = {slot.name: slot.rank for slot in slots}
-        # The machines whose brokers come back by themselves when rank 0 does.
+        # The machines whose brokers join again by themselves after rank 0 restarts.
         self._machines: dict[Rank, str] = {}
         self._pool = Pool(_rank_resources(node_types, slots))
         self._jobs = JobManager(world, self._pool, self._connected)
@@ -101,23 +99,24 @@ class SimulatedFlux:
         requeue: bool = False,
         housekeeping_s: HousekeepingTime | None = None,
     ) -> JobId:
-        """Submit a job that would run for ``run_s``, and is ended after ``duration_s`` (0: never).
+        """Submit a job that runs for ``run_s``, or for its time limit ``duration_s`` if that is shorter.
 
-        ``after``: jobs that must end first. ``duration_s``, ``after``, ``queue`` and ``requeue`` go with a shape; a
-        jobspec (V1) says them itself. ``housekeeping_s`` None is the instance's own. Raises ValueError for what the
-        ingest would refuse, FluxError while the instance is down.
+        ``duration_s`` 0 is unlimited. ``after``: jobs that must end first. Give ``duration_s``, ``after``,
+        ``queue`` and ``requeue`` only with a shape; a jobspec (V1) contains them. ``housekeeping_s`` None is the
+        instance's own time. Raises ValueError for a jobspec that the ingest would reject, FluxError while the
+        instance is down.
         """
         if isinstance(jobspec, Shape):
             awaited = tuple(format_f58(job_id) for job_id in after)
             jobspec = write_jobspec(jobspec, duration_s=duration_s, queue=queue, after=awaited, requeue=requeue)
         elif duration_s or after or queue or requeue:
-            raise ValueError("duration, dependencies, queue and requeue stand in the jobspec itself, not beside it")
+            raise ValueError("a jobspec contains its duration, dependencies, queue and requeue: give none of them")
         with self.world.lock:
             self._check_up()
             return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
 
     def requeue(self, job_id: JobId) -> JobId:
-        """Submit a job once more, to start if it does not end well. Raises FluxError for one that has."""
+        """Submit a job again, to start only if the first run fails. Raises FluxError if that has succeeded."""
         with self.world.lock:
             self._check_up()
             try:
@@ -134,7 +133,7 @@ class SimulatedFlux:
             self._jobs.cancel(job_id)
 
     def job_state(self, job_id: JobId) -> JobState | None:
-        """None once it is inactive."""
+        """The job's state; None once it is inactive."""
         with self.world.lock:
             return self._jobs.state(job_id)
 
@@ -150,7 +149,7 @@ class SimulatedFlux:
     # --- operators ---
 
     def stop_queue(self, queue: str = "") -> None:
-        """Nothing more of this queue starts. "" is the anonymous one."""
+        """Let no more jobs of this queue start. "" is the anonymous queue."""
         with self.world.lock:
             self._queue_stopped_s = self.queues_open_s
             self._jobs.stop_queue(queue)
@@ -160,7 +159,7 @@ class SimulatedFlux:
             self._jobs.start_queue(queue)
 
     def drain(self, rank: Rank, reason: str | None) -> None:
-        """As an administrator does; a rank that is drained keeps its reason."""
+        """Drain a rank, as an administrator does. A rank that is already drained keeps its reason."""
         with self.world.lock:
             self._brokers.drain(self._require_rank(rank), reason)
 
@@ -173,16 +172,16 @@ class SimulatedFlux:
             self._brokers.set_torpid(self._rank_of[slot], torpid=torpid)
 
     def hang(self, slot: SlotName, *, hung: bool = True) -> None:
-        """The slot's broker stays connected and answers nothing, until it is put out, or goes on."""
+        """Make the slot's broker hang: it stays connected and answers nothing, until it is removed or released."""
         with self.world.lock:
             self._brokers.set_hung(self._rank_of[slot], hung=hung)
 
     def set_housekeeping(
         self, housekeeping_s: HousekeepingTime, *, partial_release: bool = True, ignores: Collection[int] = ()
     ) -> None:
-        """How long each rank of a job stays allocated after it, of jobs submitted from now on.
+        """Set how long housekeeping keeps each rank allocated after a job, for jobs submitted from now on.
 
-        ``ignores``: the signals that a housekeeping begun from now on does not end by.
+        ``ignores``: the signals that do not end a housekeeping started from now on.
         """
         with self.world.lock:
             self._jobs.housekeeping_s = housekeeping_s
@@ -190,28 +189,31 @@ class SimulatedFlux:
             self._jobs.housekeepers.ignores = frozenset(ignores)
 
     def set_clock_skew(self, skew_s: float) -> None:
-        """How far the leader's wall clock is ahead of the world's."""
+        """Set how far the leader's wall clock is ahead of the world's."""
         with self.world.lock:
             self._jobs.clock_skew_s = self._brokers.clock_skew_s = skew_s
 
     def wish_slots(self, wish: SlotsWish) -> None:
-        """As ``flux-node-manager slots`` does."""
+        """Ask for other slots, as ``flux-node-manager slots`` does."""
         with self.world.lock:
             self.wish = wish
 
     def answer_wish(self, wish_id: str, why: str) -> None:
-        """A wish is answered once."""
+        """Answer a wish: ``why`` it was refused, "" if it was fulfilled. Only the first answer counts."""
         self.wish_answers.setdefault(wish_id, why)
         if self.wish is not None and self.wish.id == wish_id:
             self.wish = None
 
     @property
     def slot_types(self) -> Mapping[SlotName, TypeName]:
-        """The type of each slot, as the instance's configuration has it."""
+        """The type of each slot, from the instance's configuration."""
         return dict(self._type_of)
 
     def begin_slot_change(self, wish: SlotsWish, moves: Mapping[SlotName, TypeName]) -> None:
-        """Give slots other types. Until ``end_change`` there is no scheduler; running jobs keep what they have."""
+        """Give slots other types. There is no scheduler until ``end_slot_change``; running jobs keep their grants.
+
+        Raises SlotsUnchanged if one of the slots is online or held.
+        """
         held = {grant.rank for _, grant in self._jobs.held_grants()}
         for slot in moves:
             rank = self._rank_of[slot]
@@ -237,18 +239,21 @@ class SimulatedFlux:
     # --- machines ---
 
     def broker_up(self, slot: SlotName, machine: str = "") -> None:
-        """A machine's broker joins as the slot's rank. Whoever is there already is put out, its jobs die."""
+        """Join a machine's broker as the slot's rank. A broker that is already there is removed; its jobs fail."""
         with self.world.lock:
             rank = self._rank_of[slot]
             self._machines[rank] = machine
             if self._down:
-                return  # a follower may start before its leader: it joins when that is back
+                return  # a follower may start before its leader: it joins once rank 0 is back
             if self._brokers.connected(rank):
                 self._drop_rank(rank, lost=True)
             self._brokers.join(rank)
 
     def broker_down(self, slot: SlotName, *, lost: bool = True, machine: str = "") -> None:
-        """The slot's broker ends: suddenly, or in good order. With a machine named, only if it is that one's."""
+        """End the slot's broker: suddenly if ``lost``, else in good order.
+
+        ``machine``: end it only if it runs on this machine.
+        """
         with self.world.lock:
             rank = self._rank_of[slot]
             if machine and self._machines.get(rank) != machine:
@@ -258,30 +263,30 @@ class SimulatedFlux:
                 self._drop_rank(rank, lost=lost)
 
     def machine_of(self, slot: SlotName) -> str | None:
-        """Whose broker stands for a slot, or waits for rank 0 to be back."""
+        """The machine whose broker holds a slot, or waits for rank 0 to come back; None if there is none."""
         with self.world.lock:
             return self._machines.get(self._rank_of[slot])
 
     def on_node_booted(self, node: CloudNode) -> None:
-        """For ``SimulatedProvider.on_boot``: the node's user-data starts its broker."""
+        """For ``SimulatedProvider.on_boot``: start the node's broker, as its user-data does."""
         if node.identity is not None and node.identity.slot in self._rank_of:
             self.broker_up(node.identity.slot, node.provider_id)
 
     def on_node_ended(self, node: CloudNode) -> None:
-        """For ``SimulatedProvider.on_end``: the machine is gone, and its broker with it."""
+        """For ``SimulatedProvider.on_end``: end the node's broker suddenly."""
         if node.identity is not None and node.identity.slot in self._rank_of:
             self.broker_down(node.identity.slot, lost=True, machine=node.provider_id)
 
     def stop_broker(self, rank: Rank) -> None:
-        """Have a rank's broker end in good order, a moment later; one that hangs is put out at once.
+        """Stop a rank's broker in good order, ``BROKER_STOP_S`` later. A hanging broker is removed at once.
 
-        One that is not there is no error.
+        No error if there is no broker.
         """
         with self.world.lock:
             self._require_rank(rank)
             machine = self._machines.get(rank)
             if self._brokers.hung(rank):
-                self._machines.pop(rank, None)  # it ends when it finds that: it will not stand there again
+                self._machines.pop(rank, None)  # it notices that it was removed, ends, and does not join again
                 self._drop_rank(rank, lost=True)
             elif self._brokers.connected(rank):
                 self.world.after(BROKER_STOP_S, lambda: self._finish_broker_stop(rank, machine))
@@ -299,7 +304,7 @@ class SimulatedFlux:
 
     @property
     def unreachable(self) -> bool:
-        """Whether the node manager cannot reach the instance, which goes on by itself. May be set."""
+        """Whether the node manager cannot reach the instance, which runs on. May be set."""
         return self._unreachable
 
     @unreachable.setter
@@ -310,12 +315,12 @@ class SimulatedFlux:
                 self._lose_followers("the connection to the instance is lost")
 
     def break_journals(self) -> None:
-        """The journals of who follows them end, and may be followed anew at once."""
+        """End every follower's journals. Followers may connect again at once."""
         with self.world.lock:
             self._lose_followers("the journal has a gap")
 
     def reload_scheduler(self, down_s: float) -> None:
-        """Nothing is given out for a while; what runs goes on."""
+        """Unload the scheduler for ``down_s``: no job starts meanwhile, and running jobs run on."""
         with self.world.lock:
             self._scheduler_unloaded = True
             self._pool.set_closed(closed=True)
@@ -327,10 +332,10 @@ class SimulatedFlux:
         self._jobs.on_resources_changed()
 
     def restart(self, down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
-        """Rank 0 stops in good order and is back ``down_s`` later.
+        """Stop rank 0 in good order, and start it again ``down_s`` later.
 
-        Followers leave with it and their jobs die; pending jobs, drains and launch records are kept, the claim
-        is not. Each machine's broker joins again by itself, about ``rejoin_s`` after rank 0 is back.
+        All other brokers end with it and running jobs fail. Pending jobs, drains and leases are kept; the claim is
+        dropped. Each machine's broker joins again by itself, about ``rejoin_s`` after rank 0 is back.
         """
         with self.world.lock:
             if self._down:
@@ -346,7 +351,7 @@ class SimulatedFlux:
             self.world.after(down_s, lambda: self._start_rank_0(rejoin_s))
 
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float = 2.0, rejoin_s: float = 5.0) -> None:
-        """Restart with a longer table: the new slots have the last ranks. Down already, nothing is done."""
+        """Restart with additional slots, which get the last ranks. No effect while rank 0 is down."""
         with self.world.lock:
             if self._down:
                 return
@@ -384,13 +389,13 @@ class SimulatedFlux:
         self.shown_on_jobs = {job: text for job, text in shown.items() if text is not None and job in active}
 
     def drop_claim(self, token: str) -> None:
-        """The manager's process died: the name it held is free."""
+        """Release the claim of a manager whose process died."""
         with self.world.lock:
             if self.claimed_by == token:
                 self.claimed_by = None
 
     def check_reachable(self) -> None:
-        """Raise FluxError where a call from outside would find nobody."""
+        """Raise FluxError if a call from outside cannot reach the instance."""
         if self._unreachable:
             raise FluxError("the instance does not answer")
         self._check_up()
@@ -407,7 +412,7 @@ class SimulatedFlux:
     # --- the journals ---
 
     def follow(self, follower: JournalFollower) -> Callable[[], None]:
-        """Send every event from now on, until the connection is lost or the returned function is called."""
+        """Send every event from now on to a follower. Call the returned function to stop."""
         with self.world.lock:
             self.check_reachable()
             self._followers.append(follower)
@@ -435,14 +440,14 @@ class SimulatedFlux:
         return self._jobs.active_events()
 
     def queues_stopped(self) -> frozenset[str] | None:
-        """None: which are is hidden, as there is no scheduler."""
+        """The stopped queues; None if there is no scheduler, which hides them."""
         if self.unfinished_wish is not None or self._scheduler_unloaded:
             return None
         return frozenset(self._jobs.stopped_queues)
 
     @property
     def queues_open_s(self) -> float:
-        """When no queue was stopped, last: the truth, for checks."""
+        """When all queues were last open: the truth, for checks."""
         return self.world.now_s if not self._jobs.stopped_queues else self._queue_stopped_s
 
     # --- replies ---
@@ -470,12 +475,12 @@ class SimulatedFlux:
             self._jobs.housekeepers.kill(self._require_rank(rank), signal)
 
     def end_housekeeping(self) -> None:
-        """Somebody looks at all of it that runs, and it ends."""
+        """End all housekeeping, as an administrator does who looks into it."""
         with self.world.lock:
             self._jobs.housekeepers.end_all()
 
     def housekeeping_since(self, rank: Rank) -> tuple[float, ...]:
-        """When each housekeeping that runs on a rank began: the truth, for checks."""
+        """When each running housekeeping of a rank began: the truth, for checks."""
         with self.world.lock:
             return self._jobs.housekeepers.started_at(rank)
 
@@ -488,21 +493,21 @@ class SimulatedFlux:
             return self._brokers.drain_reason(self._require_rank(rank))
 
     def online(self, rank: Rank) -> bool:
-        """Whether a broker stands there, in truth."""
+        """Whether the rank's broker is connected: the truth, for checks."""
         with self.world.lock:
             return self._brokers.connected(self._require_rank(rank))
 
     def held_grants(self) -> tuple[tuple[JobId, Grant], ...]:
-        """Who holds what of which rank, housekeeping too: the truth, for checks."""
+        """Return every job with each of its grants, housekeeping included: the truth, for checks."""
         with self.world.lock:
             return tuple(self._jobs.held_grants())
 
 
 def _rank_resources(node_types: Sequence[NodeType], slots: Sequence[Slot]) -> list[RankResources]:
     types = {node_type.name: node_type for node_type in node_types}
-    rooms = [
+    resources = [
         RankResources(slot.rank, slot.name, of_type.cores, of_type.gpus, of_type.properties)
         for slot in slots
         for of_type in (types[slot.type_name],)
     ]
-    return sorted(rooms, key=lambda room: room.rank)
+    return sorted(resources, key=lambda it: it.rank)

@@ -1,8 +1,8 @@
 """The job manager of a simulated instance: jobs, their events, and the order in which they get resources.
 
-The events are those of flux-core 0.88, in its order and with its contexts. Strict FIFO within a priority, as
-sched-simple: a job at the head that must wait blocks every one behind it, and a job that can never run is told
-so only once it is at the head. Not simulated: the scheduler's estimates (``t_estimate``).
+The events, their order and their contexts are those of flux-core 0.88. Jobs of one priority start in strict FIFO
+order, as with sched-simple: a job at the head that must wait blocks all jobs behind it, and an infeasible job is
+rejected only when it reaches the head. The scheduler's estimates (``t_estimate``) are not simulated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ URGENCY_DEFAULT = 16
 URGENCY_EXPEDITE = 31
 PRIORITY_MAX = 2**32 - 1
 
-# What ``finish`` says, as wait(2) does: the shell's own exit code for a signal it was sent, and 1.
+# The status in ``finish``, encoded as in wait(2): the shell's exit code after a signal, and 1.
 _STATUS_CANCELLED = (128 + 15) << 8
 _STATUS_TIMED_OUT = (128 + 14) << 8
 _STATUS_NODE_LOST = 1 << 8
@@ -73,11 +73,14 @@ class _Job:
 
 
 class JobManager:
-    """``connected`` says whether a rank's broker can be reached; ``clock_skew_s``: of the leader's wall clock."""
+    """``connected`` tells whether a rank's broker can be reached.
+
+    ``clock_skew_s``: how far the leader's wall clock is ahead of the world's.
+    """
 
     def __init__(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> None:
         self.listeners: list[Callable[[JobEvent], None]] = []
-        self.housekeeping_s: HousekeepingTime = 0.0  # of jobs that do not bring their own
+        self.housekeeping_s: HousekeepingTime = 0.0  # of jobs submitted without their own
         self.housekeepers = Housekeepers(world, connected, self._free)
         self.clock_skew_s = 0.0
         self.stopped_queues: dict[str, None] = {}
@@ -88,19 +91,19 @@ class JobManager:
         self._connected = connected
         self._active: dict[JobId, _Job] = {}
         self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
-        self._requeueable: dict[JobId, _Job] = {}  # of those that ask for a second life
+        self._requeueable: dict[JobId, _Job] = {}  # failed jobs that ask to be submitted again
         self._dependents: dict[JobId, dict[JobId, None]] = {}
         self._queue: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
         self._next_pass: Scheduled | None = None
         self._last_id = 0
 
-    # --- what users do ---
+    # --- actions of users ---
 
     def submit(
         self, jobspec: Jobspec, run_s: float, urgency: int, housekeeping_s: HousekeepingTime | None
     ) -> JobId:
-        """Take a job in. Raises ValueError for what the ingest would refuse."""
+        """Accept a job. Raises ValueError for a jobspec that the ingest would reject."""
         request = read_request(jobspec)
         housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
         job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
@@ -117,16 +120,16 @@ class JobManager:
         return job.id
 
     def requeue(self, job_id: JobId) -> JobId:
-        """Submit a job once more, to start if it does not end well. Raises ValueError for one that has."""
+        """Submit a job again, to start only if the first run fails. Raises ValueError if that has succeeded."""
         job = self._active.get(job_id) or self._requeueable.get(job_id)
         if job is None:
-            raise ValueError(f"job {job_id} has ended well, or never was")
+            raise ValueError(f"job {job_id} has succeeded, or never existed")
         payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
         jobspec = requeue_jobspec(f"header.{payload}.signature", format_f58(job_id))
         return self.submit(jobspec, job.run_s, URGENCY_DEFAULT, job.housekeeping_s)
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
-        """0 holds a pending job, 31 puts it first. Raises ValueError once it has resources."""
+        """Set a pending job's urgency: 0 holds it, 31 puts it first. Raises ValueError once it has resources."""
         job = self._active.get(job_id)
         if job is None or job.state not in _BEFORE_RESOURCES:
             raise ValueError(f"job {job_id} is not pending: its urgency cannot be changed")
@@ -136,7 +139,7 @@ class JobManager:
             self._prioritize(job)
 
     def cancel(self, job_id: JobId) -> None:
-        """End a job. One that has ended already stays as it is."""
+        """Cancel a job. No effect if it has ended."""
         if (job := self._active.get(job_id)) is not None:
             cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
             self._fail(job, cancelled, _STATUS_CANCELLED)
@@ -151,10 +154,10 @@ class JobManager:
             if job.state == JobState.SCHED and job.request.queue == queue:
                 self._enqueue(job)
 
-    # --- what happens to nodes ---
+    # --- events of nodes ---
 
     def lose_rank(self, rank: int) -> None:
-        """A rank's broker is gone: its jobs die, its housekeeping is over."""
+        """Fail the jobs of a rank whose broker is gone, and end its housekeeping."""
         host = self._pool.ranks[rank].host
         for job in tuple(self._by_rank[rank].values()):
             if job.started:
@@ -165,21 +168,21 @@ class JobManager:
         self._schedule_soon()
 
     def restart(self) -> None:
-        """The leader came back: what waits for resources gets its priority anew."""
+        """Rank 0 restarted: give every job that waits for resources its priority again."""
         for job in self._active.values():
             if job.state == JobState.SCHED:
                 self._post_event(job, "flux-restart")
                 self._prioritize(job)
 
-    # --- what others read ---
+    # --- queries ---
 
     def active_events(self) -> Iterator[JobEvent]:
-        """Every event so far of every active job, job by job: what a journal reader gets first."""
+        """Yield every event so far of every active job, job by job. A journal reader gets these first."""
         for job in self._active.values():
             yield from job.events
 
     def state(self, job_id: JobId) -> JobState | None:
-        """None once the job is inactive, or was never there."""
+        """The job's state; None if it is inactive or never existed."""
         job = self._active.get(job_id)
         return None if job is None else job.state
 
@@ -187,7 +190,7 @@ class JobManager:
         return tuple(self._active)
 
     def held_grants(self) -> Iterator[tuple[JobId, Grant]]:
-        """Who holds what, jobs first, then what is in housekeeping."""
+        """Yield every job with each of its grants: active jobs first, then those in housekeeping."""
         for job in self._active.values():
             for grant in job.grants:
                 yield job.id, grant
@@ -196,7 +199,7 @@ class JobManager:
     # --- before resources ---
 
     def _new_id(self) -> JobId:
-        # RFC 19: milliseconds since the instance began, then a sequence number within one.
+        # RFC 19: milliseconds since the instance started, then a sequence number within the millisecond.
         self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
         return JobId(self._last_id)
 
@@ -219,7 +222,7 @@ class JobManager:
         self._enqueue(job)
 
     def _enqueue(self, job: _Job) -> None:
-        """Queue the job anew; entries that no longer say how it stands are passed over when met."""
+        """Add the job to the queue. Its older entries stay, and are skipped when they reach the head."""
         if job.priority > 0:
             heapq.heappush(self._queue, (-job.priority, job.id))
         self._schedule_soon()
@@ -274,7 +277,7 @@ class JobManager:
     # --- with resources ---
 
     def _start(self, job: _Job, expires_s: float) -> None:
-        # Between a broker's end and the scheduler's hearing of it (0.1 s) a job may be sent there.
+        # The scheduler learns of a broker's end 0.1 s later. Meanwhile it may start a job there.
         unreachable = next((grant.rank for grant in job.grants if not self._connected(grant.rank)), None)
         self._post_event(job, "start")
         job.started = True
@@ -293,7 +296,7 @@ class JobManager:
         self._fail(job, expired, _STATUS_TIMED_OUT)
 
     def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
-        """A fatal exception, and the job's end: ``status`` is what its tasks left with, if they had started."""
+        """End a job with a fatal exception. ``status``: the exit status of its tasks, if they had started."""
         job.failed = True
         self._post_event(job, "exception", exception)
         self._finish(job, status)
@@ -312,7 +315,7 @@ class JobManager:
         self.housekeepers.take_over(job.id, job.grants, job.housekeeping_s)
         for job_id in self._dependents.pop(job.id, ()):
             self._resolve_dependency(job_id, job)
-        self._schedule_soon()  # whom it blocked may go
+        self._schedule_soon()  # jobs that it blocked may start now
 
     def _deactivate(self, job: _Job) -> None:
         self.ended_count += 1

@@ -7,12 +7,12 @@ from nodemanager.core.notation import format_job_id, parse_job_id
 
 
 def format_f58(job_id: JobId) -> str:
-    """The id in its ASCII form: ``fLqTPgb``."""
+    """Format an id in the ASCII form of F58: ``fLqTPgb``."""
     return format_job_id(job_id)
 
 
 def parse_f58(text: str) -> JobId:
-    """Read an id in either form. Raises ValueError."""
+    """Read an id in the ``f`` or ``ƒ`` form. Raises ValueError."""
     if not text.startswith(("ƒ", "f")):
-        raise ValueError(f"{text!r} is no job id: F58 is needed, such as fLqTPgb")
+        raise ValueError(f"{text!r} is not a job id: give its F58 form, such as fLqTPgb")
     return JobId(parse_job_id(text))

@@ -1,7 +1,7 @@
-"""What a jobspec asks of the scheduler, read the way flux-core's own sched-simple reads it (RFC 14, 25, 31).
+"""Reads a jobspec's resource request as flux-core's sched-simple does (RFC 14, 25, 31).
 
-Read here once more, and not by the parser that the node manager uses: where the two differ, the simulation
-shows a job that waits while nodes stand idle, or nodes bought for a job that never starts.
+This parser is independent of the node manager's own. If the two differ, the simulation shows it: a job waits while
+nodes are idle, or nodes are provisioned for a job that never starts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Jobspec = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number, or a range whose upper end may be open (RFC 14)."""
+    """A number, or a range without an upper end if ``most`` is None (RFC 14)."""
 
     least: int
     most: int | None
 
 
 class DependencyScheme(StrEnum):
-    """Which end of another job is waited for, by the dependency's scheme."""
+    """The dependency schemes that the simulated Flux supports."""
 
     ANY = "afterany"
-    FAILURE = "afternotok"  # it must have had resources
+    FAILURE = "afternotok"  # the other job must have had resources
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A dependency on another job, whose F58 id it has."""
+    """A dependency on another job. ``job`` is that job's F58 id."""
 
     scheme: DependencyScheme
     job: str
@@ -48,9 +48,10 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``nodes`` is None where slots may lie anywhere; else ``slots`` is the number on each node.
+    """A job's resource request.
 
-    ``constraint`` is the text of the RFC 31 object, "" where there is none: equal texts are matched once.
+    If ``nodes`` is None, the slots may be on any nodes; if not, ``slots`` is the number on each node.
+    ``constraint`` is the RFC 31 object as JSON text, "" if there is none: equal texts need to be matched only once.
     """
 
     nodes: Count | None
@@ -62,11 +63,11 @@ class Request:
     duration_s: float  # 0 is unlimited
     queue: str  # "" is the anonymous queue
     dependencies: tuple[Dependency, ...]
-    requeue: bool  # it asks the node manager for a second life, should its node be taken back
+    requeue: bool  # it asks the node manager to submit it again if its node is reclaimed
 
 
 def read_request(jobspec: Jobspec) -> Request:
-    """Read a jobspec, or raise ValueError where the ingest would refuse it."""
+    """Read a jobspec. Raises ValueError for one that the ingest would reject."""
     counts: dict[str, Count] = {}
     exclusive = _count_vertices(jobspec["resources"], counts)
     if "slot" not in counts or "core" not in counts:
@@ -74,7 +75,7 @@ def read_request(jobspec: Jobspec) -> Request:
     system = jobspec["attributes"]["system"]
     nodes, slots = counts.get("node"), counts["slot"]
     if exclusive and nodes is None:
-        # Exclusive is by node: slots that name none get one each.
+        # Exclusive use is by node: if the jobspec names no node, each slot gets a node of its own.
         nodes, slots = slots, Count(1, 1)
     constraint = system.get("constraints")
     return Request(
@@ -92,9 +93,9 @@ def read_request(jobspec: Jobspec) -> Request:
 
 
 def _count_vertices(vertices: Sequence[Mapping[str, Any]], counts: dict[str, Count], above: int = 1) -> bool:
-    """Note the count of each type, and say whether a node or slot is asked for exclusively.
+    """Add the count of each resource type to ``counts``; return whether a node or slot is exclusive.
 
-    ``above``: how often this level is there. It multiplies nodes, and nothing else.
+    ``above``: the product of the counts of the levels above. It multiplies nodes only.
     """
     exclusive = False
     for vertex in vertices:
@@ -146,10 +147,10 @@ def matches(constraint: Mapping[str, Any], rank: int, host: str, properties: fro
         case ("not", parts):
             return not matches(parts[0], rank, host, properties)
         case (operator, _):
-            raise ValueError(f"constraint operator {operator!r} is none of RFC 31")
+            raise ValueError(f"constraint operator {operator!r} is not in RFC 31")
 
 
-# --- the other way: a workload names shapes ---------------------------------------------------------------
+# --- writing a jobspec for a shape ------------------------------------------------------------------------
 
 
 def write_jobspec(
@@ -161,7 +162,7 @@ def write_jobspec(
     requeue: bool = False,
     name: str = "true",
 ) -> Jobspec:
-    """The jobspec (V1) that ``flux submit`` would write for a shape."""
+    """Write the jobspec (V1) that ``flux submit`` would write for a shape."""
     slot: dict[str, Any] = {"type": "slot", "count": shape.slots, "with": _slot_content(shape), "label": "task"}
     resources = slot
     if shape.nodes is not None:

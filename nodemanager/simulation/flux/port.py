@@ -1,4 +1,4 @@
-"""The Flux port on the simulated instance: a claim by token, records in a dict, ranks by the real parser."""
+"""The Flux port of the simulated instance: the claim is a token, leases are a dict, the real parser reads ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class SimulatedFluxPort:
-    """:class:`nodemanager.core.ports.FluxPort`, for the manager known by ``token``: one token, one manager.
+    """:class:`nodemanager.core.ports.FluxPort` of the manager that ``token`` identifies.
 
-    With a cluster's UUID given, the instance is that cluster's from the first claim on.
+    The first claim with a ``cluster_uuid`` gives the instance to that cluster.
     """
 
     def __init__(self, flux: SimulatedFlux, token: str, cluster_uuid: str = "") -> None:
@@ -31,7 +31,7 @@ class SimulatedFluxPort:
         self._cluster_uuid = cluster_uuid
         self._draws: Random = flux.world.draws_for(f"flux port {token}")
 
-    # --- who acts ---
+    # --- the claim ---
 
     def claim(self) -> None:
         self._call(self._claim)
@@ -54,7 +54,7 @@ class SimulatedFluxPort:
     def ensure_actor(self) -> None:
         self._call(self._must_act)
 
-    # --- the record of launches ---
+    # --- leases ---
 
     def launches(self) -> tuple[Launch, ...]:
         return self._call(lambda: tuple(self._flux.leases.values()))
@@ -81,7 +81,7 @@ class SimulatedFluxPort:
         if holder is not None and holder.id == launch.id:
             del self._flux.leases[launch.slot]
 
-    # --- what operators have set ---
+    # --- operators' settings ---
 
     def steering(self) -> Steering:
         return self._call(lambda: self._flux.steering)
@@ -92,7 +92,7 @@ class SimulatedFluxPort:
 
         self._change(keep)
 
-    # --- what was spent ---
+    # --- spending ---
 
     def spend(self) -> Spend:
         return self._call(lambda: self._flux.spend)
@@ -148,7 +148,7 @@ class SimulatedFluxPort:
     def requeue(self, job: JobId) -> JobId:
         return self._change(lambda: self._flux.requeue(job))
 
-    # --- the division of the slots ---
+    # --- slot types ---
 
     def repair(self) -> bool:
         return self._change(self._repair)

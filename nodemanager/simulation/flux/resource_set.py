@@ -1,6 +1,6 @@
-"""Resources as a simulated instance keeps them, and as R (RFC 20) writes them.
+"""The resources of a simulated instance, and their form as R (RFC 20).
 
-A node's cores and GPUs are the bits of an integer, so that taking and giving back are one operation each.
+The cores of a rank are the bits of one integer, and so are its GPUs: allocating and freeing is one operation each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = Mapping[str, Any]
 
 @dataclass(slots=True)
 class RankResources:
-    """A rank's cores and GPUs, as R declares them, and those nobody holds."""
+    """A rank's cores and GPUs: those that R declares, and those that are free."""
 
     rank: int
     host: str
@@ -27,7 +27,7 @@ class RankResources:
     up: bool = False
     cores_free: int = field(init=False)  # bits
     gpus_free: int = field(init=False)
-    # How many bits those are, kept: they are asked for at every look for a place.
+    # The number of free cores and GPUs, kept because every allocation reads them.
     cores_left: int = field(init=False)
     gpus_left: int = field(init=False)
 
@@ -35,7 +35,7 @@ class RankResources:
         self.declare(self.cores, self.gpus, self.properties)
 
     def declare(self, cores: int, gpus: int, properties: frozenset[str]) -> None:
-        """Begin anew with these, all of them free."""
+        """Replace the resources. All of the new ones are free."""
         self.cores, self.gpus, self.properties = cores, gpus, properties
         self.cores_free, self.cores_left = (1 << self.cores) - 1, self.cores
         self.gpus_free, self.gpus_left = (1 << self.gpus) - 1, self.gpus
@@ -53,20 +53,20 @@ class RankResources:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one job holds of one rank."""
+    """The cores and GPUs of one rank that one job holds."""
 
     rank: int
     cores: int  # bits
     gpus: int  # bits
 
 
-def declared_resources(rooms: Iterable[RankResources]) -> dict[str, Any]:
-    """R of ranks as they are declared, whoever holds what of them."""
-    return format_R([Grant(room.rank, (1 << room.cores) - 1, (1 << room.gpus) - 1) for room in rooms])
+def declared_resources(entries: Iterable[RankResources]) -> dict[str, Any]:
+    """Return the R of all declared resources of the ranks, allocated or not."""
+    return format_R([Grant(entry.rank, (1 << entry.cores) - 1, (1 << entry.gpus) - 1) for entry in entries])
 
 
 def format_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
-    """R (RFC 20): ranks that are granted the same cores and GPUs share an entry."""
+    """Write R (RFC 20). Ranks with the same cores and GPUs share an entry."""
     ranks_by_content: dict[tuple[int, int], list[int]] = {}
     for grant in grants:
         ranks_by_content.setdefault((grant.cores, grant.gpus), []).append(grant.rank)
@@ -84,17 +84,17 @@ def format_R(grants: Iterable[Grant]) -> dict[str, Any]:  # noqa: N802
     }
 
 
-def ranks_by_property(rooms: Iterable[RankResources]) -> dict[str, str]:
-    """Each property's ranks as an id set, the properties in the order of their names."""
+def ranks_by_property(entries: Iterable[RankResources]) -> dict[str, str]:
+    """Return the ranks of each property as an id set, sorted by property."""
     ranks: dict[str, list[int]] = {}
-    for room in rooms:
-        for name in sorted(room.properties):
-            ranks.setdefault(name, []).append(room.rank)
+    for entry in entries:
+        for name in sorted(entry.properties):
+            ranks.setdefault(name, []).append(entry.rank)
     return {name: format_idset(ranks[name]) for name in sorted(ranks)}
 
 
 def format_summary(grants: Sequence[Grant]) -> str:
-    """The scheduler's annotation: ``rank[1-2]/core[0-3] rank5/core[0-7],gpu[0-1]``."""
+    """Format the scheduler's annotation: ``rank[1-2]/core[0-3] rank5/core[0-7],gpu[0-1]``."""
     ranks_by_content: dict[str, list[int]] = {}
     for grant in grants:
         content = f"core{_bracket(_format_bits(grant.cores))}"
@@ -104,8 +104,10 @@ def format_summary(grants: Sequence[Grant]) -> str:
     return " ".join(f"rank{_bracket(format_idset(ranks))}/{content}" for content, ranks in ranks_by_content.items())
 
 
-def held_grant(room: RankResources) -> Grant:
-    return Grant(room.rank, ((1 << room.cores) - 1) & ~room.cores_free, ((1 << room.gpus) - 1) & ~room.gpus_free)
+def held_grant(entry: RankResources) -> Grant:
+    return Grant(
+        entry.rank, ((1 << entry.cores) - 1) & ~entry.cores_free, ((1 << entry.gpus) - 1) & ~entry.gpus_free
+    )
 
 
 def _children(cores: int, gpus: int) -> dict[str, str]:
@@ -126,7 +128,7 @@ def _format_bits(bits: int) -> str:
 
 @lru_cache(maxsize=4096)
 def lowest_bits(bits: int, count: int) -> int:
-    """The lowest ``count`` of the bits."""
+    """Return the lowest ``count`` set bits of ``bits``."""
     taken = 0
     for _ in range(count):
         lowest = bits & -bits

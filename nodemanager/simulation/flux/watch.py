@@ -1,4 +1,4 @@
-"""The simulated instance's journals, pushed to a listener by way of the real parser."""
+"""The simulated instance's journals, read by the real parser and passed to a listener."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nodemanager.simulation.time.world import Scheduled
 BATCH_S = 0.01
 
 RECONNECT_S = 1.0
-PROBE_HIDDEN_S = 1.0  # which queues are stopped, while that is hidden
+PROBE_HIDDEN_S = 1.0  # asks which queues are stopped, while no scheduler is there to tell
 
 
 class SimulatedFluxWatch:
-    """:class:`nodemanager.core.ports.FluxWatch`. The listener is called by whoever moves the world's clock.
+    """:class:`nodemanager.core.ports.FluxWatch`. The thread that moves the world's clock calls the listener.
 
-    It holds the world's lock while it calls: a listener must not wait for another thread.
+    That thread holds the world's lock: a listener must not wait for another thread.
     """
 
     def __init__(self, flux: SimulatedFlux, *, probe_s: float = 10.0, relist_s: float = 60.0) -> None:
@@ -79,7 +79,7 @@ class SimulatedFluxWatch:
             self._unfollow()
             self._unfollow = None
 
-    # --- what the journals say ---
+    # --- events of the journals ---
 
     def _on_job_event(self, event: JobEvent) -> None:
         self._apply(event)
@@ -97,7 +97,7 @@ class SimulatedFluxWatch:
         if self._deliver not in self._timers:
             self._later(BATCH_S, self._deliver)
 
-    # --- what the listener hears ---
+    # --- messages to the listener ---
 
     def _deliver(self) -> None:
         changes = self._queue.changes(self._world.now_s)
@@ -108,7 +108,7 @@ class SimulatedFluxWatch:
             self._listener(RanksChanged())
 
     def _deliver_whole_queue(self) -> None:
-        """Hand over the whole queue. The journal is not read anew: here it cannot have left anything out."""
+        """Send the whole queue. There is no need to read the journal again: this one never drops an event."""
         self._queues_stopped = self._flux.queues_stopped()
         complete = self._queue.complete(self._world.now_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))

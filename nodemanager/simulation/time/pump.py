@@ -1,9 +1,9 @@
-"""The production actors in virtual time: unstarted, their messages delivered one by one by a seeded draw.
+"""Runs the production actors in virtual time, without threads: the pump delivers their messages one by one.
 
-An unstarted Pykka actor is an ordinary object, so the pump calls its ``on_receive`` itself. Each message takes a
-drawn time on its way; messages to one actor keep their order, as in its real inbox. A worker makes its call at the
-moment its order arrives: so the way there and the way of the answer are the two halves of a slow call. A run is a
-function of the world's seed and nothing else.
+An unstarted Pykka actor is an ordinary object, so the pump calls its ``on_receive`` itself. Each message travels
+for a random time, drawn from the seed. Messages to one actor keep their order, as in its real inbox. A worker makes
+its call when its order arrives, so the order's travel and the answer's travel together make a slow call. A run
+depends on the world's seed and on nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ A = TypeVar("A", bound=CrashOnlyActor)
 
 Range = tuple[float, float]
 
-# How long a message is on its way to an actor of a class, in seconds.
+# How long a message travels to an actor of each class, in seconds.
 TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
     {
         Manager: (0.0, 0.05),
@@ -39,12 +39,12 @@ TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
 
 
 class Killed(BaseException):
-    """SIGKILL in the midst of a call. Nothing may catch it but whoever delivers messages."""
+    """SIGKILL during a call. Only the code that delivers messages may catch it."""
 
 
 @dataclass
 class Inbox:
-    """An actor's address in the pump. ``alive`` is false once its process was killed."""
+    """An actor's address in the pump. ``alive`` is false after its process was killed."""
 
     world: World
     actor: CrashOnlyActor
@@ -53,7 +53,7 @@ class Inbox:
     alive: bool = True
     frozen_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
     _last_arrival_s: float = 0.0
-    on_fact: Callable[[], None] | None = None  # told of whatever is delivered but the time
+    on_fact: Callable[[], None] | None = None  # called after each message other than ``Tick``
     on_killed: Callable[[], None] | None = None
 
     def tell(self, message: Any) -> None:
@@ -81,9 +81,9 @@ class Inbox:
 
 @dataclass
 class Pump:
-    """One process of the service in a world: spawned, ticked, and killed at any moment.
+    """One process of the service in a world: it can be spawned, ticked, frozen and killed at any moment.
 
-    Where nothing happens, ticks come more and more seldom, up to ``idle_tick_s``; None: they never do.
+    While nothing happens, the time between two ticks doubles up to ``idle_tick_s``. With None it stays ``tick_s``.
     """
 
     world: World
@@ -93,11 +93,11 @@ class Pump:
     idle_tick_s: float | None = None
     inboxes: list[Inbox] = field(default_factory=list)
     alive: bool = True
-    on_killed: Callable[[], None] | None = None  # told when a call raised ``Killed``
+    on_killed: Callable[[], None] | None = None  # called when a call raised ``Killed``
     _frozen_until_s: float = 0.0
 
     def spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
-        """Stands in for starting a thread: same classes, same arguments."""
+        """Make an actor without a thread, from the same class and arguments as in production."""
         draws = self.world.draws_for(f"{self.name}/{actor.__name__}/{len(self.inboxes)}")
         inbox = Inbox(self.world, actor(*arguments), self.travel_s[actor], draws.uniform)
         inbox.on_killed = self.on_killed
@@ -105,7 +105,7 @@ class Pump:
         return inbox
 
     def start_ticks(self, manager: Mailbox[Tick], clock: Any) -> None:
-        """Tell the time for ever, as the ticker's thread does."""
+        """Send ticks until the process is killed, as the ticker's thread does."""
         due: Scheduled
         wait_s = self.tick_s
 
@@ -130,13 +130,13 @@ class Pump:
             manager.on_fact = hurry
 
     def freeze_until(self, until_s: float) -> None:
-        """SIGSTOP until a moment: what is said to it meanwhile, it hears then, in order."""
+        """SIGSTOP until ``until_s``. Messages sent meanwhile are delivered then, in order."""
         self._frozen_until_s = max(self._frozen_until_s, until_s)
         for inbox in self.inboxes:
             inbox.frozen_until_s = self._frozen_until_s
 
     def kill(self, on_the_wire: Callable[[], bool]) -> None:
-        """SIGKILL. Nothing more is heard or thought; a cloud call ``on_the_wire`` may still be carried out."""
+        """SIGKILL. No more messages are delivered, except that a cloud call ``on_the_wire`` may still be made."""
         self.alive = False
         for inbox in self.inboxes:
             reaches_the_cloud = isinstance(inbox.actor, CloudWorker) and on_the_wire()

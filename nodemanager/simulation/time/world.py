@@ -1,7 +1,7 @@
-"""Virtual time: a clock that moves only when told to, the events due on it, and the seed of every draw.
+"""Virtual time: a clock that moves only on request, the events scheduled on it, and the seed of all random draws.
 
-A world is a pure function of its seed and of the calls made to it. Each part draws from a stream of its own
-(:meth:`World.draws_for`), so that one more draw in one part does not change what befalls another.
+A world is a pure function of its seed and of the calls made to it. Each part draws from its own stream
+(:meth:`World.draws_for`), so an additional draw in one part does not change the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from threading import RLock
 
 @dataclass(slots=True)
 class Scheduled:
-    """Something that will happen. A cancelled one stays in the heap until its moment, and does nothing."""
+    """A scheduled event. A cancelled event stays in the heap until its time, and does nothing."""
 
     at_s: float
     action: Callable[[], None] | None
@@ -26,7 +26,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class WorldClock:
-    """The world's clock as a port. ``skew_s`` is how far this reader's wall clock is ahead."""
+    """The world's clock as a port. ``skew_s``: how far this reader's wall clock is ahead of the world's."""
 
     world: World
     skew_s: float = 0.0
@@ -39,10 +39,10 @@ class WorldClock:
 
 
 class World:
-    """One simulated place: its time, what will happen in it, and the lock that all its parts share.
+    """One simulated world: its time, its scheduled events, and the lock that all its parts share.
 
-    ``start_at``: the wall clock at time 0, in seconds since the epoch. ``skew_s`` may be set at any time: a
-    wall clock that jumps, while ``now_s`` never does.
+    ``start_at``: the wall clock at time 0, in seconds since the epoch. Set ``skew_s`` at any time to make the wall
+    clock jump; ``now_s`` never jumps.
     """
 
     def __init__(self, seed: int, start_at: float = 1_700_000_000.0) -> None:
@@ -66,11 +66,11 @@ class World:
         return WorldClock(self, skew_s)
 
     def draws_for(self, part: str) -> Random:
-        """A stream of draws that depends on the seed and the part's name only."""
+        """Return a random stream that depends only on the seed and the part's name."""
         return Random(f"{self.seed}/{part}")
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Scheduled:
-        """Have something happen ``delay_s`` from now; what is due at one moment happens in the order asked."""
+        """Schedule ``action`` in ``delay_s`` seconds. Events at the same time run in the order of these calls."""
         if delay_s < 0:
             raise ValueError(f"cannot schedule {delay_s:g} s from now: time does not run backwards")
         with self.lock:
@@ -80,16 +80,16 @@ class World:
             return scheduled
 
     def next_event_s(self) -> float | None:
-        """When the next thing happens; None when nothing will."""
+        """The time of the next event; None if none is scheduled."""
         with self.lock:
             self._drop_cancelled()
             return self._events[0][0] if self._events else None
 
     def advance_to(self, now_s: float) -> None:
-        """Move the clock, letting everything due on the way happen at its own moment.
+        """Move the clock to ``now_s`` and run every event on the way at its own time.
 
-        The lock is let go between two events, so that other threads come in. A moment that is past already (two
-        threads advanced at once) is no error.
+        The lock is released between two events, so other threads can take it. A time in the past is no error: two
+        threads may advance at once.
         """
         while self._run_next_event(now_s):
             pass
