@@ -1,1 +1,1 @@
-"""The HTTP service: the dashboard, the API, the metrics."""
+"""The HTTP service: the dashboard, the API and the metrics."""

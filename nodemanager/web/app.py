@@ -1,4 +1,4 @@
-"""The application: each endpoint behind its checks, the pages, the stream."""
+"""The ASGI application: the endpoints behind their access checks, the pages, and the event stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATIC = Path(__file__).parent / "static"
 BODY_MAX_BYTES = 1 << 20
 
 SECURITY_HEADERS = {
-    # The page brings all it needs, and nothing else is to get in.
+    # The pages need nothing from elsewhere, so the browser must load nothing else.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -51,7 +51,10 @@ PAGES: tuple[tuple[str, str, str], ...] = (
 
 
 def make_application(context: WebContext, hosts: Sequence[str], ended: Callable[[], bool]) -> Starlette:
-    """The ASGI application. ``hosts``: the names by which it may be called; ``ended``: streams end then."""
+    """Make the ASGI application.
+
+    ``hosts``: the ``Host`` names it answers to. ``ended``: whether the server stops, which ends open streams.
+    """
     streams = EventStreams(context.board, ended)
     routes = [
         *(_route(context, endpoint) for endpoint in ENDPOINTS),
@@ -82,12 +85,12 @@ def _route(context: WebContext, endpoint: Endpoint) -> Route:
     )
 
 
-def _http_handler(context: WebContext, allows: AccessCheck, answers: Handler) -> Callable[[Request], Any]:
+def _http_handler(context: WebContext, check_access: AccessCheck, handler: Handler) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
-            allows(context.access, request)
+            check_access(context.access, request)
             body = await _read_body(request)
-            response = await run_in_threadpool(answers, context, request, body)
+            response = await run_in_threadpool(handler, context, request, body)
         except RequestRefused as refused:
             response = json_response({"error": refused.why}, refused.status)
             if refused.status == 401:
@@ -95,7 +98,7 @@ def _http_handler(context: WebContext, allows: AccessCheck, answers: Handler) ->
         except explain.UnknownSubject as unknown:
             response = json_response({"error": str(unknown)}, 404)
         except HistoryUnreadable as unreadable:
-            response = json_response({"error": f"the journal cannot be read: {unreadable}"}, 503)
+            response = json_response({"error": f"the history cannot be read: {unreadable}"}, 503)
         return response
 
     return handle
@@ -109,7 +112,7 @@ async def _read_body(request: Request) -> bytes:
         async for part in request.stream():
             parts.append(part)
             if sum(map(len, parts)) > BODY_MAX_BYTES:
-                raise RequestRefused(413, f"the body has more than {BODY_MAX_BYTES} bytes")
+                raise RequestRefused(413, f"the body is larger than {BODY_MAX_BYTES} bytes")
     except ClientDisconnect as error:
         raise RequestRefused(400, "the body was cut short") from error
     return b"".join(parts)
@@ -124,10 +127,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """It is in the log. Answered outside of all middleware, so with the headers of its own."""
+    """Answer after a bug, which is in the log. This runs outside all middleware, so it adds the headers itself."""
     del request, error
     return JSONResponse(
-        {"error": "this failed by a bug; the service's log says more"}, 500, headers=SECURITY_HEADERS
+        {"error": "this failed because of a bug; see the service's log"}, 500, headers=SECURITY_HEADERS
     )
 
 
@@ -145,7 +148,7 @@ def _page_handler(file: str, media_type: str) -> Handler:
 
 
 class SecurityHeaders:
-    """Puts ``HEADERS`` on every answer, refusals of the middleware behind it too."""
+    """Adds ``SECURITY_HEADERS`` to every answer, including those of the middleware behind it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

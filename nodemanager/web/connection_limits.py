@@ -1,6 +1,6 @@
-"""How long a connection may say nothing, and how many there may be: nobody is to keep the others out.
+"""Limits on idle connections and on their number, so that no client can keep the others out.
 
-Too many would do more than that: each is an open file, and the manager, whose process this is, needs some too.
+Each connection is also an open file of this process, and the manager in the same process needs some for itself.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_SOURCE_MAX = 256
-REQUEST_WITHIN_S = 20.0  # from its first byte, or from the connection's beginning, to the end of its headers
-KEEP_ALIVE_S = 30  # between two requests
+REQUEST_WITHIN_S = 20.0  # for the headers, counted from the first byte or from the connect
+KEEP_ALIVE_S = 30  # idle time between two requests
 
 
 class BoundedConnection(H11Protocol):
-    """One that is closed where it keeps no request coming, or where there are too many."""
+    """A connection that is closed if its request is late, or at once if there are too many connections."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -41,7 +41,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _count_from_source(self) -> int:
-        """How many connections its source has, this one too; 0 on a socket in the file system."""
+        """Count the connections from the same address, including this one; 0 on a Unix socket."""
         if self.client is None:
             return 0
         others = (it.client for it in self.connections if isinstance(it, BoundedConnection))

@@ -1,4 +1,4 @@
-"""Where the service is reached: a socket that only its owner may use, or TCP where the site asks for it."""
+"""The address that the service listens on: a Unix socket for its owner only, or TCP if the site asks for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ UNIX_PATH_MAX = 107  # bytes, unix(7)
 
 @dataclass(frozen=True, slots=True)
 class UnixSocket:
+    """A socket in the file system."""
+
     path: Path
 
     def __str__(self) -> str:
@@ -23,6 +25,8 @@ class UnixSocket:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
+    """A host and a TCP port."""
+
     host: str
     port: int
 
@@ -34,7 +38,7 @@ ListenAddress = UnixSocket | TcpAddress
 
 
 def parse_listen(listen: str) -> ListenAddress | None:
-    """What ``[Web] listen`` says, once completed; None where nothing is to be served."""
+    """Parse ``[Web] listen``, as the site completed it. None if nothing is to be served."""
     if listen == "off":
         return None
     if listen.startswith("unix:"):
@@ -44,12 +48,12 @@ def parse_listen(listen: str) -> ListenAddress | None:
 
 
 class CannotListen(Exception):
-    """Now; says why."""
+    """The service cannot listen now. The message says why."""
 
 
 @dataclass(slots=True)
 class BoundSocket:
-    """A bound socket, and the lock that says whose it is."""
+    """A bound socket, and for a Unix socket the file descriptor of its lock."""
 
     socket: socket.socket
     lock: int | None = None
@@ -62,13 +66,13 @@ class BoundSocket:
 
 
 def listen(place: ListenAddress) -> BoundSocket:
-    """Raises ``CannotListen``: another one is there, or it cannot be done at all."""
+    """Bind and listen. Raises ``CannotListen`` if the address is in use or cannot be used."""
     try:
         return _listen_unix(place.path) if isinstance(place, UnixSocket) else _listen_tcp(place)
     except OSError as error:
         raise CannotListen(f"{place}: {error.strerror or error}") from error
     except UnicodeError as error:
-        raise CannotListen(f"{place}: this is no host's name: {error}") from error
+        raise CannotListen(f"{place}: not a valid host name: {error}") from error
 
 
 def _listen_tcp(place: TcpAddress) -> BoundSocket:
@@ -87,13 +91,16 @@ def _listen_tcp(place: TcpAddress) -> BoundSocket:
 
 
 def _listen_unix(path: Path) -> BoundSocket:
-    """A second service of this site waits for the first: the lock goes with its process, the file does not."""
+    """Listen on a Unix socket. A lock file keeps a second service of the site out.
+
+    The lock ends with its process, while the socket's file may outlive it and is then replaced.
+    """
     if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise CannotListen(
-            f"unix:{path}: a socket's path has {UNIX_PATH_MAX} bytes at most: say [Web] listen = unix:PATH"
+            f"unix:{path}: a socket's path may have at most {UNIX_PATH_MAX} bytes: set [Web] listen = unix:PATH"
         )
     if path.exists() and not path.is_socket():
-        raise CannotListen(f"unix:{path}: something that is no socket lies there, and is left alone")
+        raise CannotListen(f"unix:{path}: a file that is not a socket exists there; it is left alone")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

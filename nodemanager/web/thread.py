@@ -1,7 +1,7 @@
-"""The server's one thread: it listens where the site says, and serves until told to stop.
+"""The web server's thread: it listens on the site's address and serves until stopped.
 
-Where another service of the site listens (a second manager, that waits for the first), it tries again. A server
-that cannot listen is said in the log, and is no reason to stop a manager that nodes depend on.
+If it cannot listen, for example because another manager of the site does, it logs that and tries again. A manager
+that nodes depend on never stops because of its web server.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from nodemanager.web.listen import BoundSocket, CannotListen, ListenAddress, Tcp
 
 RETRY_S = 5.0
 GRACEFUL_STOP_S = 1
-# How often the server looks whether it is to end. Uvicorn's own does so ten times a second: most of what it takes
-# of the processor where nobody asks.
+# How often the server checks whether to stop. Uvicorn's ten times a second take most of an idle server's CPU time.
 STOP_CHECK_S = 0.5
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
 class _QuietServer(uvicorn.Server):
-    """Looks seldomer whether it is to end."""
+    """A server that checks less often whether to stop."""
 
     async def main_loop(self) -> None:
-        # The number of a tick is to have uvicorn note the date, which answers carry, at every tenth.
-        while not await self.on_tick(0):  # noqa: ASYNC110 - what says the end is a flag, as uvicorn has it
+        # Uvicorn updates the Date header at every tenth tick; tick 0 does so each time.
+        while not await self.on_tick(0):  # noqa: ASYNC110 - uvicorn's stop is a flag
             await asyncio.sleep(STOP_CHECK_S)
 
 
 class WebServer:
+    """Serves the application in a thread of its own. ``is_listening`` is set once clients can connect."""
+
     def __init__(self, place: ListenAddress, served: WebContext, hosts: Sequence[str] = ()) -> None:
         self._place = place
         self._ended = threading.Event()
@@ -51,6 +52,7 @@ class WebServer:
         self._thread.start()
 
     def stop(self, within_s: float) -> None:
+        """Stop serving; wait no longer than ``within_s``."""
         self._ended.set()
         if self._server is not None:
             self._server.should_exit = True
@@ -66,15 +68,15 @@ class WebServer:
             listening.close()
 
     def _listen(self) -> BoundSocket | None:
-        """Once it can; None where it is told to stop before."""
-        said = ""
+        """Try until listening works. None if the server is stopped before."""
+        logged = ""
         while not self._ended.is_set():
             try:
                 return listen(self._place)
             except CannotListen as error:
-                if str(error) != said:
+                if str(error) != logged:
                     self._log.warning("web_waits", why=str(error), again_s=RETRY_S)
-                said = str(error)
+                logged = str(error)
             self._ended.wait(RETRY_S)
         return None
 

@@ -1,4 +1,4 @@
-"""The token of those who steer: a secret in a file that only its owner can read, made where it is missing."""
+"""The operator's token: a secret in a file that only its owner can read. It is made if the file is missing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 class TokenError(Exception):
-    """The token cannot be had; says why, and what to do."""
+    """The token cannot be read or made. The message says why and what to do."""
 
 
 def read_or_make_token(path: Path) -> str:
     """Read the token, or make one. Raises ``TokenError``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Never a moment readable by others, and never over one that another process has just made.
+        # Others can never read it, and a token that another process has just made is never overwritten.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read_token(path)
@@ -29,17 +29,19 @@ def read_or_make_token(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Raises ``TokenError``, also where others may read it."""
+    """Read the token. Raises ``TokenError``, also if other users may read the file."""
     try:
         with path.open(encoding="ascii") as file:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(1024).strip()
     except FileNotFoundError as error:
-        raise TokenError(f"{path}: there is no token: does the service run, by this site?") from error
+        raise TokenError(f"{path}: no token found: is the service running with this site?") from error
     except (OSError, UnicodeDecodeError) as error:
         raise TokenError(f"{path}: the token cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise TokenError(f"{path}: others may read the token: chmod 600 {path}, and have it made anew if they did")
+        raise TokenError(
+            f"{path}: other users may read the token: chmod 600 {path}; if it was read, remove it and restart"
+        )
     if not text:
-        raise TokenError(f"{path}: the file is empty: remove it, and it is made anew at the next start")
+        raise TokenError(f"{path}: the file is empty: remove it, and the next start makes a new token")
     return text

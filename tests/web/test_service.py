@@ -84,7 +84,7 @@ def test_a_path_too_long_for_a_socket_is_said_with_the_way_out(tmp_path: Path) -
 
 
 def test_a_host_that_is_none_is_said() -> None:
-    with pytest.raises(CannotListen, match="no host's name"):
+    with pytest.raises(CannotListen, match="not a valid host name"):
         listen(TcpAddress("a..b", 80))
 
 

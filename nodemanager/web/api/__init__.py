@@ -1,1 +1,1 @@
-"""The endpoints, and the documents that they answer with."""
+"""The HTTP endpoints and the documents they answer with."""

@@ -1,4 +1,4 @@
-"""What operators may do: each verb is a fact told to the manager, and answered once it is on record."""
+"""The operators' controls: each sends the manager a fact, and is answered once the change is on record in Flux."""
 
 from __future__ import annotations
 
@@ -26,31 +26,36 @@ LEAVING_STATES = (NodeState.STOPPING, NodeState.GONE)
 
 
 class ReloadRefused(Exception):
-    """The site cannot be used, or not without a restart; the old one stays. Says every fault."""
+    """The site has faults, or its changes need a restart. The old one stays. The message names every fault."""
 
 
 class SteeredService(Protocol):
-    """The running service, as far as it is steered."""
+    """The running service, as far as operators steer it."""
 
     def tell(self, fact: OperatorFact) -> None: ...
 
     def reload(self) -> Document:
-        """Read the site anew and decide by it. Raises ``ReloadRefused``; then nothing has changed."""
+        """Reload the site and use it from now on. Raises ``ReloadRefused``, with nothing changed."""
         ...
 
 
 class Control:
+    """Carries out the operators' verbs. Every method raises ``RequestRefused`` if it is not possible now.
+
+    Each answers whether the change is ``on_record``: stored in Flux's KVS within ``ON_RECORD_WITHIN_S``.
+    """
+
     def __init__(self, board: Board, service: SteeredService) -> None:
         self._board = board
         self._service = service
 
     def hold(self, name: str, by: str) -> Document:
-        published, launch = self._find_node(name, "held")
+        published, launch = self._find_node(name, "hold")
         fact = HoldPlaced(launch, Mark(by, published.snapshot.wall_at))
         return self._tell_and_wait(fact, lambda set_: launch in set_.holds, launch)
 
     def retire(self, name: str, by: str) -> Document:
-        published, launch = self._find_node(name, "retired")
+        published, launch = self._find_node(name, "retire")
         fact = RetirementRequested(launch, Mark(by, published.snapshot.wall_at))
         return self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
 
@@ -59,7 +64,7 @@ class Control:
         published = self._acting_publication()
         launch = explain.find_node(published, name).id
         if not published.snapshot.steering.blocks_work_on(launch):
-            raise RequestRefused(409, f"{name} is neither held nor to be retired")
+            raise RequestRefused(409, f"{name} is neither held nor being retired")
         return self._tell_and_wait(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
 
     def pause(self, by: str) -> Document:
@@ -81,18 +86,18 @@ class Control:
     def _acting_publication(self) -> Publication:
         posted = self._board.latest
         if posted is None:
-            raise RequestRefused(503, "nothing is known yet: the service has just begun")
+            raise RequestRefused(503, "nothing is known yet: the service has just started")
         if not posted.published.acts:
-            raise RequestRefused(409, "mode = observe: nothing is changed, so there is nothing to steer")
+            raise RequestRefused(409, "mode = observe: the service changes nothing, so there is nothing to steer")
         if not posted.published.snapshot.claimed:
             raise RequestRefused(409, "this manager does not hold the instance: steer the one that does")
         return posted.published
 
-    def _find_node(self, name: str, what: str) -> tuple[Publication, LaunchId]:
+    def _find_node(self, name: str, verb: str) -> tuple[Publication, LaunchId]:
         published = self._acting_publication()
         node = explain.find_node(published, name)
         if node.state in LEAVING_STATES:
-            raise RequestRefused(409, f"{name} is {node.state}: it is too late for it to be {what}")
+            raise RequestRefused(409, f"{name} is {node.state}: it is too late to {verb} it")
         return published, node.id
 
     def _tell_and_wait(self, fact: OperatorFact, holds: Callable[[Steering], bool], launch: str = "") -> Document:

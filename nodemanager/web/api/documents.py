@@ -1,7 +1,7 @@
-"""What is published, as documents: values that become JSON as they are.
+"""The documents made from a publication: plain values, ready for JSON.
 
-Moments end in ``_at`` (seconds since the epoch), spans in ``_s``, money is a number in the site's currency and an
-estimate. A reason is its code, its figures and a sentence.
+Names of times end in ``_at`` (seconds since the epoch), names of durations in ``_s``. Money is a number in the
+site's currency, and an estimate. A reason has its code, its figures and a sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 JOBS_SHOWN = 500
 STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
-# Nodes that the plan leaves standing, or that are on their way in.
+# The states of nodes that are not on their way out.
 STAYING_STATES = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
@@ -59,7 +59,7 @@ def reason_fields(code: str, figures: Mapping[str, Figure]) -> Document:
 
 
 def json_value(value: Figure) -> Any:
-    """As JSON has it, which knows no infinity."""
+    """Convert a figure for JSON. Infinity, which JSON lacks, becomes a string."""
     if isinstance(value, Decimal | float):
         return float(value) if math.isfinite(value) else str(value)
     return list(value) if isinstance(value, tuple) else value
@@ -73,7 +73,7 @@ def _mark_document(mark: Mark | None) -> Document | None:
 
 
 def status(published: Publication) -> Document:
-    """One screen's worth: the queue, the nodes, what they cost, what stands still and what is old."""
+    """The overview: queue, nodes, cost, limits, blocks, warnings, a standstill, and the age of each source."""
     snapshot, plan, policy = published.snapshot, published.plan, published.policy
     edge = edge_of(published)
     nodes = snapshot.nodes.values()
@@ -135,7 +135,7 @@ def _source(source: Source, now_s: float, limit_s: float) -> Document:
 
 
 def blocks(snapshot: Snapshot, edge: ClockReading) -> list[Document]:
-    """What is not bought for a while, and why."""
+    """What is blocked from being bought for a while, and why."""
     return [
         {
             "node_type": scope.type_name,
@@ -150,21 +150,21 @@ def blocks(snapshot: Snapshot, edge: ClockReading) -> list[Document]:
 
 
 def jobs_waiting(made: Plan) -> dict[str, int]:
-    """How many jobs wait for which reason; ``served``: those whose nodes are there, coming or ordered."""
+    """Count the waiting jobs by reason. ``served``: jobs whose nodes are running, booting or ordered."""
     return {"served" if code == "node_ordered" else code: count for code, count in made.count_by_reason().items()}
 
 
 def nodes_wanted(published: Publication) -> dict[str, int]:
-    """How many nodes of each type the plan wants to stand: those it leaves, those that come, those it buys."""
+    """Count the nodes of each type that the plan wants: existing ones that it keeps, and those it buys."""
     wanted: dict[str, int] = {node_type.name: 0 for node_type in published.policy.node_types}
-    # Of a type that is only observed, somebody else may do what is only said.
+    # For observed types too: somebody else may carry out what is only reported.
     actions = (*published.plan.actions, *published.plan.would)
     going = {action.launch for action in actions if isinstance(action, DrainNode)}
     for node in published.snapshot.nodes.values():
         if node.state in STAYING_STATES and node.id not in going:
             wanted[node.launch.type_name] = wanted.get(node.launch.type_name, 0) + 1
     for action in actions:
-        # What was bought by this plan stands among the nodes already where the manager acts.
+        # If the manager acts, the nodes that this plan buys are in the snapshot already.
         if isinstance(action, BootNode) and action.launch.id not in published.snapshot.nodes:
             wanted[action.launch.type_name] = wanted.get(action.launch.type_name, 0) + 1
     return wanted
@@ -174,7 +174,7 @@ def nodes_wanted(published: Publication) -> dict[str, int]:
 
 
 def nodes(published: Publication) -> list[Document]:
-    """Every node, in the order of the slots' ranks."""
+    """All nodes, in the order of their ranks."""
     jobs_on = _jobs_on(published.snapshot)
     ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
     return [node_document(node, published, jobs_on.get(node.launch.rank, ())) for node in ordered]
@@ -221,7 +221,7 @@ def _cost(node: Node, published: Publication) -> float | None:
 
 
 def _paid_window(node: Node, published: Publication) -> Document | None:
-    """Where the node stands in what is paid for it; None where nothing is paid in advance, or not yet."""
+    """What is left of the node's paid billing window; None if nothing is paid in advance, or not yet."""
     node_type = published.policy.types.get(node.launch.type_name)
     if node_type is None or node.cloud is None or node_type.billing.window_s <= 0:
         return None
@@ -243,7 +243,7 @@ def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[JobId]]:
 
 
 def fleet(published: Publication) -> Document:
-    """Every node in a few characters, for a picture of thousands: columns, and the words that they index."""
+    """All nodes in a compact form, to draw thousands: one list a property, with indices into states and types."""
     ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
     states = [str(state) for state in NodeState]
     types = sorted({node.launch.type_name for node in ordered})
@@ -267,7 +267,7 @@ def fleet(published: Publication) -> Document:
 
 
 def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
-    """The active jobs, those that wait first, in the order in which Flux considers them."""
+    """The active jobs: first those that wait, in the order in which Flux considers them."""
     snapshot = published.snapshot
     waiting = [job for job in snapshot.jobs.values() if job.state not in STARTED_STATES]
     running = [job for job in snapshot.jobs.values() if job.state in STARTED_STATES]
@@ -281,7 +281,7 @@ def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
 
 
 def jobs_summary(published: Publication) -> Document:
-    """What may be known of jobs by whoever may not know whose they are."""
+    """The counts of jobs, which everybody may see."""
     return {
         "total": len(published.snapshot.jobs),
         "by_state": dict(Counter(str(job.state) for job in published.snapshot.jobs.values())),
@@ -331,7 +331,7 @@ def user_name(userid: int) -> str:
 
 
 def plan(published: Publication) -> Document:
-    """What this plan orders, or would order, and why; and why what waits does."""
+    """What this plan orders, or would order, with reasons; and the reasons why jobs wait."""
     made, edge = published.plan, edge_of(published)
     return {
         "at": published.snapshot.wall_at,

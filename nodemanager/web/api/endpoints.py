@@ -1,4 +1,4 @@
-"""Which path answers what: the one list, of which ``openapi.json`` is made too."""
+"""The list of all endpoints. ``openapi.json`` is made from it too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodemanager.web.state.access import Access, AccessCheck, allow_anybody
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path. ``answers`` runs in a thread of a pool."""
+    """One method of one path. ``handler`` runs in a pool of threads."""
 
     method: str
     path: str
@@ -38,22 +38,27 @@ class Endpoint:
 
 # --- the list ---------------------------------------------------------------------------------------------
 
-_AT = Parameter("at", "query", "seconds since the epoch: what the journal says was so then", {"type": "number"})
-_LIMIT = Parameter("limit", "query", "at most so many", {"type": "integer"})
+_AT = Parameter(
+    "at",
+    "query",
+    "a time in seconds since the epoch: explain from the history why it was so then",
+    {"type": "number"},
+)
+_LIMIT = Parameter("limit", "query", "the largest number of items to return", {"type": "integer"})
 _NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
 _STEERING = (200, 202, 400, 404, 409)
 _OPERATOR_BODY = {"type": "object", "properties": {"by": {"type": "string"}}}
 _METRIC = Parameter("metric", "path", "a metric's name", {"type": "string"})
-_NAMESPACE = Parameter("namespace", "path", "taken as it is", {"type": "string"})
-_RESOURCE = Parameter("resource", "path", "taken as it is", {"type": "string"})
-_OBJECT_NAME = Parameter("name", "path", "taken as it is", {"type": "string"})
+_NAMESPACE = Parameter("namespace", "path", "repeated in the answer", {"type": "string"})
+_RESOURCE = Parameter("resource", "path", "ignored", {"type": "string"})
+_OBJECT_NAME = Parameter("name", "path", "repeated in the answer", {"type": "string"})
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/status", "The queue, the nodes, what they cost, what stands still", handlers.status),
-    Endpoint("GET", "/nodes", "Every node, with its reason", handlers.nodes),
-    Endpoint("GET", "/fleet", "Every node in a few characters", handlers.fleet),
-    Endpoint("GET", "/history", "The fleet over time, since the service began", handlers.history),
-    Endpoint("GET", "/jobs", "The active jobs, with their reasons", handlers.jobs, parameters=[_LIMIT]),
+    Endpoint("GET", "/status", "The overview: queue, nodes, cost, warnings", handlers.status),
+    Endpoint("GET", "/nodes", "All nodes, with reasons", handlers.nodes),
+    Endpoint("GET", "/fleet", "All nodes in a compact form", handlers.fleet),
+    Endpoint("GET", "/history", "The fleet over time, since the service started", handlers.history),
+    Endpoint("GET", "/jobs", "The active jobs, with reasons", handlers.jobs, parameters=[_LIMIT]),
     Endpoint(
         "GET",
         "/explain/job/{name}",
@@ -64,26 +69,30 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         (200, 400, 401, 404, 503),
     ),
     Endpoint(
-        "GET", "/explain/node/{name}", "Why a node is treated so", handlers.explain_node, parameters=[_NAME, _AT]
+        "GET",
+        "/explain/node/{name}",
+        "Why a node is kept or terminated",
+        handlers.explain_node,
+        parameters=[_NAME, _AT],
     ),
     Endpoint(
         "GET",
         "/explain/type/{name}",
-        "Why a node type is bought, or not",
+        "Why a node type is bought or not",
         handlers.explain_type,
         parameters=[Parameter("name", "path", "a node type", {"type": "string"}), _AT],
     ),
-    Endpoint("GET", "/plan", "What is ordered now, and why", handlers.plan),
+    Endpoint("GET", "/plan", "The present plan, with reasons", handlers.plan),
     Endpoint(
         "POST",
         "/plan",
-        "What would be ordered by another policy; nothing is",
+        "What another policy would order now; nothing is ordered",
         handlers.plan_with_policy,
         Access.must_steer,
         statuses=(200, 400, 413),
         body={"type": "object"},
     ),
-    Endpoint("GET", "/events/recent", "What happened lately, oldest first", handlers.recent_events,
+    Endpoint("GET", "/events/recent", "Recent events, oldest first", handlers.recent_events,
              parameters=[_LIMIT]),
     Endpoint(
         "GET",
@@ -93,24 +102,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         Access.must_see_jobs,
         [Parameter("since_s", "query", "how far back, in seconds", {"type": "number"})],
     ),
-    Endpoint("GET", "/healthz", "503 where the last decision is late or a source stale", handlers.healthz),
-    Endpoint("GET", "/readyz", "503 until decisions are made", handlers.readyz),
-    Endpoint("GET", "/metrics", "For Prometheus", handlers.metrics),
-    Endpoint("POST", "/hold/{name}", "Never stop a node, and give it no work",
+    Endpoint("GET", "/healthz", "503 if the last decision is late or a source is stale", handlers.healthz),
+    Endpoint("GET", "/readyz", "503 until the service decides", handlers.readyz),
+    Endpoint("GET", "/metrics", "Metrics for Prometheus", handlers.metrics),
+    Endpoint("POST", "/hold/{name}", "Hold a node: it gets no new job and is not terminated",
              handlers.steering_handler(Control.hold), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/release/{name}", "Take a hold or a retirement back",
+    Endpoint("POST", "/release/{name}", "Undo a hold or a retirement",
              handlers.steering_handler(Control.release), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/retire/{name}", "Drain a node, stop it, destroy it",
+    Endpoint("POST", "/retire/{name}", "Drain a node, then terminate it",
              handlers.steering_handler(Control.retire), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/pause", "Decide nothing",
+    Endpoint("POST", "/pause", "Pause all decisions",
              handlers.steering_handler(lambda control, _, by: control.pause(by)),
              Access.must_steer, (), _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/resume", "Decide again",
+    Endpoint("POST", "/resume", "Resume decisions",
              handlers.steering_handler(lambda control, _, by: control.resume(by)),
              Access.must_steer, (), _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/reload", "Read the site anew; a bad one is refused whole", handlers.reload,
+    Endpoint("POST", "/reload", "Reload the site; one with a fault changes nothing", handlers.reload,
              Access.must_steer, (), (200, 400, 409)),
-    Endpoint("GET", METRICS_API, "Custom metrics for Kubernetes: the list", handlers.custom_metrics),
+    Endpoint("GET", METRICS_API, "List the custom metrics for Kubernetes", handlers.custom_metrics),
     Endpoint("GET", METRICS_API + "/namespaces/{namespace}/metrics/{metric}", "A custom metric",
              handlers.custom_metric, parameters=[_NAMESPACE, _METRIC]),
     Endpoint("GET", METRICS_API + "/namespaces/{namespace}/{resource}/{name}/{metric}", "A custom metric",

@@ -1,4 +1,4 @@
-"""Why a job waits, a node is treated as it is, a type is bought or not: from the planner's own reasons."""
+"""Explains why a job waits, a node is kept or terminated, a type is bought or not: by the planner's own reasons."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from nodemanager.web.api.documents import (
 )
 
 HISTORY_SHOWN = 50
-# Whoever asks for a node is told of no job by its id: everybody may see nodes, but not jobs.
+# A launch id, never a job id: everybody may see nodes, so asking for a node must not show a job.
 _LAUNCH = re.compile(r"[^\s-][^\s]*-[0-9a-f]+", re.ASCII)
 
 
 class UnknownSubject(Exception):
-    """Nothing of that name is known: what was meant, and what there is instead."""
+    """Nothing of that name is known. The message says what there is instead."""
 
 
-# --- now --------------------------------------------------------------------------------------------------
+# --- the present ------------------------------------------------------------------------------------------
 
 
 def job(published: Publication, text: str) -> Document:
-    """Raises ``Unknown``."""
+    """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``."""
     job_id = _job_id(text)
     edge = edge_of(published)
     snapshot = published.snapshot
@@ -53,7 +53,7 @@ def job(published: Publication, text: str) -> Document:
     if found is None:
         raise UnknownSubject(
             f"no active job {text}: it has ended, or was never submitted here."
-            " What was said of it while it waited: explain job --at TIME"
+            " To see why it waited: explain job ID --at TIME"
         )
     document = job_document(found, published, edge)
     still = published.plan.stands_still
@@ -69,7 +69,7 @@ def job(published: Publication, text: str) -> Document:
 
 
 def _nodes_for(published: Publication, job_: Document) -> list[Document]:
-    """The nodes that the reason names, or that the job runs on: where they stand."""
+    """The nodes that the reason names or that the job runs on."""
     reason = job_["reason"]
     slots = {*job_["on"], *((reason or {}).get("figures", {}).get("nodes", ()) if reason else ())}
     named = [node for node in published.snapshot.nodes.values() if node.launch.slot in slots]
@@ -77,7 +77,7 @@ def _nodes_for(published: Publication, job_: Document) -> list[Document]:
 
 
 def node(published: Publication, name: str) -> Document:
-    """By its slot or its launch. Raises ``Unknown``."""
+    """Explain a node, named by its slot or its launch. Raises ``UnknownSubject``."""
     found = find_node(published, name)
     edge = edge_of(published)
     document = node_document(found, published)
@@ -99,7 +99,7 @@ def _standstill(published: Publication) -> Document | None:
 
 
 def find_node(published: Publication, name: str) -> Node:
-    """The node of a launch, or the one on a slot. Raises ``Unknown``."""
+    """Find a node by its launch or its slot. Raises ``UnknownSubject``."""
     nodes = published.snapshot.nodes
     if (by_launch := nodes.get(LaunchId(name))) is not None:
         return by_launch
@@ -107,12 +107,12 @@ def find_node(published: Publication, name: str) -> Node:
     if by_slot:
         return by_slot[0]
     is_slot = name in published.snapshot.rank_of_slot
-    why = f"nobody is on slot {name}" if is_slot else f"no node and no slot is called {name}"
-    raise UnknownSubject(f"{why}; flux-node-manager nodes lists those there are")
+    why = f"slot {name} has no node" if is_slot else f"there is no node or slot {name}"
+    raise UnknownSubject(f"{why}; flux-node-manager nodes lists all nodes")
 
 
 def node_type(published: Publication, name: str) -> Document:
-    """Raises ``Unknown``."""
+    """Explain why a node type is bought or not. Raises ``UnknownSubject``."""
     found = published.policy.types.get(TypeName(name))
     if found is None:
         known = ", ".join(published.policy.types)
@@ -152,13 +152,13 @@ def _type_document(found: NodeType) -> dict[str, Any]:
     }
 
 
-# --- in the past ------------------------------------------------------------------------------------------
+# --- the past ---------------------------------------------------------------------------------------------
 
 
 def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Document:
-    """What was last said of it before a moment. Raises ``Unknown``, ``JournalUnreadable``.
+    """Explain something as of a past time, from the history. Raises ``UnknownSubject``, ``HistoryUnreadable``.
 
-    ``reason`` is None where none stood any more: ``what`` says since what (``began``, ``ended``).
+    ``reason`` is None if no reason applied any more; ``what`` then says since which event (``began``, ``ended``).
     """
     subject = _history_subject(kind, name)
     said = journal.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
@@ -166,7 +166,7 @@ def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Doc
         subject, said = launch, journal.reason_at(launch, at)
     if said is None:
         raise UnknownSubject(
-            f"the journal says nothing of {kind} {name} before that time{_where_history_begins(journal)}"
+            f"the history has nothing on {kind} {name} before that time{_where_history_begins(journal)}"
         )
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
@@ -182,12 +182,12 @@ def _where_history_begins(journal: HistoryReader) -> str:
     begins_at, set_aside = journal.begins_at(), journal.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
     if set_aside:
-        begins += f"; what was before may stand in {set_aside[-1]}, which could not be used and was set aside"
+        begins += f"; earlier history may be in {set_aside[-1]}, which was unusable and was moved aside"
     return begins
 
 
 def _history_subject(kind: str, name: str) -> str:
-    """As the journal has it."""
+    """The subject's name in the history."""
     if kind == "job":
         return str(int(_job_id(name)))
     return type_subject(name) if kind == "type" else name

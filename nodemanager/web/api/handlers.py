@@ -1,4 +1,4 @@
-"""What each endpoint answers. All of it is read from the latest publication, the journal or the metrics."""
+"""The handlers of the endpoints. They read the latest publication, the history and the metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 
 @dataclass(frozen=True, slots=True)
 class WebContext:
-    """What the endpoints answer from."""
+    """What the handlers read and steer."""
 
     board: Board
     metrics: Metrics
@@ -49,7 +49,7 @@ Handler = Callable[[WebContext, Request, bytes], Response]
 def _latest_publication(context: WebContext) -> Publication:
     posted = context.board.latest
     if posted is None:
-        raise RequestRefused(503, "nothing is known yet: the service has just begun")
+        raise RequestRefused(503, "nothing is known yet: the service has just started")
     return posted.published
 
 
@@ -66,7 +66,7 @@ def status(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def _cost_document(context: WebContext, now_at: float) -> Document:
-    """Today in UTC, by the journal, which may be unreadable; and since this process began."""
+    """The cost of today (UTC), from the history, which may be unreadable; and since this process started."""
     day_at = now_at // 86_400 * 86_400
     try:
         return {"today": context.journal.cost_since(day_at), "since_start": context.board.spent}
@@ -142,14 +142,14 @@ def plan(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def plan_with_policy(context: WebContext, request: Request, body: bytes) -> Response:
-    """By another policy, on what is known now. Nothing is ordered."""
+    """Plan with another policy on the present snapshot. Nothing is ordered."""
     del request
     published = _latest_publication(context)
     try:
         policy = POLICY.validate_json(body)
     except ValidationError as error:
         raise RequestRefused(
-            400, f"this is no policy: {error.error_count()} faults, the first: {_first_fault(error)}"
+            400, f"not a valid policy: {error.error_count()} faults, the first: {_first_fault(error)}"
         ) from error
     made = make_plan(published.snapshot, policy)
     return json_response(documents.plan(Publication(published.snapshot, made, policy, acts=False)))
@@ -186,7 +186,7 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
     try:
         since_s = _query_number(request, "since_s", 7 * 86_400.0, SINCE_MIN_S, SPEND_KEPT_S)
     except RequestRefused as refused:
-        kept = f"the journal keeps what was spent for {SPEND_KEPT_S / 86_400:g} days"
+        kept = f"the history keeps costs for {SPEND_KEPT_S / 86_400:g} days"
         raise RequestRefused(
             400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}"
         ) from None
@@ -222,7 +222,7 @@ def custom_metric(context: WebContext, request: Request, body: bytes) -> Respons
     del body
     name = request.path_params["metric"]
     if name not in kubernetes_metrics.METRICS:
-        raise RequestRefused(404, f"there is no metric {name}; there are {', '.join(kubernetes_metrics.METRICS)}")
+        raise RequestRefused(404, f"there is no metric {name}, only {', '.join(kubernetes_metrics.METRICS)}")
     namespace = request.path_params.get("namespace", "default")
     described = request.path_params.get("name", "node-manager")
     return json_response(kubernetes_metrics.metric_value(_latest_publication(context), name, namespace, described))
@@ -232,6 +232,8 @@ def custom_metric(context: WebContext, request: Request, body: bytes) -> Respons
 
 
 def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
+    """Make a handler of a method of ``Control``, which gets the node's name (or "") and the operator's name."""
+
     def answer(context: WebContext, request: Request, body: bytes) -> Response:
         done = act(context.control, request.path_params.get("name", ""), _operator_name(body))
         return json_response(done, 200 if done["on_record"] else 202)
@@ -240,16 +242,18 @@ def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
 
 
 def _operator_name(body: bytes) -> str:
-    """Who steers, by their own word: {"by": NAME}."""
+    """The operator's name, as the body claims it: {"by": NAME}."""
     if not body:
         return "operator"
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, "the body is no JSON") from error
+        raise RequestRefused(400, "the body is not JSON") from error
     by = given.get("by", "operator") if isinstance(given, dict) else None
     if not isinstance(by, str) or not by.isprintable() or not 0 < len(by) <= BY_MAX:
-        raise RequestRefused(400, f'the body is {{"by": NAME}}, the name of {BY_MAX} printable characters at most')
+        raise RequestRefused(
+            400, f'the body must be {{"by": NAME}}, with a name of at most {BY_MAX} printable characters'
+        )
     return by
 
 
@@ -267,5 +271,5 @@ def _query_number(request: Request, name: str, default: float, least: float, mos
     except ValueError:
         number = float("nan")
     if not least <= number <= most:
-        raise RequestRefused(400, f"{name} is a number from {least:g} to {most:g}")
+        raise RequestRefused(400, f"{name} must be a number from {least:g} to {most:g}")
     return number

@@ -1,16 +1,16 @@
-"""Whether the service decides, and on fresh data: for whoever restarts it, and for whoever sends it work."""
+"""The health checks: does the service decide, and on fresh data? For supervisors and load balancers."""
 
 from __future__ import annotations
 
 from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.state.board import Board
 
-# A plan is made every few seconds (``planner/pace.py``): a brain that is silent for so long stands still.
+# A plan is made every few seconds (``planner/pace.py``), so a manager that is silent for this long is stuck.
 DECISION_LATE_S = 15.0
 
 
 def check_health(board: Board) -> tuple[bool, Document]:
-    """Not where the last decision is long ago, or a source is stale. A source gets its time after the start."""
+    """Check that the last decision is recent and that no source is stale. After a start, sources get some time."""
     silent_s = board.silent_s
     document: Document = {"silent_s": round(silent_s, 3), "late": silent_s > DECISION_LATE_S, "stale": []}
     posted = board.latest
@@ -27,7 +27,7 @@ def check_health(board: Board) -> tuple[bool, Document]:
 
 
 def check_readiness(board: Board) -> tuple[bool, Document]:
-    """Once plans are made: it holds the instance, or observes it, and every source has answered."""
+    """Check that plans are made: the service holds or observes the instance, and every source has answered."""
     posted = board.latest
     if posted is None:
         return False, {"ok": False, "why": "nothing has been decided yet"}

@@ -1,7 +1,7 @@
-"""Kubernetes' custom metrics, by the names and paths of flux-metrics-api, so that what scales by those goes on.
+"""Custom metrics for Kubernetes, with the names and paths of flux-metrics-api, so autoscalers need no change.
 
-https://github.com/converged-computing/flux-metrics-api; the documents are those of custom.metrics.k8s.io/v1beta2.
-The values are the instance's own, of all its users.
+Sources: https://github.com/converged-computing/flux-metrics-api; documents of custom.metrics.k8s.io/v1beta2. The
+values are those of the whole instance, with the jobs of all users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ API_ROOT = f"/apis/{GROUP_VERSION}"
 
 
 def _ranks_up(published: Publication) -> Iterable[FluxRank]:
-    """Online and not kept from work: what ``flux resource list`` shows as up, rank 0 left out."""
+    """The ranks that ``flux resource list`` shows as up, except rank 0: online, and open for jobs."""
     return (rank for rank in published.snapshot.ranks.values() if rank.online and _takes_jobs(rank))
 
 
@@ -50,10 +50,10 @@ METRICS: Mapping[str, Callable[[Publication], int]] = {
 
 
 def metric_list() -> Document:
-    """The metrics that there are."""
+    """List the metrics, in the form of Kubernetes' API."""
     return {
         "kind": "APIResourceList",
-        "apiVersion": "v1",  # of the list itself, as Kubernetes has it; flux-metrics-api says v1beta2
+        "apiVersion": "v1",  # of the list itself, as in Kubernetes; flux-metrics-api has v1beta2
         "groupVersion": GROUP_VERSION,
         "resources": [
             {"name": name, "singularName": name, "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
@@ -63,7 +63,7 @@ def metric_list() -> Document:
 
 
 def metric_value(published: Publication, name: str, namespace: str, described: str) -> Document:
-    """One metric as Kubernetes asks for it. ``name`` is one of ``METRICS``."""
+    """Return one metric, in the form of Kubernetes' API. ``name`` is one of ``METRICS``."""
     return {
         "kind": "MetricValueList",
         "apiVersion": GROUP_VERSION,

@@ -1,6 +1,6 @@
-"""The metrics, for Prometheus: what stands is read off the latest publication, what happens is counted.
+"""The metrics for Prometheus. Gauges are read from the latest publication; counters and histograms count events.
 
-Names begin with ``node_manager_``; money is an estimate in the site's currency.
+Names begin with ``node_manager_``. Money is an estimate in the site's currency.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 90
 PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 BOOT_OUTCOMES = ("joined", *sorted(backoff.BOOT_FAILURES), "never_appeared", "dead_on_arrival")
-# Calls that were answered, by the fact that says so.
+# The operation of each successful cloud call, by the fact that reports it.
 OPERATION_OF_ANSWER: Mapping[type[Fact], str] = {
     CloudListed: "list",
     NodeCreated: "create",
@@ -40,7 +40,7 @@ OPERATION_OF_ANSWER: Mapping[type[Fact], str] = {
 
 
 class Metrics:
-    """Its own registry: nothing of this process's other libraries gets in."""
+    """The metrics of one service, in their own registry, so that other libraries cannot add to it."""
 
     def __init__(self, board: Board) -> None:
         self._types: tuple[NodeType, ...] = ()
@@ -54,37 +54,46 @@ class Metrics:
             return Histogram(PREFIX + name, text, [label], registry=self.registry, buckets=tuple(buckets))
 
         self._decisions = counter(
-            "decisions", "Orders given (kind decided), or only said (kind would).", "kind", "order", "reason"
+            "decisions",
+            "Orders that were given (kind decided) or only reported (kind would).",
+            "kind",
+            "order",
+            "reason",
         )
-        self._calls = counter("cloud_calls", "Calls of the provider that were answered.", "operation")
+        self._calls = counter("cloud_calls", "Successful calls to the provider.", "operation")
         self._errors = counter(
             "cloud_call_errors",
-            "Calls of the provider that failed; kind throttled: too often.",
+            "Failed calls to the provider. Kind throttled: too many calls.",
             "operation",
             "kind",
         )
-        self._boots = counter("boots", "Boots that ended, by outcome: joined, or why not.", "node_type", "outcome")
-        self._cost = counter("cost", "What nodes have cost since this process began.", "node_type", "use")
-        self._began = counter("jobs_begun", "Jobs that began to run.")
-        self._up = histogram("node_up_seconds", "From a node's order until it runs.", "node_type", BOOT_BUCKETS_S)
+        self._boots = counter(
+            "boots", "Completed boots by outcome: joined, or why the node did not join.", "node_type", "outcome"
+        )
+        self._cost = counter("cost", "The cost of nodes since this process started.", "node_type", "use")
+        self._began = counter("jobs_begun", "Jobs that started to run.")
+        self._up = histogram(
+            "node_up_seconds", "Time from a node's order until it runs.", "node_type", BOOT_BUCKETS_S
+        )
         self._joined = histogram(
-            "node_joined_seconds", "From a node's order until its rank is online.", "node_type", BOOT_BUCKETS_S
+            "node_joined_seconds", "Time from a node's order until its rank is online.", "node_type", BOOT_BUCKETS_S
         )
         self._first_job = histogram(
-            "node_first_job_seconds", "From a node's order until its first job.", "node_type", BOOT_BUCKETS_S
+            "node_first_job_seconds", "Time from a node's order until its first job.", "node_type", BOOT_BUCKETS_S
         )
         self._phases = histogram(
-            "phase_seconds", "What one decision took, by phase: observe, plan, act.", "phase", PHASE_BUCKETS_S
+            "phase_seconds", "Duration of one decision by phase: observe, plan, act.", "phase", PHASE_BUCKETS_S
         )
 
     def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         page: bytes = generate_latest(self.registry)
         return page
 
     # --- counting ---
 
     def take_in(self, update: HistoryUpdate) -> None:
-        """By the chronicle's thread."""
+        """Count an update of the history. Called by the history thread."""
         self._start_boot_series(update.newest.policy.node_types)
         for event in update.events:
             if event.kind in ("decided", "would"):
@@ -102,7 +111,7 @@ class Metrics:
                 self._phases.labels(phase).observe(took_s)
 
     def _start_boot_series(self, node_types: tuple[NodeType, ...]) -> None:
-        """An increase misses what a series begins with."""
+        """Create each boot counter at 0: Prometheus does not see the first increase of a new series."""
         if node_types is not self._types:
             self._types = node_types
             for node_type, outcome in product(node_types, BOOT_OUTCOMES):
@@ -118,7 +127,7 @@ class Metrics:
         if now.outcome and (was is None or not was.outcome) and not now.found:
             self._boots.labels(now.node_type, now.outcome).inc()
         if now.found:
-            return  # how long it took is not known
+            return  # its boot began under an earlier process, so the durations are unknown
         for milestone, histogram in (
             ("up_at", self._up),
             ("joined_at", self._joined),
@@ -130,7 +139,7 @@ class Metrics:
 
 
 class _StateCollector(Collector):
-    """What stands, as of the latest publication. Before there is one: only that there is none."""
+    """Reads the gauges from the latest publication. Before the first one, there is only ``silent_seconds``."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -139,7 +148,7 @@ class _StateCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("silent_seconds", "How long ago a decision was last finished.", self._board.silent_s)
+        yield _gauge("silent_seconds", "Time since the last decision was completed.", self._board.silent_s)
         posted = self._board.latest
         if posted is not None:
             yield from _node_gauges(posted.published)
@@ -168,29 +177,29 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         node_type = policy.types.get(node.launch.type_name)
         market = str(node_type.market) if node_type is not None else ""
         counts[(str(node.state), node.launch.type_name, market)] += 1
-    yield _gauges("nodes", "Nodes.", ("state", "node_type", "market"), counts)
+    yield _gauges("nodes", "Nodes by state.", ("state", "node_type", "market"), counts)
     yield _gauges(
         "nodes_wanted",
-        "Nodes that the plan wants to stand: the demand, for others to follow.",
+        "Nodes that the plan wants, for other tools to follow.",
         ("node_type",),
         {(name,): count for name, count in nodes_wanted(published).items()},
     )
-    yield _gauge("nodes_max", "The limit.", policy.nodes_max)
+    yield _gauge("nodes_max", "The limit on nodes.", policy.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
-    yield _gauge("orphans", "Nodes of ours that no launch owns.", len(supply.ownerless_strays(snapshot)))
-    yield _gauge("intruders", "Nodes of our name with another UUID.", len(snapshot.intruders))
-    yield _gauge("strangers", "Nodes of others in the account.", snapshot.strangers)
+    yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
+    yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
+    yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", block.reason.code): 1.0
         for scope, block in snapshot.blocks.items()
         if block.until_s > snapshot.now_s
     }
     yield _gauges(
-        "capacity_blocks", "What is not bought for a while.", ("node_type", "market", "zone", "reason"), standing
+        "capacity_blocks", "1 for each block on buying nodes.", ("node_type", "market", "zone", "reason"), standing
     )
     yield _gauges(
         "boot_breaker",
-        "1 where so many boots in a row failed that one is tried now and then, and no more are bought.",
+        "1 if too many boots in a row failed: nodes of the type are no longer bought, only tried one at a time.",
         ("node_type",),
         {(it.name,): float(backoff.open_breaker(it, snapshot, policy) is not None) for it in policy.node_types},
     )
@@ -201,22 +210,22 @@ def _job_gauges(published: Publication) -> Iterator[Metric]:
     for job in published.snapshot.jobs.values():
         states[(str(job.state),)] += 1
     states[("inactive",)] = published.snapshot.jobs_ended
-    yield _gauges("jobs", "Jobs by state; inactive: those the instance remembers.", ("state",), states)
+    yield _gauges("jobs", "Jobs by state. Inactive: ended jobs that the instance remembers.", ("state",), states)
     pending: dict[tuple[str, ...], float] = {(code,): count for code, count in jobs_waiting(published.plan).items()}
-    yield _gauges("jobs_pending", "Jobs that wait, by what for.", ("reason",), pending)
+    yield _gauges("jobs_pending", "Waiting jobs by reason.", ("reason",), pending)
     yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
 
 
 def _cost_gauges(published: Publication) -> Iterator[Metric]:
     price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
-    yield _gauge("price_per_hour", "Of all that is, or may be, on the bill.", float(price))
-    yield _gauge("price_per_hour_max", "The limit.", float(most))
-    yield _gauge("budget_left_per_hour", "What the limit leaves.", float(most - price))
+    yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
+    yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
+    yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))
     left: dict[tuple[str, ...], float] = {
         (period,): float(amount)
         for period, amount in budget.left_by_period(published.snapshot, published.policy).items()
     }
-    yield _gauges("budget_left", "What the budget leaves of the day and the month.", ("period",), left)
+    yield _gauges("budget_left", "What is left of the budget of the day and of the month.", ("period",), left)
 
 
 def _service_gauges(published: Publication) -> Iterator[Metric]:
@@ -224,13 +233,13 @@ def _service_gauges(published: Publication) -> Iterator[Metric]:
     ages: dict[tuple[str, ...], float] = {
         (name,): source["age_s"] for name, source in sources(published).items() if source["age_s"] is not None
     }
-    yield _gauges("data_age_seconds", "How old what is known of a source is.", ("source",), ages)
+    yield _gauges("data_age_seconds", "Age of the data from each source.", ("source",), ages)
     still = published.plan.stands_still
     yield _gauges(
         "stands_still",
-        "1 while nothing is decided, by why.",
+        "1 while nothing is decided, by reason.",
         ("reason",),
         {(still.code,): 1.0} if still is not None else {},
     )
     yield _gauge("paused", "1 while an operator pauses decisions.", int(snapshot.steering.paused is not None))
-    yield _gauge("acts", "1 where decisions are carried out.", int(published.acts and snapshot.claimed))
+    yield _gauge("acts", "1 while decisions are carried out.", int(published.acts and snapshot.claimed))

@@ -1,4 +1,4 @@
-"""The interface described for machines (OpenAPI 3.0), made from the list of endpoints."""
+"""The description of the HTTP API for machines (OpenAPI 3.0), made from the list of endpoints."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 STATUS_DESCRIPTIONS: Mapping[int, str] = {
     200: "The answer",
-    202: "Taken in, and not yet on record",
-    400: "The request cannot be read",
+    202: "Accepted, not yet on record",
+    400: "The request is not valid",
     401: "The token is needed",
-    404: "Nothing of that name",
-    409: "Not possible as things stand",
+    404: "Nothing has that name",
+    409: "Not possible at the moment",
     413: "The body is too large",
-    503: "Not known at the moment",
+    503: "Not available at the moment",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``place``: path or query."""
+    """A parameter of an operation. ``location``: path or query."""
 
     name: str
     location: str
@@ -31,6 +31,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """One method of one path. ``secured``: it may need the token."""
+
     method: str
     path: str
     summary: str
@@ -41,7 +43,7 @@ class Operation:
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The whole description."""
+    """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
@@ -50,7 +52,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {
             "title": "flux-node-manager",
             "version": version("flux-node-manager"),
-            "description": "Moments end in _at (seconds since the epoch), spans in _s. Money is an estimate.",
+            "description": "Names of times end in _at (seconds since the epoch), names of durations in _s. "
+            "Money is an estimate.",
         },
         "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},

@@ -1,4 +1,4 @@
-"""Server-sent events: what happens, as it does."""
+"""The stream of server-sent events: each event of the history as it happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEP_ALIVE_S = 15.0
 
 
 class EventStreams:
-    """Every event from now on, or from the one whose number the client saw last."""
+    """Sends each client the events from now on, or from the last event whose number it has seen."""
 
     def __init__(self, board: Board, ended: Callable[[], bool]) -> None:
         self._board = board
@@ -27,7 +27,7 @@ class EventStreams:
 
     async def respond(self, request: Request) -> Response:
         if self._open >= STREAMS_MAX:
-            return JSONResponse({"error": f"{STREAMS_MAX} clients follow already"}, status_code=503)
+            return JSONResponse({"error": f"there are {STREAMS_MAX} streams already"}, status_code=503)
         seen = request.headers.get("last-event-id", request.query_params.get("after", ""))
         latest = self._board.events_after(0, 1)
         after = int(seen) if seen.isascii() and seen.isdecimal() and len(seen) < 18 else -1

@@ -1,4 +1,4 @@
-"""Who asks: the owner, by the socket or the token, or somebody who may know what is no user's business."""
+"""Access rules: the owner has the Unix socket or the token. Others may see everything except whose jobs there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 
 class RequestRefused(Exception):
-    """An answer that says no: its HTTP status, and why."""
+    """A request is refused, with an HTTP status and the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -20,7 +20,10 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``token``: None where it could not be had; then nobody may steer. ``by_socket``: only the owner connects."""
+    """The access rules of one server.
+
+    ``token``: None if it could not be read or made; then nobody may steer. ``by_socket``: only the owner can connect.
+    """
 
     token: str | None
     by_socket: bool
@@ -38,12 +41,14 @@ class Access:
         return self.jobs_for_everybody or self.by_socket or self.has_token(request)
 
     def must_see_jobs(self, request: Request) -> None:
+        """Raise ``RequestRefused`` unless the request may see jobs."""
         if not self.may_see_jobs(request):
-            raise RequestRefused(401, "jobs are shown to the owner only: send the token, or ask by the socket")
+            raise RequestRefused(401, "only the owner may see jobs: send the token, or use the Unix socket")
 
     def must_steer(self, request: Request) -> None:
+        """Raise ``RequestRefused`` unless the request has the token."""
         if self.token is None:
-            raise RequestRefused(503, "the token cannot be had, so nobody may steer; the service's log says why")
+            raise RequestRefused(503, "the service has no token, so nobody may steer; its log says why")
         if not self.has_token(request):
             raise RequestRefused(401, "this needs the token: Authorization: Bearer TOKEN ([Web] token_file)")
 
@@ -52,5 +57,5 @@ AccessCheck = Callable[[Access, Request], None]
 
 
 def allow_anybody(access: Access, request: Request) -> None:
-    """No more is asked."""
+    """Let every request pass."""
     del access, request

@@ -1,6 +1,6 @@
-"""What the pages and verbs read: the latest publication by reference, what happened lately, how it went.
+"""The board that pages and verbs read: the latest publication, recent events, and samples of the fleet over time.
 
-The manager's thread and the chronicle's write, the server's reads. Each list is bounded.
+The manager's thread and the history thread write it, the web server's threads read it. Each list is bounded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.events import HistoryEvent
 
 EVENTS_MAX = 2000
-# What happens to every node and job all the time: the journal has it, and it would crowd out all else here.
+# Events that happen to every node and job all the time. They are in the history; here they would crowd out the others.
 HISTORY_ONLY_KINDS = frozenset({"because", "job"})
 SAMPLES_MAX = 720
-SAMPLE_EVERY_S = 1.0  # of this machine's time, at first: twice as long whenever the samples fill up
+SAMPLE_EVERY_S = 1.0  # in real time, at first; doubled whenever the samples fill up
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The fleet at one moment: nodes by state, jobs by what they do, what it costs an hour."""
+    """The fleet at one moment: nodes by state, waiting and running jobs, price an hour."""
 
     at: float
     nodes: dict[str, int]
@@ -39,13 +39,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LatestPublication:
-    """A publication, and when it was made by this machine's monotonic clock."""
+    """A publication, and the time of this machine's monotonic clock when it was made."""
 
     published: Publication
     posted_s: float
 
 
 class Board:
+    """The shared state of the web server. ``clock_s``: the real, monotonic clock."""
+
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self.started_s = clock_s()
@@ -61,13 +63,13 @@ class Board:
     # --- written ---
 
     def publish(self, published: Publication) -> None:
-        """By the manager's thread."""
+        """Take the latest publication. Called by the manager's thread."""
         with self._changed:
             self._latest = LatestPublication(published, self._clock_s())
             self._changed.notify_all()
 
     def take_in(self, update: HistoryUpdate) -> None:
-        """By the chronicle's."""
+        """Take events and costs. Called by the history thread."""
         with self._changed:
             for event in update.events:
                 if event.kind in HISTORY_ONLY_KINDS:
@@ -106,21 +108,21 @@ class Board:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has been published."""
+        """How long ago the latest publication was made."""
         since_s = self._latest.posted_s if self._latest is not None else self.started_s
         return self._clock_s() - since_s
 
     def wait_for(self, holds: Callable[[Publication], bool], within_s: float) -> bool:
-        """Wait until what is published holds; whether it does."""
+        """Wait until ``holds`` is true of the latest publication. Return whether it became true in time."""
 
-        def held() -> bool:
+        def is_true() -> bool:
             return self._latest is not None and holds(self._latest.published)
 
         with self._changed:
-            return self._changed.wait_for(held, within_s)
+            return self._changed.wait_for(is_true, within_s)
 
     def events_after(self, number: int, limit: int = EVENTS_MAX) -> list[tuple[int, HistoryEvent]]:
-        """The events numbered above ``number``, oldest first; of very many, the latest."""
+        """Return the events numbered above ``number``, oldest first. If there are too many, the latest ``limit``."""
         with self._changed:
             if number >= self._numbered:
                 return []
