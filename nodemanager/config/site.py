@@ -347,17 +347,17 @@ class _SiteLoader:
                 return node_types  # it declares no slots yet
             file = ConfigFile.find(flux.bootstrap_dir)
             config = file.read()
-            division, node_types = read_slot_types(config), with_promises(node_types, read_promises(config))
+            slot_types, node_types = read_slot_types(config), with_promises(node_types, read_promises(config))
         except FluxConfigError as error:
             self._faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
             return node_types
-        unknown = set(division.values()) - {node_type.name for node_type in node_types}
+        unknown = set(slot_types.values()) - {node_type.name for node_type in node_types}
         if unknown and node_types:
             name = min(unknown)
             self._faults.append(
                 Fault(file.path, f"it has slots of type {name}: keep [Node {name}] until they have another type")
             )
-        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | division
+        known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | slot_types
         return tuple(
             replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
             for node_type in node_types

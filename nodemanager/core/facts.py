@@ -137,6 +137,8 @@ class ClaimRefused:
 
 @dataclass(frozen=True, slots=True)
 class LaunchesRecorded:
+    """The leases are on record."""
+
     launches: tuple[Launch, ...]
 
 
@@ -151,6 +153,8 @@ class NodeDrained:
 
 @dataclass(frozen=True, slots=True)
 class NodeUndrained:
+    """Our drain of the node's rank was undone."""
+
     launch: LaunchId
 
 
@@ -179,6 +183,8 @@ class HousekeepingKilled:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
+    """The launch is off the record, and its slot is free."""
+
     launch: LaunchId
 
 
@@ -200,6 +206,8 @@ class SteeringKept:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotKept:
+    """The operators' settings could not be recorded."""
+
     why: str
 
 
@@ -212,6 +220,8 @@ class SpendKept:
 
 @dataclass(frozen=True, slots=True)
 class SpendNotKept:
+    """The money spent could not be recorded."""
+
     why: str
 
 
@@ -230,12 +240,16 @@ class FluxCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class HoldPlaced:
+    """An operator holds the node."""
+
     launch: LaunchId
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class RetirementRequested:
+    """An operator retires the node."""
+
     launch: LaunchId
     mark: Mark
 
@@ -249,12 +263,14 @@ class NodeReleased:
 
 @dataclass(frozen=True, slots=True)
 class DecisionsPaused:
+    """An operator paused all decisions."""
+
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionsResumed:
-    pass
+    """An operator resumed the decisions."""
 
 
 # --- from the cloud ---------------------------------------------------------------------------------------
@@ -270,6 +286,8 @@ class CloudListed:
 
 @dataclass(frozen=True, slots=True)
 class NodeCreated:
+    """The provider created the node of a launch."""
+
     launch: LaunchId
     node: CloudNode
 

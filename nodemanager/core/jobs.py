@@ -16,16 +16,22 @@ JobId = NewType("JobId", int)
 
 @dataclass(frozen=True, slots=True)
 class HasProperty:
+    """Holds on ranks with this property."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OnHosts:
+    """Holds on these hosts."""
+
     hosts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class OnRanks:
+    """Holds on these ranks."""
+
     ranks: frozenset[int]
 
 
@@ -45,6 +51,8 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Not:
+    """Holds where the part does not hold."""
+
     part: Constraint
 
 

@@ -118,6 +118,7 @@ class FluxRank:
 
     @property
     def idle(self) -> bool:
+        """Whether the rank is online and nothing is allocated there."""
         return self.online and not self.allocated
 
 

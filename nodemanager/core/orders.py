@@ -25,7 +25,7 @@ class ClaimInstance:
 
 @dataclass(frozen=True, slots=True)
 class LookAtRanks:
-    pass
+    """Look at all ranks, and at an unanswered wish to change the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class CordonNode:
 
 @dataclass(frozen=True, slots=True)
 class UndrainNode:
+    """Undo our drain of the node's rank."""
+
     launch: LaunchId
     rank: Rank
     reason: Reason
@@ -143,7 +145,7 @@ class RefuseSlots:
 
 @dataclass(frozen=True, slots=True)
 class ListCloud:
-    pass
+    """List all instances at the provider."""
 
 
 @dataclass(frozen=True, slots=True)

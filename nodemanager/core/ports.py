@@ -60,6 +60,8 @@ class NotRequeued(FluxError):
 
 
 class Clock(Protocol):
+    """The two clocks of the machine."""
+
     def monotonic_s(self) -> float:
         """Seconds that never jump, for timers."""
         ...
@@ -248,9 +250,13 @@ class FluxWatch(Protocol):
     queue again at every relist and after every reconnection, and ``RanksChanged`` for events on ranks.
     """
 
-    def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None: ...
+    def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None:
+        """Start following. ``lost`` is called with the reason each time the connection is lost."""
+        ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Stop following. On return the listener is not called any more."""
+        ...
 
 
 class JoinPort(Protocol):

@@ -35,6 +35,7 @@ class ClockReading:
     wall_at: float
 
     def to_wall(self, moment_s: float) -> float:
+        """Convert a monotonic moment to wall-clock time."""
         return self.wall_at + (moment_s - self.now_s)
 
     def figures(self, reason: Reason) -> dict[str, Figure]:

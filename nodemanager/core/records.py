@@ -35,6 +35,7 @@ class Steering:
     paused: Mark | None = None
 
     def blocks_work_on(self, launch: LaunchId) -> bool:
+        """Whether an operator's hold or retirement keeps work off the node."""
         return launch in self.holds or launch in self.retirements
 
 

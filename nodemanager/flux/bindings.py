@@ -68,6 +68,7 @@ class CallFailed(FluxError):
 
     @property
     def timed_out(self) -> bool:
+        """Whether the instance did not answer in time."""
         return self.errno == errno.ETIMEDOUT
 
 
@@ -175,11 +176,13 @@ def version() -> str:
 
 
 def close(handle: Handle) -> None:
+    """Close a handle, in the thread that opened it."""
     handle.__exit__(None, None, None)
 
 
 @contextmanager
 def connection(uri: str) -> Iterator[Handle]:
+    """Open a handle for the ``with`` block. Raises as :func:`connect`."""
     handle = connect(uri)
     try:
         yield handle
@@ -188,6 +191,7 @@ def connection(uri: str) -> Iterator[Handle]:
 
 
 def rank_of(handle: Handle) -> int:
+    """Return the rank of the broker to which the handle is connected."""
     return int(handle.get_rank())
 
 

@@ -96,6 +96,7 @@ class Claim:
             self._keeper = None
 
     def is_ours(self, owner: Owner) -> bool:
+        """Whether the owner is this process."""
         return secrets.compare_digest(owner.token, self._owner.token)
 
 

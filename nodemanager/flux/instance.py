@@ -66,6 +66,7 @@ class RealFlux:
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:
+        """Make a watch with its own connection and thread."""
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
 
     def close(self) -> None:

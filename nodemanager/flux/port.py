@@ -34,7 +34,7 @@ from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import queues_that_deny
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
-from nodemanager.flux.records import lease as record
+from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
 from nodemanager.flux.records import steering as steering_record
 from nodemanager.flux.resubmit import requeue_jobspec
@@ -77,7 +77,7 @@ class RealFluxPort:
         # The first look reads a limited number of ended jobs, later looks only those that ended since.
         self._last_job_ended_at: Mapping[Rank, float] = {}
         self._config: Any = None
-        self._division: Mapping[SlotName, TypeName] = {}
+        self._slot_types: Mapping[SlotName, TypeName] = {}
         self._look = Look()
         self._ended_known_until_at = 0.0
         self._log: Any = structlog.get_logger()
@@ -179,8 +179,8 @@ class RealFluxPort:
 
     def launches(self) -> tuple[Launch, ...]:
         with self._handle() as handle:
-            names = kvs.list_names(handle, record.LEASES, timeout_s=self._timeout_s)
-        return tuple(self._read_records([record.slot_of(name) for name in names]).values())
+            names = kvs.list_names(handle, lease_record.LEASES, timeout_s=self._timeout_s)
+        return tuple(self._read_records([lease_record.slot_of(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
         self.ensure_actor()
@@ -189,7 +189,7 @@ class RealFluxPort:
             return
         # Undrain first: if the process dies in between, an unleased slot that takes jobs does no harm.
         self._undrain_ours(launch.rank for launch in new)
-        self._commit({record.key_of(launch.slot): record.encode(launch) for launch in new})
+        self._commit({lease_record.key_of(launch.slot): lease_record.encode(launch) for launch in new})
 
     def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
         holders = self._read_records([launch.slot for launch in launches])
@@ -209,14 +209,14 @@ class RealFluxPort:
         self.ensure_actor()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
-            self._commit({record.key_of(launch.slot): None})
+            self._commit({lease_record.key_of(launch.slot): None})
 
     def _read_records(self, slots: Sequence[SlotName]) -> dict[SlotName, Launch]:
-        keys = {record.key_of(slot): slot for slot in slots}
+        keys = {lease_record.key_of(slot): slot for slot in slots}
         found: dict[SlotName, Launch] = {}
         for key, text in self._read(list(keys)).items():
             try:
-                found[keys[key]] = record.decode(text, keys[key])
+                found[keys[key]] = lease_record.decode(text, keys[key])
             except ValueError as fault:
                 raise FluxError(
                     f"the launch record at KVS key {key} cannot be read: {fault}. It may belong to a node that"
@@ -281,9 +281,9 @@ class RealFluxPort:
             self._update_last_job_ends()
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
-                self._config, self._division = config, read_slot_types(config)
+                self._config, self._slot_types = config, read_slot_types(config)
                 self._warn_of_fluxion(config)
-            self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._division, stats)
+            self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._slot_types, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
@@ -296,10 +296,10 @@ class RealFluxPort:
 
     def _with_slot_names(self, ranks: tuple[FluxRank, ...], names: FlubSlotNames) -> tuple[FluxRank, ...]:
         with self._handle() as handle:
-            said = ask_each(
+            answers = ask_each(
                 handle, "attr.get", {"name": "hostname"}, names.ranks_to_ask(ranks), timeout_s=self._timeout_s
             )
-        names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in said.items()})
+        names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in answers.items()})
         return names.rename_ranks(ranks)
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
@@ -431,8 +431,8 @@ class RealFluxPort:
 
     def requeue(self, job: JobId) -> JobId:
         self.ensure_actor()
-        asked = {"id": int(job), "keys": ["J"], "flags": 0}
-        signed = self._ask("job-info.lookup", asked)["J"]
+        lookup = {"id": int(job), "keys": ["J"], "flags": 0}
+        signed = self._ask("job-info.lookup", lookup)["J"]
         owner = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid"]})["job"]["userid"]
         if owner != os.getuid():
             raise NotRequeued(f"it belongs to user {owner}, and we cannot submit jobs in that user's name")

@@ -40,6 +40,7 @@ class Reactor:
             self.handle.reactor_run()
 
     def stop(self) -> None:
+        """Make ``run`` return."""
         self.handle.reactor_stop()
 
     # --- calls ---
@@ -48,31 +49,35 @@ class Reactor:
         self,
         topic: str,
         payload: object,
-        answered: Callable[[Any], None],
-        failed: Callable[[CallFailed], None],
+        on_answer: Callable[[Any], None],
+        on_failure: Callable[[CallFailed], None],
         *,
         timeout_s: float,
     ) -> None:
-        """Send one RPC to the leader, and call ``answered`` with its answer (decoded JSON) or ``failed``."""
+        """Send one RPC to the leader, and call ``on_answer`` with its answer (decoded JSON) or ``on_failure``."""
 
         def take(future: Future) -> None:
             try:
                 answer = future.get()
             except OSError as error:
-                failed(CallFailed(topic, error))
+                on_failure(CallFailed(topic, error))
             else:
-                answered(answer)
+                on_answer(answer)
             self._destroy(future)
 
         self._send(topic, payload, 0, take, timeout_s)
 
     def subscribe(
-        self, topic: str, payload: object, said: Callable[[Any], None], ended: Callable[[CallFailed], None]
+        self,
+        topic: str,
+        payload: object,
+        on_response: Callable[[Any], None],
+        on_end: Callable[[CallFailed], None],
     ) -> Callable[[], None]:
         """Send a streaming RPC to the leader. Returns a function that cancels the stream.
 
-        ``said`` is called with each response. ``ended`` is called when the stream ends without being cancelled,
-        with errno ENODATA if the other side ended it normally. After a cancel neither is called.
+        ``on_response`` is called with each response. ``on_end`` is called when the stream ends without being
+        cancelled, with errno ENODATA if the other side ended it normally. After a cancel neither is called.
         """
         cancelled = False
 
@@ -81,12 +86,12 @@ class Reactor:
                 response = future.get()
             except OSError as error:
                 if not cancelled:
-                    ended(CallFailed(topic, error))
+                    on_end(CallFailed(topic, error))
                 self._destroy(future)
                 return
             future.reset()
             if not cancelled:
-                said(response)
+                on_response(response)
 
         stream = self._send(topic, payload, flux_module("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
 
@@ -117,13 +122,14 @@ class Reactor:
 
     # --- events ---
 
-    def every(self, period_s: float, ring: Callable[[], None]) -> Any:
+    def every(self, period_s: float, callback: Callable[[], None]) -> Any:
         """Make a timer that is not started yet; it has ``start`` and ``stop``."""
-        return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: ring(), repeat=period_s))
+        return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: callback(), repeat=period_s))
 
-    def on_readable(self, fd: int, readable: Callable[[], None]) -> None:
+    def on_readable(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever the file descriptor is readable."""
         flags = flux_module("flux.constants").FLUX_POLLIN
-        self._watch(self.handle.fd_watcher_create(fd, lambda *_: readable(), flags)).start()
+        self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags)).start()
 
     def serve(
         self,
@@ -151,6 +157,7 @@ class Reactor:
             ).start()
 
     def unserve(self, service: str, *, timeout_s: float) -> None:
+        """Remove the service from this broker. Raises ``CallFailed``."""
         with flux_call(f"service {service}"), self.handle.service_unregister(service) as removed:
             removed.wait_for(timeout_s).get()
 

@@ -53,13 +53,21 @@ _LOOK = ("resource.status", "sched.resource-status")
 class InstanceCalls(Protocol):
     """The calls to the instance that a change needs."""
 
-    def ask(self, topic: str, payload: object = None, *, timeout_s: float | None = None) -> Any: ...
+    def ask(self, topic: str, payload: object = None, *, timeout_s: float | None = None) -> Any:
+        """Send one RPC to rank 0 and wait for its answer. Raises ``CallFailed``."""
+        ...
 
-    def read(self, keys: Sequence[str]) -> Mapping[str, str]: ...
+    def read(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """Read the KVS values of the keys that exist."""
+        ...
 
-    def commit(self, changes: Mapping[str, str | None]) -> None: ...
+    def commit(self, changes: Mapping[str, str | None]) -> None:
+        """Write KVS values in one transaction; None unlinks."""
+        ...
 
-    def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]: ...
+    def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
+        """Return those of the slots that have a lease."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,12 @@ def _read_modules(module_list: object) -> list[tuple[Module, bool]]:
 
 
 def encode_wish(wish: SlotsWish) -> str:
+    """Write a wish as its KVS value."""
     return json.dumps({"id": wish.id, "counts": dict(wish.counts)}, sort_keys=True)
 
 
 def decode_wish(text: str) -> SlotsWish:
+    """Read a wish from its KVS value. Raises ``ValueError``."""
     fields = object_at(json.loads(text), "wish")
     counts = object_at(fields.get("counts"), "wish.counts")
     return SlotsWish(
@@ -125,10 +135,12 @@ def read_wish(text: str | None) -> SlotsWish | None:
 
 
 def encode_answer(answer: Answer) -> str:
+    """Write an answer as its KVS value."""
     return json.dumps({"id": answer.wish_id, "moves": dict(answer.moves), "why": answer.why}, sort_keys=True)
 
 
 def decode_answer(text: str) -> Answer:
+    """Read an answer from its KVS value. Raises ``ValueError``."""
     fields = object_at(json.loads(text), "answer")
     moves = object_at(fields.get("moves"), "answer.moves")
     return Answer(
@@ -222,8 +234,8 @@ class Retyper:
         self._reload(schedulers)
         self._undrain(self._drained_by_us())
         # The file matches the instance now. It may have been restored before the marker was cleared.
-        division = self._read_slot_types_of_file()
-        if any(division.get(slot) != name for slot, name in answer.moves.items()):
+        slot_types = self._read_slot_types_of_file()
+        if any(slot_types.get(slot) != name for slot, name in answer.moves.items()):
             answer = Answer(answer.wish_id, {}, "the instance does not accept the configuration")
         self._answer(answer)
         return True
@@ -265,14 +277,14 @@ class Retyper:
                 f"{file.path} has another bootstrap table than this instance: set bootstrap_dir to the folder of"
                 " this instance's configuration"
             )
-        division = self._slot_types_in(config) | dict(moves)
+        slot_types = self._slot_types_in(config) | dict(moves)
         held = held_units(self.calls.ask("resource.status"), self.calls.ask("sched.resource-status"))
-        lacking = hosts_lacking_units(config_with_slot_types(config, division, self.node_types, promises), held)
+        lacking = hosts_lacking_units(config_with_slot_types(config, slot_types, self.node_types, promises), held)
         if lacking:
             raise SlotsUnchanged(
                 f"{file.path} would declare less for {lacking[0]} than a job holds there: wait for the job to end"
             )
-        file.write(toml_with_slot_types(file.text(), division, self.node_types, promises))
+        file.write(toml_with_slot_types(file.text(), slot_types, self.node_types, promises))
 
     def _read_slot_types_of_file(self) -> dict[SlotName, TypeName]:
         try:
@@ -290,10 +302,10 @@ class Retyper:
 
     def _load_config(self) -> None:
         """Load the file's slot types into the instance. Other edits of the file wait for the instance's restart."""
-        division = self._read_slot_types_of_file()
+        slot_types = self._read_slot_types_of_file()
         try:
             promises = read_promises(self.file().read())
-            config = config_with_slot_types(self.calls.ask("config.get"), division, self.node_types, promises)
+            config = config_with_slot_types(self.calls.ask("config.get"), slot_types, self.node_types, promises)
         except FluxConfigError as error:
             raise FluxError(str(error)) from error
         self.calls.ask("config.load", config, timeout_s=LOAD_TIMEOUT_S)

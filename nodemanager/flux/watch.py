@@ -64,16 +64,16 @@ class RealFluxWatch:
         pause_s = 0.0
         with stop_asked:
             while not _readable_within(stop_asked, pause_s):
-                following = _WatchConnection(self._clock, self._periods, listener)
+                connection = _WatchConnection(self._clock, self._periods, listener)
                 try:
-                    following.run(self._uri, stop_asked.fileno())
+                    connection.run(self._uri, stop_asked.fileno())
                 except FluxError as failure:
                     lost(str(failure))
-                pause_s = _RECONNECT_MIN_S if following.listed else _next_pause_s(pause_s)
+                pause_s = _RECONNECT_MIN_S if connection.listed else _next_pause_s(pause_s)
 
 
-def _readable_within(asked: socket.socket, wait_s: float) -> bool:
-    readable, _, _ = select.select([asked], [], [], wait_s)
+def _readable_within(peer: socket.socket, wait_s: float) -> bool:
+    readable, _, _ = select.select([peer], [], [], wait_s)
     return bool(readable)
 
 
@@ -121,7 +121,7 @@ class _WatchConnection:
         self._queues_stopped: frozenset[str] | None = None
         # Changes that are not published yet.
         self._first_change_s: float | None = None
-        self._stirred = False
+        self._ranks_changed = False
         self._resources_caught_up = False
 
     def run(self, uri: str, stop_fd: int) -> None:
@@ -179,14 +179,14 @@ class _WatchConnection:
                 response.get("jobspec"),
                 response.get("R"),
             )
-            self._stirred |= changes_allocation(event["name"])
+            self._ranks_changed |= changes_allocation(event["name"])
         self._note_change()
 
     def _on_resource_events(self, response: dict[str, Any]) -> None:
         if not response["events"]:
             self._resources_caught_up = True
         if self._resources_caught_up:
-            self._stirred = True
+            self._ranks_changed = True
             self._note_change()
 
     def _note_change(self) -> None:
@@ -203,7 +203,7 @@ class _WatchConnection:
         self.listed = True
         complete = self._queue.complete(self._listing_started_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))
-        self._stirred = True
+        self._ranks_changed = True
         self._publish_changes()
 
     def _publish_changes(self) -> None:
@@ -216,17 +216,17 @@ class _WatchConnection:
             changes = self._queue.changes(started_s)
             if changes.jobs or changes.unreadable or changes.ended:
                 self._listener(changes)
-        if self._stirred:
-            self._stirred = False
+        if self._ranks_changed:
+            self._ranks_changed = False
             self._listener(RanksChanged())
 
     # --- the probe: which queues are stopped ---
 
     def _probe_queues(self) -> None:
         started_s = self._clock.monotonic_s()
-        self._ask("queue-list", {}, lambda answer: self._ask_each(answer["queues"], started_s), self._fail)
+        self._ask("queue-list", {}, lambda answer: self._ask_queue_states(answer["queues"], started_s), self._fail)
 
-    def _ask_each(self, names: list[str], started_s: float) -> None:
+    def _ask_queue_states(self, names: list[str], started_s: float) -> None:
         payloads: dict[str, dict[str, str]] = {name: {"name": name} for name in names} or {"": {}}
         look = _QueueRound(started_s, len(payloads))
         for name, payload in payloads.items():
@@ -237,9 +237,14 @@ class _WatchConnection:
             self._ask("queue-status", payload, on_answer, on_failure)
 
     def _ask(
-        self, what: str, payload: object, answered: Callable[[Any], None], failed: Callable[[CallFailed], None]
+        self,
+        method: str,
+        payload: object,
+        on_answer: Callable[[Any], None],
+        on_failure: Callable[[CallFailed], None],
     ) -> None:
-        self._reactor.request(f"job-manager.{what}", payload, answered, failed, timeout_s=self._periods.timeout_s)
+        topic, timeout_s = f"job-manager.{method}", self._periods.timeout_s
+        self._reactor.request(topic, payload, on_answer, on_failure, timeout_s=timeout_s)
 
     def _on_queue_status(self, look: _QueueRound, name: str, status: dict[str, Any]) -> None:
         if not status["start"]:

@@ -57,6 +57,7 @@ def zero_prices(document: Document, nodes: Nodes) -> Iterator[Fault]:
 
 
 def unsupported_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
+    """Find node types that ask for spot nodes."""
     for name, node in nodes.items():
         if node.market is Market.SPOT:
             problem = f"spot nodes are not supported on {provider}: remove the key, or write on-demand"

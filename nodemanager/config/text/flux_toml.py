@@ -43,15 +43,15 @@ def read_slot_types(config: Config) -> dict[SlotName, TypeName]:
     slots = ours.get("slots", {}) if isinstance(ours, Mapping) else None
     if not isinstance(slots, Mapping):
         raise FluxConfigError(f"{OUR_TABLE}.slots: a table with a host list for each node type is needed")
-    division: dict[SlotName, TypeName] = {}
+    slot_types: dict[SlotName, TypeName] = {}
     for name, hosts in slots.items():
         for slot in _expand_hosts(hosts, f"{OUR_TABLE}.slots.{name}"):
-            if slot in division:
+            if slot in slot_types:
                 raise FluxConfigError(
-                    f"{OUR_TABLE}.slots: slot {slot} is of type {division[slot]} and of type {name}; a slot has one"
+                    f"{OUR_TABLE}.slots: slot {slot} has types {slot_types[slot]} and {name}: remove one"
                 )
-            division[slot] = TypeName(name)
-    return division
+            slot_types[slot] = TypeName(name)
+    return slot_types
 
 
 def read_promises(config: Config) -> dict[TypeName, Promise]:
@@ -70,6 +70,7 @@ def read_promises(config: Config) -> dict[TypeName, Promise]:
 
 
 def with_promises(node_types: Iterable[NodeType], promises: Promises) -> tuple[NodeType, ...]:
+    """Return the types, with the promised resources if there is a promise for a type."""
     return tuple(it.with_promise(promises[it.name]) if it.name in promises else it for it in node_types)
 
 
@@ -92,53 +93,56 @@ def _expand_hosts(text: object, where: str) -> list[SlotName]:
 
 
 def config_with_slot_types(
-    config: Config, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
+    config: Config, slot_types: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> dict[str, Any]:
     """Return the configuration with these slot types and additional promises; the rest is unchanged."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     resource = changed.setdefault("resource", {})
     kept = read_promises(config) | dict(promises or {})
-    resource["config"] = resource_tables(resource.get("config", []), division, with_promises(node_types, kept))
-    changed.setdefault(OUR_TABLE, {})["slots"] = slots_table(division)
+    resource["config"] = resource_tables(resource.get("config", []), slot_types, with_promises(node_types, kept))
+    changed.setdefault(OUR_TABLE, {})["slots"] = slots_table(slot_types)
     if kept:
         changed[OUR_TABLE]["promises"] = promises_table(kept)
     return changed
 
 
 def promises_table(promises: Promises) -> dict[str, dict[str, int]]:
+    """Return the table ``[node-manager.promises]``."""
     return {
         name: {"cores": promise.cores, "gpus": promise.gpus, "memory": promise.memory_bytes}
         for name, promise in promises.items()
     }
 
 
-def slots_table(division: SlotTypes) -> dict[str, str]:
+def slots_table(slot_types: SlotTypes) -> dict[str, str]:
+    """Return the table ``[node-manager.slots]``: a host list for each type."""
     by_type: dict[TypeName, list[SlotName]] = {}
-    for slot, name in division.items():
+    for slot, name in slot_types.items():
         by_type.setdefault(name, []).append(slot)
     return {name: compress_hostlist(slots) for name, slots in by_type.items()}
 
 
 def resource_tables(
-    tables: Sequence[Config], division: SlotTypes, node_types: Iterable[NodeType]
+    tables: Sequence[Config], slot_types: SlotTypes, node_types: Iterable[NodeType]
 ) -> list[dict[str, Any]]:
     """Return the ``[[resource.config]]`` tables: other hosts' tables as they are, then one for each type."""
-    others = [kept for table in tables if (kept := _without_slots(table, division)) is not None]
-    return [*others, *tables_for_types(division, node_types)]
+    others = [kept for table in tables if (kept := _without_slots(table, slot_types)) is not None]
+    return [*others, *tables_for_types(slot_types, node_types)]
 
 
-def tables_for_types(division: SlotTypes, node_types: Iterable[NodeType]) -> list[dict[str, Any]]:
+def tables_for_types(slot_types: SlotTypes, node_types: Iterable[NodeType]) -> list[dict[str, Any]]:
+    """Return one ``[[resource.config]]`` table for each type that has slots. Raises :class:`FluxConfigError`."""
     types = {node_type.name: node_type for node_type in node_types}
-    made = []
-    for name, hosts in slots_table(division).items():
+    tables = []
+    for name, hosts in slots_table(slot_types).items():
         node_type = types.get(TypeName(name))
         if node_type is None:
             raise FluxConfigError(
                 f"{OUR_TABLE}.slots: {hosts} has node type {name}, which the site lacks: keep [Node {name}]"
                 f" until its slots have another type (flux-node-manager slots)"
             )
-        made.append(resource_table(node_type, hosts))
-    return made
+        tables.append(resource_table(node_type, hosts))
+    return tables
 
 
 def resource_table(node_type: NodeType, hosts: str) -> dict[str, Any]:
@@ -151,9 +155,9 @@ def resource_table(node_type: NodeType, hosts: str) -> dict[str, Any]:
     return table
 
 
-def _without_slots(table: Config, division: SlotTypes) -> dict[str, Any] | None:
+def _without_slots(table: Config, slot_types: SlotTypes) -> dict[str, Any] | None:
     hosts = _expand_hosts(table.get("hosts"), "resource.config.hosts")
-    kept = [host for host in hosts if host not in division]
+    kept = [host for host in hosts if host not in slot_types]
     if not kept:
         return None
     return dict(table) if len(kept) == len(hosts) else {**table, "hosts": compress_hostlist(kept)}
@@ -182,11 +186,11 @@ def hosts_lacking_units(
 
 
 def toml_with_slot_types(
-    text: str, division: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
+    text: str, slot_types: SlotTypes, node_types: Iterable[NodeType], promises: Promises | None = None
 ) -> str:
     """Return the TOML text with these slot types. The rest of the text, comments and order stay as they are."""
     node_types = tuple(node_types)
-    wanted = config_with_slot_types(_parse_toml(text), division, node_types, promises)
+    wanted = config_with_slot_types(_parse_toml(text), slot_types, node_types, promises)
     node_types = with_promises(node_types, read_promises(wanted))
     document = tomlkit.parse(text)
     resource = document.setdefault("resource", tomlkit.table())
@@ -196,18 +200,18 @@ def toml_with_slot_types(
     if not isinstance(tables, AoT):
         raise FluxConfigError("resource.config: [[resource.config]] tables are needed, not an array in one line")
     for index in reversed(range(len(tables))):
-        kept = _without_slots(tables[index], division)
+        kept = _without_slots(tables[index], slot_types)
         if kept is None:
             del tables[index]
         elif kept["hosts"] != tables[index]["hosts"]:
             tables[index]["hosts"] = kept["hosts"]
-    for made in tables_for_types(division, node_types):
+    for fields in tables_for_types(slot_types, node_types):
         table = tomlkit.table()
-        table.update(made)
-        table.add(tomlkit.nl())  # a blank line after it
+        table.update(fields)
+        table.add(tomlkit.nl())  # a blank line after the table
         tables.append(table)
     ours = document.setdefault(OUR_TABLE, tomlkit.table(is_super_table=True))
-    ours["slots"] = tomlkit.item(slots_table(division))
+    ours["slots"] = tomlkit.item(slots_table(slot_types))
     if promises:
         ours["promises"] = tomlkit.item(wanted[OUR_TABLE]["promises"])
     changed = tomlkit.dumps(document)
@@ -229,9 +233,9 @@ def toml_with_hosts(text: str, hosts: Sequence[str]) -> str:
     entry = tomlkit.inline_table()
     entry["host"] = compress_hostlist(hosts)
     if isinstance(table, AoT):
-        made = tomlkit.table()
-        made.update(entry)
-        table.append(made)
+        new = tomlkit.table()
+        new.update(entry)
+        table.append(new)
     else:
         table.append(entry)
     changed = tomlkit.dumps(document)
@@ -256,14 +260,14 @@ class ConfigFile:
     @classmethod
     def find(cls, folder: Path) -> ConfigFile:
         """Find the one file in ``FOLDER/conf.d`` with a ``[resource]`` table. Raises :class:`FluxConfigError`."""
-        holders = cls.resource_files(folder)
-        if len(holders) != 1:
-            found = ", ".join(str(path) for path in holders) or "none"
+        files = cls.resource_files(folder)
+        if len(files) != 1:
+            found = ", ".join(str(path) for path in files) or "none"
             raise FluxConfigError(
                 f"{folder / 'conf.d'}: one *.toml file with a [resource] table is needed, found {found}: set"
                 " bootstrap_dir to the folder that init wrote"
             )
-        return cls(holders[0])
+        return cls(files[0])
 
     @classmethod
     def resource_files(cls, folder: Path) -> tuple[Path, ...]:
@@ -272,12 +276,14 @@ class ConfigFile:
         return tuple(path for path in files if "resource" in cls(path).read())
 
     def text(self) -> str:
+        """Read the file. Raises :class:`FluxConfigError`."""
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise FluxConfigError(f"{self.path}: {error}") from error
 
     def read(self) -> dict[str, Any]:
+        """Read and parse the file. Raises :class:`FluxConfigError`."""
         try:
             return _parse_toml(self.text())
         except FluxConfigError as error:

@@ -58,6 +58,8 @@ class IniEntry:
 
 @dataclass(slots=True)
 class IniSection:
+    """A section, and its keys in the order of the file."""
+
     name: str
     line: int = 0  # 0: the file has no such section
     entries: dict[str, IniEntry] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Document:
     secret_sections: frozenset[str]
 
     def section(self, name: str) -> IniSection:
+        """Return a section; an empty one if the file lacks it."""
         return self.sections.get(name) or IniSection(name)
 
     def fault(self, section: str, key: str, problem: str, nearest: str = "") -> Fault:

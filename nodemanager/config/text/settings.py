@@ -40,11 +40,15 @@ _BILLING_WINDOWS_S = {"hourly": 3600.0, "per-minute": 60.0, "per-second": 1.0, "
 
 
 class Mode(StrEnum):
+    """Whether the manager acts."""
+
     OBSERVE = "observe"  # show the decisions, change nothing
     ACT = "act"
 
 
 class Provider(StrEnum):
+    """The source of nodes."""
+
     LOCAL = "local"
     SIMULATED = "simulated"
     EC2 = "ec2"
@@ -55,11 +59,15 @@ class Provider(StrEnum):
 
 
 class Viewers(StrEnum):
+    """The users who may see jobs on the web interface."""
+
     OWNER = "owner"  # those who may connect to the socket or have the token
     EVERYBODY = "everybody"
 
 
 class JoinMethod(StrEnum):
+    """How a node gets what it needs to join the instance."""
+
     DIRECTORY = "directory"  # nodes read the bootstrap folder from a file system they share
     SERVICE = "service"  # nodes redeem a ticket at the join service
     IMAGE = "image"  # the image contains the bootstrap and the certificate; a slot is a host name
@@ -360,6 +368,8 @@ class SectionSettings(BaseModel):
 
 
 class SiteSettings(SectionSettings):
+    """The cluster, and whether the manager acts."""
+
     cluster: Annotated[str, ValueFormat('a name of 1 to 32 characters "a-z", "0-9" and "-"', _matching(_CLUSTER))]
     cluster_uuid: Annotated[str, ValueFormat("a UUID", _uuid)] = ""
     state_dir: _Path
@@ -367,6 +377,8 @@ class SiteSettings(SectionSettings):
 
 
 class FluxSettings(SectionSettings):
+    """The Flux instance, and how nodes join it."""
+
     uri: _OptionalWord = ""  # "" means FLUX_URI, or the system instance
     head_host: _Host = "head"  # the leader's name in the bootstrap table
     head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
@@ -380,10 +392,13 @@ class FluxSettings(SectionSettings):
 
     @property
     def simulated(self) -> bool:
+        """Whether the instance is simulated."""
         return self.uri == SIMULATED_URI
 
 
 class CloudSettings(SectionSettings):
+    """The provider, and the defaults of its nodes."""
+
     provider: Annotated[Provider, _one_of(Provider)]
     outer_uri: _OptionalWord = ""  # for ``flux``: "" means the instance that encloses the manager
     image: _OptionalWord = ""
@@ -417,6 +432,8 @@ class LimitsSettings(SectionSettings):
 
 
 class TimingSettings(SectionSettings):
+    """Waits, periods and timeouts."""
+
     settle_s: _Duration = Field(default=1.0, validation_alias="settle")
     settle_max_s: _Duration = Field(default=10.0, validation_alias="settle_max")
     probe_s: _Period = Field(default=10.0, validation_alias="probe")
@@ -435,6 +452,8 @@ class TimingSettings(SectionSettings):
 
 
 class PolicySettings(SectionSettings):
+    """Rules for buying and retiring nodes."""
+
     idle_confirmations: _Positive = 2  # a node may be retired once so many looks in a row show it idle
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
     queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
@@ -482,6 +501,8 @@ class BudgetSettings(SectionSettings):
 
 
 class SimulationSettings(SectionSettings):
+    """The simulated cloud and the simulated Flux."""
+
     time_scale: _Rate = 1.0  # simulated seconds per second
     seed: _Count = 0
     workload: Annotated[str, ValueFormat("builtin", _builtin)] = "builtin"
@@ -544,6 +565,7 @@ class NodeSettings(SectionSettings):
 
     @property
     def billing(self) -> Billing:
+        """How the provider charges for a node of this type."""
         return Billing(self.billing_window_s, self.billing_minimum_s)
 
 

@@ -15,18 +15,21 @@ SECONDS_MAX = 1e15  # thirty million years: anything longer is an error
 
 
 def object_at(value: object, where: str) -> Mapping[str, Any]:
+    """Read an object."""
     if not isinstance(value, Mapping):
         raise wrong_value(where, "an object", value)
     return value
 
 
 def list_at(value: object, where: str) -> list[Any]:
+    """Read a list."""
     if not isinstance(value, list):
         raise wrong_value(where, "a list", value)
     return value
 
 
 def text_at(value: object, where: str) -> str:
+    """Read a text."""
     if not isinstance(value, str):
         raise wrong_value(where, "text", value)
     return value

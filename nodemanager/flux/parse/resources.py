@@ -29,17 +29,17 @@ def read_ranks(
     resource_status: object,
     sched_resource_status: object,
     last_job_ended_at: Mapping[Rank, float],
-    division: Mapping[SlotName, TypeName] | None = None,
+    slot_types: Mapping[SlotName, TypeName] | None = None,
     job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
     """Read every rank but the leader, in order, from the answers of RPCs.
 
     ``resource_status`` is the answer of ``resource.status``, ``sched_resource_status`` of
     ``sched.resource-status``, ``job_manager_stats`` of ``job-manager.stats-get`` (for the running housekeeping;
-    None: not asked). ``division`` is the known node type of each slot. Do not change ``last_job_ended_at``
+    None: not asked). ``slot_types`` is the known node type of each slot. Do not change ``last_job_ended_at``
     afterwards: the next look compares with it.
     """
-    look = Look().next(resource_status, sched_resource_status, last_job_ended_at, division, job_manager_stats)
+    look = Look().next(resource_status, sched_resource_status, last_job_ended_at, slot_types, job_manager_stats)
     return tuple(look.ranks.values())
 
 
@@ -219,7 +219,7 @@ class Look:
     _seen: _ResourceStatus = field(default_factory=_ResourceStatus)
     _sched: _SchedStatus = field(default_factory=_SchedStatus)
     _ended_at: Mapping[Rank, float] = field(default_factory=dict)
-    _division: Mapping[SlotName, TypeName] = field(default_factory=dict)
+    _slot_types: Mapping[SlotName, TypeName] = field(default_factory=dict)
     _housekeeping: Mapping[Rank, float] = field(default_factory=dict)
 
     def next(
@@ -227,7 +227,7 @@ class Look:
         resource_status: object,
         sched_resource_status: object,
         last_job_ended_at: Mapping[Rank, float],
-        division: Mapping[SlotName, TypeName] | None = None,
+        slot_types: Mapping[SlotName, TypeName] | None = None,
         job_manager_stats: object = None,
     ) -> Look:
         """Make the look after this one, from the arguments of :func:`read_ranks`."""
@@ -236,7 +236,7 @@ class Look:
             self._seen.next(resource_status),
             self._sched.next(sched_resource_status),
             last_job_ended_at,
-            division if division is not None else {},
+            slot_types if slot_types is not None else {},
             _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {},
         )
         changed = read._changed_since(self)
@@ -251,7 +251,7 @@ class Look:
     def _changed_since(self, before: Look) -> set[Rank] | None:
         """Find the ranks whose answers differ; None if any rank may differ, and ranks may be new or missing."""
         seen, was = self._seen, before._seen
-        if seen.declared is not was.declared or self._division != before._division:
+        if seen.declared is not was.declared or self._slot_types != before._slot_types:
             return None
         sets = (
             (seen.online.value, was.online.value),
@@ -295,7 +295,7 @@ class Look:
             drain_reason=drained,
             torpid=torpid,
             excluded=excluded,
-            type_name=self._division.get(host),
+            type_name=self._slot_types.get(host),
             last_job_ended_at=self._ended_at.get(rank),
             housekeeping_since_at=self._housekeeping.get(rank),
         )

@@ -17,6 +17,7 @@ _VERSION = 1
 
 
 def key_of(slot: SlotName) -> str:
+    """Return the KVS key of a slot's record."""
     return f"{LEASES}.{quote(slot, safe='').replace('.', '%2E')}"
 
 
@@ -26,6 +27,7 @@ def slot_of(name: str) -> SlotName:
 
 
 def encode(launch: Launch) -> str:
+    """Write a launch as its record."""
     fields: dict[str, object] = {
         "version": _VERSION,
         "launch": launch.id,

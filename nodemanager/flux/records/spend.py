@@ -17,6 +17,7 @@ _VERSION = 1
 
 
 def encode(spend: Spend) -> str:
+    """Write the money spent as its record."""
     amounts = [
         {"period": period, "begins_at": begins_at, "account": account, "amount": str(amount)}
         for (period, begins_at, account), amount in sorted(spend.amounts.items())

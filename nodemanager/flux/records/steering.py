@@ -14,6 +14,7 @@ _VERSION = 1
 
 
 def encode(steering: Steering) -> str:
+    """Write the operators' settings as their record."""
     fields = {
         "version": _VERSION,
         "holds": _encode_marks(steering.holds),

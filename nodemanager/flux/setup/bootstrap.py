@@ -162,6 +162,7 @@ def _write_folder(site: Site, folder: Path, output: Path, flux: str) -> None:
 
 
 def make_certificate(path: Path, name: str, flux: str) -> None:
+    """Make a CURVE certificate with ``flux keygen``. Raises :class:`BootstrapError`."""
     try:
         keygen = subprocess.run(  # noqa: S603 - a list of arguments, and no shell
             [flux, "keygen", f"--name={name}", path],

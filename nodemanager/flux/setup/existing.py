@@ -109,8 +109,8 @@ def _add_hosts(site: Site, texts: dict[Path, str], path: Path) -> None:
 
 def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
     texts[path] = _with_resource_tables(texts[path], path)
-    division: SlotTypes = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
-    text = toml_with_slot_types(texts[path], division, site.node_types)
+    slot_types: SlotTypes = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
+    text = toml_with_slot_types(texts[path], slot_types, site.node_types)
     document = tomlkit.parse(text)
     if not document["resource"].get("noverify"):
         document["resource"]["noverify"] = True

@@ -186,6 +186,7 @@ def _end_text(job: Mapping[str, Any]) -> str:
 
 
 def job_name(cluster: str) -> str:
+    """Return the name of the jobs that are a cluster's nodes."""
     return f"node-of-{cluster}"
 
 

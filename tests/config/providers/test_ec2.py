@@ -273,7 +273,7 @@ def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: 
 def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
     given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
     (said,) = provider_warnings(site_of(tmp_path), given)
-    assert said.startswith("secret_access_key: there are characters in it that no key of AWS has")
+    assert said.startswith("secret_access_key: contains characters that no key of AWS has")
     assert "of-env" not in said
 
 

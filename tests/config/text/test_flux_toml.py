@@ -114,7 +114,7 @@ def test_a_core_that_a_job_holds_and_the_configuration_lacks_is_found() -> None:
         ('[node-manager]\nslots = "cloud1"', "a table with a host list"),
         ("[node-manager.slots]\ncloud = 1", "a host list such as"),
         ('[node-manager.slots]\ncloud = "a[1-"', "node-manager.slots.cloud"),
-        ('[node-manager.slots]\ncloud = "a[1-2]"\ngpu = "a2"', "slot a2 is of type cloud and of type gpu"),
+        ('[node-manager.slots]\ncloud = "a[1-2]"\ngpu = "a2"', "slot a2 has types cloud and gpu"),
     ],
 )
 def test_a_division_that_cannot_be_read_says_where(text: str, said: str) -> None:
