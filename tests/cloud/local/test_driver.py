@@ -417,22 +417,22 @@ class TestFaults:
         assert waits == [(7.0, [])]
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ("{", "faults.json"),
             ("[]", "faults.json"),
             ('{"lost_reply": -1}', "lost_reply"),
             ('{"p_boot_fail": 2}', "p_boot_fail"),
             ('{"nodes_max": "many"}', "nodes_max"),
-            ('{"lost_replys": 1}', "there are boot_delay_s, p_boot_fail"),
+            ('{"lost_replys": 1}', "the known ones are boot_delay_s, p_boot_fail"),
         ],
     )
-    def test_file_that_holds_no_knobs_is_said(self, world: World, text: str, said: str) -> None:
+    def test_invalid_faults_file_is_reported(self, world: World, text: str, message: str) -> None:
         driver = world.driver()
         world.disturb(text)
         with pytest.raises(BaseHTTPError, match="InvalidParameterValue") as refused:
             driver.list_nodes()
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
     def test_machine_without_room_for_a_process_is_out_of_capacity(
         self, world: World, monkeypatch: pytest.MonkeyPatch
