@@ -1,4 +1,4 @@
-"""What faces people: the board, the chronicle, the metrics, the journal, and the server that shows them."""
+"""The outputs of the service: board, metrics, history file, and the web server that shows them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATUS_EVERY_S = 1.0
 
 
 class Outputs:
-    """Of one service. Its ``publish`` is what the manager calls: it hands a reference on, and never waits."""
+    """The outputs of one service. The manager calls ``publish``, which passes a reference on and never blocks."""
 
     def __init__(self, site: Site) -> None:
         self.board = Board()
@@ -46,7 +46,7 @@ class Outputs:
         self._chronicle.publish(published)
 
     def status(self) -> Document:
-        """For whoever asks by Flux itself. Made once a second at most: any user may ask as often as he likes."""
+        """Return the status document for requests through Flux. Any user may ask, so it is made once a second."""
         now_s = time.monotonic()
         if now_s - self._status_made_s >= STATUS_EVERY_S:
             posted = self.board.latest
@@ -55,6 +55,7 @@ class Outputs:
         return self._status
 
     def start(self, service: SteeredService) -> None:
+        """Start the threads, and the web server unless ``[Web] listen = off``."""
         self._journal.start()
         self._chronicle.start()
         place = parse_listen(self._site.web.listen)
@@ -74,11 +75,11 @@ class Outputs:
         try:
             return read_or_make_token(self._site.web.token_file)
         except TokenError as error:
-            self._log.error("no_token", why=str(error), what="nobody may steer until that is mended")
+            self._log.error("no_token", why=str(error), what="nobody may steer until this is fixed")
             return None
 
     def stop(self, within_s: float) -> None:
-        """In this order: what was decided last is still written."""
+        """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         if self._server is not None:
             self._server.stop(within_s)
         self._chronicle.stop(within_s)
