@@ -61,11 +61,13 @@ class Bin:
         return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
     def suits(self, constraint: Constraint) -> bool:
+        """Whether the node meets a job's constraint."""
         if constraint == ANYWHERE:
             return True
         return holds(constraint, properties=self.properties, host=self.slot, rank=self.rank)
 
     def take(self, shape: Shape, slots: int) -> None:
+        """Take slots of the shape from the free resources."""
         self.is_empty = False
         if shape.exclusive:
             self.cores = self.gpus = 0
@@ -85,6 +87,7 @@ def pieces_of(shape: Shape) -> int:
 
 
 def slots_per_piece(shape: Shape) -> int:
+    """How many slots a piece of a job has."""
     return 1 if shape.nodes is None else shape.slots
 
 
@@ -149,6 +152,7 @@ class Seater:
         heapify(self._heads)
 
     def seat_all(self) -> Seating:
+        """Seat all jobs that find room."""
         while self._heads:
             self._seat_next_batch(stops_at_short=False)
         return self.seating
