@@ -70,7 +70,7 @@ def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
     site.write_text(text.replace(f"cluster = {name}", f"cluster = {name}2"))
     capsys.readouterr()
     assert main.main(["check", "--config", str(site)]) == 78
-    assert f"this cluster's nodes carry the name {name}," in capsys.readouterr().err
+    assert f"this cluster's nodes carry the name {name}." in capsys.readouterr().err
     name_file(state_dir).unlink()
     assert main.main(["check", "--config", str(site)]) == 0
 

@@ -61,7 +61,7 @@ def test_afterwards_the_instance_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("division", "said"),
-    [('huge = "cloud1"', r"keep \[Node huge\]"), ("cloud = 3", "a host list such as"), ("cloud", "not TOML")],
+    [('huge = "cloud1"', r"keep \[Node huge\]"), ("cloud = 3", "a host list such as"), ("cloud", "not valid TOML")],
 )
 def test_a_division_that_does_not_go_with_the_site_is_a_fault(tmp_path: Path, division: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
