@@ -138,7 +138,7 @@ def test_56_no_secret_is_in_a_tag_a_log_or_a_status_and_an_old_ticket_is_refused
     assert launches[0] in everything, "what is looked through does tell of the nodes"
     assert [secret for secret in secrets if secret in everything] == []
 
-    desk = run.joins._desk
-    assert desk is not None
-    answers = [desk.redeem(launch, KEY.ticket(launch), "f" * 64, "elsewhere") for launch in launches]
+    admission = run.joins._admission
+    assert admission is not None
+    answers = [admission.redeem(launch, KEY.ticket(launch), "f" * 64, "elsewhere") for launch in launches]
     assert all(isinstance(answer, Refusal) for answer in answers)

@@ -228,7 +228,7 @@ class SimulatedFlux:
             self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
         self.unfinished_wish = wish.id
         self._pool.set_closed(closed=True)
-        self._lose_followers("the resource module is loaded anew")
+        self._lose_followers("the resource module was reloaded")
 
     def end_slot_change(self) -> None:
         self.unfinished_wish = None

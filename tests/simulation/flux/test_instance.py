@@ -472,7 +472,7 @@ def test_one_that_has_failed_meanwhile_runs_again_at_once_and_one_that_ended_wel
     again = instance.flux.requeue(lost)
     instance.world.advance_by(1.0)
     assert instance.flux.job_state(again) is JobState.RUN
-    with pytest.raises(FluxError, match="has ended well"):
+    with pytest.raises(FluxError, match="has succeeded"):
         instance.flux.requeue(well)
 
 
