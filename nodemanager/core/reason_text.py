@@ -123,7 +123,10 @@ SENTENCES: Mapping[str, str] = {
     "node_coming": "booting {nodes}",
     "node_ordered": "{nodes} ordered",
     "behind_a_stuck_job": "behind job {job}, which cannot get its nodes",
-    "beyond_limits": "beyond the site's limits: it needs {nodes} nodes at {price_per_hour} an hour",
+    "beyond_limits": (
+        "can never run: it needs {node_count} nodes at {price_per_hour} an hour, and the site allows {nodes_max}"
+        " nodes at {price_per_hour_max} an hour"
+    ),
     "too_few_slots": "too few slots: the site has only {slots} that fit, {short} more needed",
     "budget_spent": "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",
     "spend_to_record": "gone: its cost is recorded first",
@@ -138,7 +141,7 @@ SENTENCES: Mapping[str, str] = {
     "no_free_slot": "all slots of {node_type} that fit are taken, {short} more needed",
     "nodes_max": "the fleet has reached nodes_max, {short} more needed",
     "price_per_hour_max": "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
-    "at_quota": "the provider allows {nodes} ({scope}), next try at {until_at}: {detail}",
+    "at_quota": "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
     "breaker_open": "{failures} boots of {node_type} failed in a row ({why}), next try at {retry_at}",
     "breaker_trying": "{failures} boots of {node_type} failed in a row, one more is on trial",
     "budget_cheapest_only": "the {period}'s budget is nearly spent: only the cheapest types are bought",
@@ -146,7 +149,7 @@ SENTENCES: Mapping[str, str] = {
     "budget_left": "the rest of the {period}'s budget of {budget} does not pay for its nodes",
     "budget_of_account": "with this job, {account} would exceed the {period}'s budget of {budget}",
     # a type is bought, or not
-    "bought": "{nodes} bought now",
+    "bought": "{node_count} bought now",
     "nothing_is_short": "running and booting nodes serve every waiting job",
     "job_held_up": "nothing is bought: job {job} holds up the queue ({why})",
     "fits_no_job_that_is_short": "no job that needs nodes fits on it",
@@ -160,13 +163,13 @@ SENTENCES: Mapping[str, str] = {
     "hangs_at_work": "{node} is busy, and its broker has not answered for {hangs_s}",
     "gone_at_provider_yet_up": "{absences} lists of the provider lack {node}, but it is still up",
     # a node is bought, recorded, created
-    "demand": "bought for {jobs} jobs",
+    "demand": "bought for {job_count} jobs",
     "nodes_min": "kept: nodes_min",
     "spare": "one of {spares} spares",
     "lease_to_record": "its lease is recorded first",
     "lease_not_wanted": "not created yet, and no longer needed: its slot is given back",
     "lease_above_limits": (
-        "not created yet, and the fleet has {nodes} nodes (limit {nodes_max}) at {price_per_hour} an hour"
+        "not created yet, and the fleet has {node_count} nodes (limit {nodes_max}) at {price_per_hour} an hour"
         " (limit {price_per_hour_max}): its slot is given back"
     ),
     "creating": "being created",
@@ -197,7 +200,7 @@ SENTENCES: Mapping[str, str] = {
     # a node leaves
     "window_closes": "idle for {idle_s}, paid for only {window_left_s} more",
     "makes_room": "makes room for job {job}",
-    "above_nodes_max": "the fleet has {nodes} nodes, and nodes_max is {nodes_max}",
+    "above_nodes_max": "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
     "retired_by_operator": "retired by {by}",
     "never_joined": "did not join within {boot_timeout_s}",
     "failed_at_provider": "failed at the provider: {detail}",

@@ -190,7 +190,7 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return _retire(node, context.overspent, context)
     if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire(
-            node, because("above_nodes_max", nodes=context.count_live, nodes_max=policy.nodes_max), context
+            node, because("above_nodes_max", node_count=context.count_live, nodes_max=policy.nodes_max), context
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):

@@ -349,7 +349,7 @@ def _boot_order(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy
     return BootNode(
         launch,
         purchase.serves,
-        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.job_count),
+        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, job_count=purchase.job_count),
     )
 
 

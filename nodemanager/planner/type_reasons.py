@@ -30,7 +30,7 @@ def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Map
     price = sum(prices, Decimal(0))
     instead = because("another_mix_is_cheaper", node_types=tuple(sorted(bought)), price_per_hour=price)
     return {
-        node_type.name: because("bought", nodes=bought[node_type.name])
+        node_type.name: because("bought", node_count=bought[node_type.name])
         if bought[node_type.name]
         else _why_not(node_type, placement, instead if bought else None)
         for node_type in policy.node_types

@@ -270,8 +270,8 @@ def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
         for node_type in case.policy.node_types
         for rank in _places(case, node_type, job.shape)
     ]
-    assert 0 < figures["nodes"] <= len(fitting)
-    too_many = figures["nodes"] > case.policy.nodes_max
+    assert 0 < figures["node_count"] <= len(fitting)
+    too_many = figures["node_count"] > case.policy.nodes_max
     assert too_many or figures["price_per_hour"] > case.policy.price_per_hour_max
 
 
@@ -416,7 +416,7 @@ def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
     assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["nodes"] <= case.on_the_bill() or (
+    assert case.policy.nodes_max < figures["node_count"] <= case.on_the_bill() or (
         case.policy.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
     )
     assert case.orders_for(node) == [EndLease]
@@ -475,7 +475,7 @@ def _staying(case: Case) -> int:
 
 def _above_nodes_max(case: Case, node: Node, figures: Figures) -> None:
     assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["nodes"] <= _staying(case)
+    assert case.policy.nodes_max < figures["node_count"] <= _staying(case)
     assert case.orders_for(node) == [DrainNode]
 
 
@@ -661,7 +661,7 @@ def _check_boot(case: Case, boot: BootNode) -> None:
     else:
         assert boot.reason.code == "demand"
         assert set(boot.serves) <= {job.id for job in case.queue()}
-        counted = boot.reason.figures["jobs"]
+        counted = boot.reason.figures["job_count"]
         assert isinstance(counted, int)
         assert counted >= len(boot.serves) > 0
 
@@ -695,7 +695,7 @@ def _check_types(case: Case) -> None:
     for name, reason in case.made.types.items():
         match reason.code:
             case "bought":
-                assert not case.made.settled or bought.count(name) >= int(str(reason.figures["nodes"])) > 0
+                assert not case.made.settled or bought.count(name) >= int(str(reason.figures["node_count"])) > 0
             case "nothing_is_short":
                 served = ("fits_on_a_node_that_is_up", "node_kept_for_it", "node_coming", "node_free_soon")
                 waiting = [case.made.jobs[job.id].code for job in case.queue()]

@@ -92,12 +92,12 @@ class OuterFlux:
         return self._node(listed)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        # A job that is in both lists counts as ended.
+        # Active jobs first: a job that ends between the two calls is then in both lists, and counts as ended.
         since = max(0.0, self._clock.wall_at() - SHOWN_AFTER_END_S)
         with self._handle() as handle:
             try:
-                ended = self._list_own_jobs(handle, {"states": ["inactive"]}, since)
                 active = self._list_own_jobs(handle, {"states": ["pending", "running"]}, 0.0)
+                ended = self._list_own_jobs(handle, {"states": ["inactive"]}, since)
                 jobs = {**active, **ended}
                 self._learn_identities(handle, jobs)
                 nodes = tuple(self._node(jobs[job_id]) for job_id in sorted(jobs))
