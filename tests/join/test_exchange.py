@@ -50,7 +50,7 @@ def test_a_roster_is_read_as_it_was_written(roster: tuple[RosterEntry, ...], wal
 def test_what_is_no_roster_is_refused_and_never_taken_for_an_empty_one(tmp_path: Path, text: str) -> None:
     file = tmp_path / "roster.json"
     file.write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(RosterUnreadableError, match="does a manager run"):
+    with pytest.raises(RosterUnreadableError, match="is a manager running"):
         RosterFile(file, lambda: 0.0, lambda: 0.0).current()
 
 

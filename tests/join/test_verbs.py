@@ -116,7 +116,7 @@ def test_an_instance_for_several_users_is_refused(
     site = a_site(tmp_path)
     (site.flux.bootstrap_dir / "conf.d" / "more.toml").write_text(table)
     assert run("check", tmp_path) == 78
-    assert "serves instances of one user" in capsys.readouterr().err
+    assert "serves only single-user instances" in capsys.readouterr().err
 
 
 def test_check_says_whether_a_node_can_end_its_own_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,17 +153,17 @@ def test_a_secret_that_others_may_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
-    [("tls_key", "is not the key of"), ("curve_certificate", "curve.cert is not what init writes: it is no text")],
+    ("file", "message"),
+    [("tls_key", "is not the key of"), ("curve_certificate", "curve.cert is damaged: it is not text")],
 )
 @pytest.mark.usefixtures("flux")
-def test_a_file_that_is_spoilt_is_named(
-    tmp_path: Path, file: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_file_is_named(
+    tmp_path: Path, file: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_site(tmp_path)
     getattr(join_folder(tmp_path), file).write_bytes(b"\xff\xfe")
     assert run("join-service", tmp_path) == 78
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("half", ["tls_key", "tls_certificate"])
