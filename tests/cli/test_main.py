@@ -191,11 +191,11 @@ def test_cloud_test_has_nothing_to_test_in_a_simulated_cloud(capsys: pytest.Capt
 def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "prices.toml"
     assert main.main(["prices", "--config", str(EMBEDDED)]) == 1
-    assert capsys.readouterr().out.count("not in the table") == 3
+    assert capsys.readouterr().out.count("not in the list") == 3
     sizes = {node.size: node.price_per_hour for node in load_site(EMBEDDED).node_types}
     table.write_text("[here]\n" + "".join(f'"{size}" = {price}\n' for size, price in sizes.items()))
     assert main.main(["prices", "--config", str(EMBEDDED), "--table", str(table), "--region", "here"]) == 0
-    assert "not in the table" not in capsys.readouterr().out
+    assert "not in the list" not in capsys.readouterr().out
 
 
 def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
