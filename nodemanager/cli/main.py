@@ -426,10 +426,10 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "reload": service_verbs.with_exit_status(service_verbs.reload),
 }
 SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
-    "simulate": "WORKLOAD: a trace, a history or a model (doc/what-if.md)",
-    "expand": "JOBID: the job that is the instance",
+    "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
+    "expand": "JOBID, the job that is the instance",
     "explain": "job ID, node NAME or type NAME",
-    "hold": "NODE: its slot or its launch",
+    "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
     "retire": "NODE",
 }
