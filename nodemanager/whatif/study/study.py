@@ -73,11 +73,11 @@ class Runner:
 
     def run_baseline(self, name: str, site: Site) -> tuple[Outcome, CostBounds]:
         """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
-        ground = self._setup(site)
-        loses = any(habit.lost_per_hour for habit in ground.conditions.behaviours.values())
-        demand = UnitDemand(WindowCover(site.node_types), loses_lives=loses)
+        setup = self._setup(site)
+        loses = any(habit.lost_per_hour for habit in setup.conditions.behaviours.values())
+        demand = UnitDemand(WindowCover(site.node_types), may_lose_runs=loses)
         manager = BASELINES[name](fixed_ranks(site, self.workload))
-        outcome = self._run(name, ground, manager, RunTotals(unit_demand=demand), EventLog(), Oddities())
+        outcome = self._run(name, setup, manager, RunTotals(unit_demand=demand), EventLog(), Oddities())
         return outcome, CostBounds(float(demand.cover.cost()), float(demand.work_cost()))
 
     def _setup(self, site: Site) -> RunSetup:
@@ -86,18 +86,18 @@ class Runner:
     def _run(
         self,
         name: str,
-        ground: RunSetup,
+        setup: RunSetup,
         manager: Decider,
-        ledger: RunTotals,
+        totals: RunTotals,
         journal: EventLog,
         oddities: Oddities,
     ) -> Outcome:
         began_s = time.perf_counter()
-        journal.write_run(name, ground.seed, ground.start_at)
-        stage = ReplayEngine(ground, ledger, journal)
-        stage.run(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
+        journal.write_run(name, setup.seed, setup.start_at)
+        engine = ReplayEngine(setup, totals, journal)
+        engine.run(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
         took_s = time.perf_counter() - began_s
-        return build_outcome(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
+        return build_outcome(name, totals, events=engine.events, plans=manager.plans, took_s=took_s)
 
     def _jobs(self, oddities: Oddities) -> Iterator[TraceJob]:
         return islice(self.workload.read(oddities), self.jobs_max)
