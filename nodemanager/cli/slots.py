@@ -107,13 +107,13 @@ class SlotsClient:
             kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wish)}, timeout_s=TIMEOUT_S)
             deadline_s = time.monotonic() + ANSWER_WITHIN_S
             while (answer := _read_answer(handle, wish)) is None:
-                stands = retype.read_wish(
+                present = retype.read_wish(
                     kvs.read(handle, [retype.WISH_KEY], timeout_s=TIMEOUT_S).get(retype.WISH_KEY)
                 )
-                if stands is not None and stands != wish:
+                if present is not None and present != wish:
                     raise SlotsError("a later wish replaced this one before it was answered")
                 owner = owner_of(handle, timeout_s=TIMEOUT_S)
-                if owner is None and stands is not None:
+                if owner is None and present is not None:
                     self._act_as_manager(wish)
                 elif time.monotonic() > deadline_s:
                     raise SlotsError(

@@ -155,31 +155,31 @@ def _type_document(found: NodeType) -> dict[str, Any]:
 # --- the past ---------------------------------------------------------------------------------------------
 
 
-def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Document:
+def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Document:
     """Explain something as of a past time, from the history. Raises ``UnknownSubject``, ``HistoryUnreadable``.
 
     ``reason`` is None if no reason applied any more; ``what`` then says since which event (``began``, ``ended``).
     """
     subject = _history_subject(kind, name)
-    said = journal.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
-    if said is None and kind == "node" and (launch := journal.launch_on_slot(name, at)) is not None:
-        subject, said = launch, journal.reason_at(launch, at)
-    if said is None:
+    event = reader.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
+    if event is None and kind == "node" and (launch := reader.launch_on_slot(name, at)) is not None:
+        subject, event = launch, reader.reason_at(launch, at)
+    if event is None:
         raise UnknownSubject(
-            f"the history has nothing on {kind} {name} before that time{_where_history_begins(journal)}"
+            f"the history has nothing on {kind} {name} before that time{_where_history_begins(reader)}"
         )
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
-        "said_at": said["at"],
-        "what": said["what"],
-        "reason": reason_fields(said["code"], said["figures"]) if said["code"] else None,
-        "history": [_history_line(entry) for entry in journal.events(subject=subject, limit=HISTORY_SHOWN)],
+        "said_at": event["at"],
+        "what": event["what"],
+        "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
+        "history": [_history_line(event) for event in reader.events(subject=subject, limit=HISTORY_SHOWN)],
     }
 
 
-def _where_history_begins(journal: HistoryReader) -> str:
-    begins_at, set_aside = journal.begins_at(), journal.set_aside_files()
+def _where_history_begins(reader: HistoryReader) -> str:
+    begins_at, set_aside = reader.begins_at(), reader.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
     if set_aside:
         begins += f"; earlier history may be in {set_aside[-1]}, which was unusable and was moved aside"
@@ -193,12 +193,12 @@ def _history_subject(kind: str, name: str) -> str:
     return type_subject(name) if kind == "type" else name
 
 
-def _history_line(entry: Document) -> Document:
+def _history_line(event: Document) -> Document:
     return {
-        "at": entry["at"],
-        "kind": entry["kind"],
-        "what": entry["what"],
-        "reason": reason_fields(entry["code"], entry["figures"]) if entry["code"] else None,
+        "at": event["at"],
+        "kind": event["kind"],
+        "what": event["what"],
+        "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
     }
 
 

@@ -35,7 +35,7 @@ class WebContext:
 
     board: Board
     metrics: Metrics
-    journal: HistoryReader
+    reader: HistoryReader
     control: Control
     access: Access
 
@@ -69,7 +69,7 @@ def _cost_document(context: WebContext, now_at: float) -> Document:
     """The cost of today (UTC), from the history, which may be unreadable; and since this process started."""
     day_at = now_at // 86_400 * 86_400
     try:
-        return {"today": context.journal.cost_since(day_at), "since_start": context.board.spent}
+        return {"today": context.reader.cost_since(day_at), "since_start": context.board.spent}
     except HistoryUnreadable:
         return {"today": None, "since_start": context.board.spent}
 
@@ -132,7 +132,7 @@ def _explain(
     name = request.path_params["name"]
     if "at" in request.query_params:
         at = _query_number(request, "at", 0.0, 0.0, 1e11)
-        return json_response(explain.explain_past(context.journal, kind, name, at))
+        return json_response(explain.explain_past(context.reader, kind, name, at))
     return json_response(now(_latest_publication(context), name))
 
 
@@ -190,7 +190,7 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
         raise RequestRefused(
             400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}"
         ) from None
-    document = context.journal.report(now_at - since_s, now_at)
+    document = context.reader.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = documents.user_name(row["userid"])
     return json_response(document)
