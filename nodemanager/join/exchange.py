@@ -47,6 +47,7 @@ class FileExchange:
         self._log: Any = structlog.get_logger()
 
     def post(self, roster: Roster, wall_at: float) -> None:
+        """Replace the roster's file. Raises :class:`JoinError`."""
         path = self._paths.roster
         draft = path.with_name(f".{path.name}.new")
         try:
@@ -57,6 +58,7 @@ class FileExchange:
             raise JoinError(f"{path} cannot be written: {error.strerror}") from error
 
     def reports(self) -> tuple[JoinFact, ...]:
+        """Return the reports since the last call, oldest first. Raises :class:`JoinError`."""
         pages: list[ReportPage] = []
         store_mark, read_until = self._store_mark, self._read_until
         try:
@@ -124,6 +126,7 @@ class RosterFile:
         self._heartbeat_s = 0.0
 
     def current(self) -> tuple[Roster, float]:
+        """Return the roster and the manager's silence. Raises :class:`RosterUnreadableError`."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)

@@ -368,15 +368,19 @@ class LocalMachine:
         self.metadata_token = ""
 
     def now_s(self) -> float:
+        """Return the monotonic time in seconds."""
         return time.monotonic()
 
     def uniform(self, low: float, high: float) -> float:
+        """Return a random number between two limits."""
         return random.uniform(low, high)
 
     def nonce(self) -> str:
+        """Return a new nonce for the ticket."""
         return secrets.token_hex(32)
 
     def instance(self) -> str:
+        """Return a new random name for this process."""
         return secrets.token_hex(16)
 
     def is_a_copy(self) -> bool:
@@ -384,6 +388,7 @@ class LocalMachine:
         return not is_same_machine(self.settings.machine, machine_marks())
 
     def log(self, text: str) -> None:
+        """Write a line to standard error."""
         sys.stderr.write("flux-node-join: {}\n".format(text))
         sys.stderr.flush()
 
@@ -416,6 +421,7 @@ class LocalMachine:
         return saved if is_same_machine(parse_marks(saved.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
+        """Save the nonce and the lease key."""
         saved = dict(state, launch=self.settings.launch, machine=machine_marks())
         write_private(self.settings.folder / "state.json", json.dumps(saved))
 
@@ -475,6 +481,7 @@ class LocalMachine:
         return "{} at {}".format(action["action"], action["time"])
 
     def gce_notice(self) -> str:
+        """Read whether Compute Engine has preempted this instance."""
         flavor = {"Metadata-Flavor": "Google"}
         status, text = self.metadata("GET", "/computeMetadata/v1/instance/preempted", flavor)
         return "preempted" if status == 200 and text.strip() == "TRUE" else ""
@@ -522,6 +529,7 @@ class LocalMachine:
             )
 
     def flux_version(self) -> str:
+        """Return the version of the installed flux-core. Raises :class:`CannotJoin`."""
         try:
             output = subprocess.run(
                 [self.settings.flux, "--version"],
@@ -542,6 +550,7 @@ class LocalMachine:
         return version.group(0) if version else "of unknown version"
 
     def broker_user(self) -> Tuple[int, str]:
+        """Return the uid and the name of the user that runs the broker. Raises :class:`CannotJoin`."""
         if not self.settings.user:
             return os.getuid(), "the user of its user-data"
         try:
@@ -553,6 +562,7 @@ class LocalMachine:
             ) from error
 
     def start_broker(self, given: Dict[str, Any]) -> None:
+        """Write the broker's configuration and start it. Raises :class:`CannotJoin`, KeyError or OSError."""
         uid, _ = self.broker_user()
         self.clear_rundir()
         self.rundir = tempfile.mkdtemp(prefix="flux-slot.")
@@ -587,6 +597,7 @@ class LocalMachine:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
 
     def broker_environment(self, uid: int) -> Dict[str, str]:
+        """Return the environment for a broker that runs as this uid."""
         environment = clean_environment()
         if uid != os.getuid():
             entry = pwd.getpwnam(self.settings.user)
@@ -594,6 +605,7 @@ class LocalMachine:
         return environment
 
     def become_user(self) -> None:
+        """Switch this process to the broker's user. Runs in the child between fork and exec."""
         entry = pwd.getpwnam(self.settings.user)
         os.initgroups(entry.pw_name, entry.pw_gid)
         os.setgid(entry.pw_gid)
@@ -620,9 +632,11 @@ class LocalMachine:
             return ""
 
     def log_file(self) -> Path:
+        """Return the path of the broker's log."""
         return self.settings.folder / "broker.log"
 
     def stop_broker(self) -> None:
+        """Stop the broker: SIGTERM, and SIGKILL after ``BROKER_STOP_S``."""
         broker, self.broker = self.broker, None
         if broker is not None and broker.poll() is None:
             broker.terminate()
@@ -634,6 +648,7 @@ class LocalMachine:
         self.clear_rundir()
 
     def clear_rundir(self) -> None:
+        """Delete the broker's run directory."""
         if self.rundir:
             shutil.rmtree(self.rundir, ignore_errors=True)
             self.rundir = ""
@@ -651,6 +666,7 @@ class LocalMachine:
             self.log("not drained: {}".format(type(error).__name__))
 
     def flux_output(self, arguments: List[str], environment: Dict[str, str], uid: int) -> str:
+        """Run a flux command as the broker's user and return its output."""
         return (
             subprocess.run(
                 [self.settings.flux, *arguments],
@@ -683,6 +699,7 @@ class LocalMachine:
     # --- the end ---
 
     def power_off(self) -> None:
+        """Run the command that ends this machine."""
         environment = dict(clean_environment(), FLUX_NODE_JOIN_PARENT=str(os.getppid()))
         subprocess.run(["/bin/sh", "-c", self.settings.poweroff], env=environment, check=False)
 
@@ -702,6 +719,7 @@ class PinnedConnection(http.client.HTTPSConnection):
         self.fingerprint = fingerprint
 
     def connect(self) -> None:
+        """Connect, and check the server's certificate. Raises ConnectionError if it is another one."""
         super().connect()
         certificate = self.sock.getpeercert(binary_form=True)
         if not certificate or hashlib.sha256(certificate).hexdigest() != self.fingerprint:
@@ -762,6 +780,7 @@ def count_gpus(devices: Path = Path("/sys/bus/pci/devices"), nodes: Path = Path(
 
 
 def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the machine's memory."""
     found = re.search(r"^MemTotal:\s+([0-9]+) kB$", meminfo.read_text(), re.MULTILINE)
     if found is None:
         raise ValueError("no MemTotal in {}".format(meminfo))
@@ -787,6 +806,7 @@ def machine_marks(root: Path = Path("/")) -> Dict[str, str]:
 
 
 def read_mark(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -839,6 +859,7 @@ def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
 
 
 def is_shell(command: bytes) -> bool:
+    """Return whether a command line is a Flux job shell."""
     return os.path.basename(command.split(b"\0")[0]) == b"flux-shell"
 
 
@@ -859,6 +880,7 @@ def is_task(environ: bytes, rundir: str) -> bool:
 
 
 def read_proc(pid: int, name: str) -> bytes:
+    """Return a file of a process in /proc; b"" if it cannot be read."""
     try:
         with open("/proc/{}/{}".format(pid, name), "rb") as file:
             return file.read()
@@ -1055,6 +1077,7 @@ def run(client: JoinClient) -> int:
 
 
 def main(arguments: List[str]) -> int:
+    """Read the settings, then run the client here or as a systemd unit. Return the exit status."""
     try:
         settings = read_settings(arguments)
     except (KeyError, ValueError, OSError) as error:

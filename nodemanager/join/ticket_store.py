@@ -90,6 +90,7 @@ class TicketStore:
             raise TicketStoreError(f"{path} cannot be used: {error}") from error
 
     def close(self) -> None:
+        """Close the file."""
         self._db.close()
 
     def mark_used(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
