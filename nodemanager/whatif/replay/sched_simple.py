@@ -4,9 +4,9 @@ It follows the same rules as ``simulation/flux/sched_simple.py``; a test compare
 ranks are indexed by their free resources, so the cost of a start depends only on the ranks that it uses.
 
 - ``fifo``: a job that cannot start blocks all jobs behind it.
-- ``backfill`` (EASY): a job behind it may start first if its time limit ends before the first job could start, or if
-  it uses none of the ranks reserved for the first job. If the first job waits for nodes that are not up, no ranks
-  are reserved.
+- ``backfill`` (EASY): a job behind it may start first if its time limit ends before the first job could start, or
+  if it uses none of the ranks reserved for the first job. If the first job waits for nodes that are not up, no
+  ranks are reserved.
 """
 
 from __future__ import annotations
