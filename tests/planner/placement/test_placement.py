@@ -38,19 +38,19 @@ from tests.builders import (
 from tests.planner.strategies import POLICIES, jobs, snapshots
 
 
-def laid_out(world: World) -> Placement:
+def placement_of(world: World) -> Placement:
     return place_within_budget(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
 
 
 def slots(world: World, job: int = 1) -> list[str]:
     """The slots on which a job would run."""
-    layout = laid_out(world)
+    placement = placement_of(world)
     key = key_of(world.snapshot.jobs[JobId(job)])
-    index = list(layout.demand.batches[key]).index(JobId(job))
-    if index >= layout.served.get(key, 0):
+    index = list(placement.demand.batches[key]).index(JobId(job))
+    if index >= placement.served.get(key, 0):
         return []
-    seats = [bin_.slot for bin_, _ in layout.seating.seats.get(JobId(job), ())]
-    return sorted([*seats, *(place[0] for place, _ in layout.assignment.nodes_of(key, index))])
+    seats = [bin_.slot for bin_, _ in placement.seating.seats.get(JobId(job), ())]
+    return sorted([*seats, *(place[0] for place, _ in placement.assignment.nodes_of(key, index))])
 
 
 def why_not(shape: Shape, *ahead: Shape, world: World | None = None) -> Reason:
@@ -259,12 +259,12 @@ def worlds(draw: st.DrawFn) -> World:
 @settings(deadline=None)
 @given(worlds())
 def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
-    layout = laid_out(world)
-    for key, served in layout.served.items():
-        for index, id_ in enumerate(layout.demand.batches[key][:served]):
-            seats = layout.seating.seats.get(id_, ())
+    placement = placement_of(world)
+    for key, served in placement.served.items():
+        for index, id_ in enumerate(placement.demand.batches[key][:served]):
+            seats = placement.seating.seats.get(id_, ())
             there = [bin_.slot for bin_, _ in seats]
-            more = [place[0] for place, _ in layout.assignment.nodes_of(key, index)]
+            more = [place[0] for place, _ in placement.assignment.nodes_of(key, index)]
             if key.shape.nodes is not None:
                 assert len(set(there) | set(more)) == len(there) + len(more) == key.shape.nodes
             else:
@@ -275,14 +275,14 @@ def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
 @given(worlds())
 def test_what_is_laid_on_a_new_node_fits_it(world: World) -> None:
     """Counted again from the jobs, slot by slot."""
-    layout = laid_out(world)
+    placement = placement_of(world)
     cores: Counter[str] = Counter()
-    for key, served in layout.served.items():
+    for key, served in placement.served.items():
         shape = key.shape
         if shape.nodes is None or shape.exclusive:
             continue
         for index in range(served):
-            for place, offer in layout.assignment.nodes_of(key, index):
+            for place, offer in placement.assignment.nodes_of(key, index):
                 cores[place[0]] += shape.slots * shape.cores_per_slot
                 assert cores[place[0]] <= offer.node_type.cores
 
@@ -296,20 +296,20 @@ def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World)
     free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.strays]
     if not free:
         return
-    before = laid_out(world)
+    before = placement_of(world)
     price_before = sum((offer_price(before)), Decimal(0))
     world.rank(free[0], online=True)
-    after = laid_out(world)
+    after = placement_of(world)
     if dict(after.served) == dict(before.served):
         assert sum(offer_price(after), Decimal(0)) <= price_before
 
 
-def offer_price(layout: Placement) -> list[Decimal]:
-    shelf = layout.allocation
+def offer_price(placement: Placement) -> list[Decimal]:
+    allocation = placement.allocation
     return [
-        shelf.offers[stack.offer].node_type.price_per_hour * stack.nodes
-        for stack in shelf.groups
-        if not shelf.offers[stack.offer].is_ordered
+        allocation.offers[group.offer].node_type.price_per_hour * group.nodes
+        for group in allocation.groups
+        if not allocation.offers[group.offer].is_ordered
     ]
 
 
