@@ -1,4 +1,4 @@
-"""The test of a real account, against a simulated provider in virtual time and local processes."""
+"""The verb cloud-test, on a simulated provider in virtual time and on local processes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _expired() -> bool:
 
 @pytest.mark.parametrize("lag_s", [0, 4, 8, 60, 110])
 def test_an_interruption_in_the_create_itself_waits_for_the_node_to_show(account: Account, lag_s: float) -> None:
-    # Three empty lists two seconds apart were believed, where the service waits for create_grace.
+    # Regression: three empty lists two seconds apart were enough, while the service waits for create_grace.
     test = account.test()
     test.port = Odd(test.port, after_create=_interrupt, before_look=lambda: account.world.now_s - began_s >= lag_s)
     began_s = account.world.now_s
@@ -238,7 +238,7 @@ def test_a_node_that_no_list_shows_is_destroyed_by_the_id_that_the_create_gave(a
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_node_that_cannot_be_seen_or_destroyed_any_more_is_named(account: Account, keep: bool) -> None:
-    # The keys end after the create: what was to name the node asked for the list once more, and failed.
+    # Regression: the keys expire after the create, and the code that names the node listed again and failed.
     account.keep = keep
     test = account.test()
     test.port = Odd(test.port, before_look=_expired)

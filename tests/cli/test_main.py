@@ -23,7 +23,7 @@ LOCAL = ROOT / "config" / "local.ini"
 
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
-    """A verb sets the process's logging up, to a stream that is the test's."""
+    """Undo a verb's configuration of the logging, which writes to a stream of the test."""
     yield
     structlog.reset_defaults()
 
@@ -223,11 +223,11 @@ def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.Capt
     assert "none.toml" in capsys.readouterr().err
 
 
-# --- what cannot be printed -------------------------------------------------------------------------------
+# --- output that cannot be written ------------------------------------------------------------------------
 
 
 def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
-    """The exit status of a process that prints there; what it says on standard error."""
+    """Run a process with that standard output. Returns its exit status and its standard error."""
     command = [sys.executable, "-m", "nodemanager", *arguments]
     done = subprocess.run(
         command,

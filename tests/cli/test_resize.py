@@ -1,4 +1,4 @@
-"""Which slots a longer table adds."""
+"""The slots that a longer table adds."""
 
 from __future__ import annotations
 
