@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.join.flux_node_join import JoinClient, JoinRefused, ServiceUnreachable
+from nodemanager.join.flux_node_join import JoinClient, JoinRefused, JoinUnreachable
 
 STANDING = {
     "may_start": True,
@@ -125,7 +125,7 @@ def refusing(code: str) -> Callable[[str], dict[str, Any]]:
 
 
 def silent(what: str) -> dict[str, Any]:
-    raise ServiceUnreachable("nobody")
+    raise JoinUnreachable("nobody")
 
 
 def test_it_redeems_starts_and_renews() -> None:
