@@ -461,7 +461,7 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         nargs="?",
         choices=VERBS,
         default="run",
-        help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
+        help="; ".join(f"{name}: {(verb.__doc__ or '').rstrip('.')}" for name, verb in VERBS.items()),
     )
     parser.add_argument(
         "subjects",
