@@ -34,8 +34,8 @@ class Outputs:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
-        self._chronicle = HistoryThread([self.board.take_in, self._metrics.take_in, self._journal.take_in])
+        self._writer = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
+        self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
         self._status_made_s = float("-inf")
@@ -43,7 +43,7 @@ class Outputs:
 
     def publish(self, published: Publication) -> None:
         self.board.publish(published)
-        self._chronicle.publish(published)
+        self._history_thread.publish(published)
 
     def status(self) -> Document:
         """Return the status document for requests through Flux. Any user may ask, so it is made once a second."""
@@ -56,8 +56,8 @@ class Outputs:
 
     def start(self, service: SteeredService) -> None:
         """Start the threads, and the web server unless ``[Web] listen = off``."""
-        self._journal.start()
-        self._chronicle.start()
+        self._writer.start()
+        self._history_thread.start()
         place = parse_listen(self._site.web.listen)
         if place is None:
             return
@@ -66,9 +66,9 @@ class Outputs:
             by_socket=isinstance(place, UnixSocket),
             jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
         )
-        journal = HistoryReader(self._journal.path)
-        served = WebContext(self.board, self._metrics, journal, Control(self.board, service), access)
-        self._server = WebServer(place, served, self._site.web.hosts)
+        reader = HistoryReader(self._writer.path)
+        context = WebContext(self.board, self._metrics, reader, Control(self.board, service), access)
+        self._server = WebServer(place, context, self._site.web.hosts)
         self._server.start()
 
     def _token(self) -> str | None:
@@ -82,5 +82,5 @@ class Outputs:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         if self._server is not None:
             self._server.stop(within_s)
-        self._chronicle.stop(within_s)
-        self._journal.stop(within_s)
+        self._history_thread.stop(within_s)
+        self._writer.stop(within_s)

@@ -69,12 +69,12 @@ def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
     given: dict[int, dict[str, Any]] = {}
 
     def keeping(self: JoinClient, now_s: float) -> None:
-        given[id(self)] = self.broker_material
+        given[id(self)] = self.start_data
         start(self, now_s)
 
     def going_on(self: JoinClient, now_s: float) -> None:
         ended(self, now_s)
-        self.broker_material = given[id(self)]
+        self.start_data = given[id(self)]
 
     def shrugging(self: JoinClient, code: str, now_s: float) -> None:
         self._call_later(now_s)

@@ -13,6 +13,7 @@ from nodemanager.core.slots import TypeName
 
 
 def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port logs in on its own."""
     account, placements = account_of(site), placements_of(site)
     return lambda: OpenStackCloud(
         account,

@@ -143,9 +143,9 @@ def test_lublin_has_the_shares_and_the_day_of_its_model() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("lublin:jobs=many", '"many" is no value for jobs'),
-        ("lublin:size=3", 'no such key "size"'),
-        ("pareto:jobs=3", "no such workload"),
+        ("lublin:jobs=many", '"many" is not a valid value for jobs'),
+        ("lublin:size=3", 'unknown key "size"'),
+        ("pareto:jobs=3", "unknown workload"),
         ("poisson:every=0s", "every must be above 0"),
     ],
 )
