@@ -258,8 +258,18 @@ def _node_pairs(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableTyp
         ("jobs", ", ".join(node["jobs"]) or "none"),
         ("cost", f"{money(node['cost'])}, {money(node['price_per_hour'])} an hour (an estimate)"),
         ("paid until", f"{clock(window['paid_until_at'])}, {span(window['left_s'])} left" if window else "-"),
-        ("held by", f"{node['held']['by']} since {clock(node['held']['at'])}" if node["held"] else "nobody"),
+        ("held by", _holder(node)),
     ]
+
+
+def _holder(node: Mapping[str, Any]) -> str:
+    """Who keeps the node from jobs. Flux does not record who drained it, only the reason."""
+    if node["held"]:
+        return f"{node['held']['by']} since {clock(node['held']['at'])}"
+    drain_reason = node.get("drained_by_others")
+    if drain_reason is None:
+        return "nobody"
+    return f"somebody who drained it ({drain_reason or 'without a reason'})"
 
 
 def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:

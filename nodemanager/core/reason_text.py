@@ -69,7 +69,7 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     template = SENTENCES.get(code)
     if template is not None:
         try:
-            return template.format_map(shown)
+            return template.format_map(shown).removesuffix(": ")  # a drain may have no reason
         except KeyError:
             pass
     elif code.startswith("blocked_"):
@@ -157,6 +157,10 @@ SENTENCES: Mapping[str, str] = {
     "one_zone_short": "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     "job_across_zones": "job {job} wants one zone, but will start across {zones}",
+    "drained_yet_paid": (
+        "somebody drained {nodes}: no job starts there, at a cost of {price_per_hour} an hour;"
+        " flux resource undrain ends this"
+    ),
     "gpu_node_unguarded": "job {job} wants no GPU, but may start on {node_type}",
     "requeued": "job {job} is submitted again: the provider takes back its node {node}",
     "unfit": "{node} gets no more work ({why})",
