@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nodemanager.core.reason_text import format_duration
+from nodemanager.core.reason_text import format_duration, format_money
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
 STYLES: Mapping[str, str] = {
@@ -34,7 +34,7 @@ def clock(at: float | None) -> str:
 
 def money(amount: float | None) -> str:
     """Format an amount of money."""
-    return f"{amount:.2f}" if amount is not None else "-"
+    return format_money(amount) if amount is not None else "-"
 
 
 def span(span_s: float | None) -> str:

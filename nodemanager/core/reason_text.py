@@ -6,6 +6,7 @@ missing. ``doc/reasons.md`` says what to do about each reason.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +95,18 @@ def _format_figure(name: str, value: Figure) -> str:
     if name.endswith("_s"):
         return format_duration(float(value))
     if isinstance(value, Decimal):
-        return f"{value:.2f}"
+        return format_money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_money(amount: Decimal | float) -> str:
+    """Write an amount to four digits, with 2 to 6 decimals: "12.50", "0.0116", "0.000234"."""
+    value = float(amount)
+    if not math.isfinite(value):
+        return str(value)
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    whole, _, decimals = f"{value:.{max(2, min(6, digits))}f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
 def format_duration(span_s: float) -> str:
