@@ -24,6 +24,7 @@ STYLES: Mapping[str, str] = {
     "lost": "bold red",
     "gone": "dim",
 }
+STARTED_JOB_STATES = ("run", "cleanup")
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
 
@@ -208,7 +209,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", why(reason) or NO_REASON_TEXTS.get(document.get("what", ""), "no reason is known")),
+        ("because", why(reason) or _without_reason(document)),
     ]
     if reason:
         rows.append(("reason", reason["code"]))
@@ -224,6 +225,16 @@ def explanation(document: Mapping[str, Any]) -> Group:
     if document.get("history"):
         parts.append(_history(document["history"]))
     return Group(*parts)
+
+
+def _without_reason(document: Mapping[str, Any]) -> str:
+    """What to show if there is no reason: a started job needs none, and a new node or job has none yet."""
+    if (past := NO_REASON_TEXTS.get(document.get("what", ""))) is not None:
+        return past
+    job = document.get("job")
+    if job and job["state"] in STARTED_JOB_STATES:
+        return f"it runs on {', '.join(job['on'])}" if job["on"] else "it has started"
+    return "nothing has been decided about it yet"
 
 
 def _figure(name: str, value: Any) -> str:

@@ -12,8 +12,10 @@ from starlette.testclient import TestClient
 from nodemanager.actors.manager import Publication
 from nodemanager.cli import tables
 from nodemanager.core.drains import hold_text
+from nodemanager.core.jobs import JobState, RankAllocation
+from nodemanager.core.nodes import NodeState
 from nodemanager.planner.plan import plan
-from tests.builders import a_node, a_policy, a_rank, a_snapshot, drained
+from tests.builders import a_job, a_node, a_policy, a_rank, a_snapshot, drained
 from tests.web.fleets import HOST, a_stand
 
 POLICY = a_policy()
@@ -39,6 +41,22 @@ def with_node(drain_reason: str | None) -> Publication:
     rank = UP if drain_reason is None else drained(UP, drain_reason)
     snapshot = a_snapshot(POLICY, nodes=[a_node("cloud1", policy=POLICY, rank=rank)])
     return Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True)
+
+
+# --- without a reason -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_runs_is_explained_by_where_it_runs() -> None:
+    node = a_node("cloud1", NodeState.BUSY, POLICY)
+    holds = (RankAllocation(node.launch.rank, 4, 0),)
+    snapshot = a_snapshot(POLICY, nodes=[node], jobs=[a_job(1, state=JobState.RUN, allocations=holds)])
+    publication = Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True)
+    assert "because it runs on cloud1" in as_text(tables.explanation(answer("/explain/job/1", publication)))
+
+
+def test_what_no_plan_has_seen_yet_is_said_so() -> None:
+    document = {**answer("/explain/node/cloud1", with_node(None)), "reason": None}
+    assert "because nothing has been decided about it yet" in as_text(tables.explanation(document))
 
 
 # --- who keeps a node -------------------------------------------------------------------------------------
