@@ -121,7 +121,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
         print(f"{site.path}: {why}", file=sys.stderr)
         return EXIT_CONFIG
     if not site.flux.simulated:
-        print(f"{site.path}: {POWEROFF_EFFECTS[site.cloud.provider]}")
+        print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
