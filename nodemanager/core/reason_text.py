@@ -132,6 +132,8 @@ SENTENCES: Mapping[str, str] = {
     "node_kept_for_it": "{nodes} kept for it",
     "node_free_soon": "waits for {nodes}: free in {free_in_s} at the latest",
     "node_coming": "booting {nodes}",
+    "node_create_failed": "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
+    "node_queued_outside": "{nodes} waits in the queue of the outer instance",
     "node_ordered": "{nodes} ordered",
     "behind_a_stuck_job": "behind job {job}, which cannot get its nodes",
     "beyond_limits": (
@@ -195,6 +197,7 @@ SENTENCES: Mapping[str, str] = {
     "looked_for": "may exist: searched for in the provider's lists since {since_at}",
     "unknown_type": "the site no longer has type {node_type}",
     "booting": "booting for {waited_s} (given up after {boot_timeout_s})",
+    "queued_outside": "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})",
     # a node stays
     "busy": "busy",
     "wanted": "needed by {jobs}",
