@@ -25,7 +25,7 @@ from nodemanager.core.jobs import (
     RankAllocation,
     Shape,
 )
-from nodemanager.core.slots import Rank, SlotName
+from nodemanager.core.slots import Rank
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.history.store import schema
@@ -38,7 +38,7 @@ from tests.builders import NOW_S, WALL_AT, a_job
 from tests.history.publications import a_moment, told
 from tests.whatif.sites import a_site
 
-GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(frozenset({SlotName("c1")}))))))
+GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(("c1",))))))
 
 
 def begun(job: Job, after_s: float) -> Job:
@@ -141,8 +141,8 @@ def test_one_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
 words = st.text(st.characters(codec="utf-8"), max_size=8)
 leaves = (
     words.map(HasProperty)
-    | st.frozensets(words.map(SlotName), max_size=3).map(OnHosts)
-    | st.frozensets(st.integers(0, 9).map(Rank), max_size=3).map(OnRanks)
+    | st.lists(words, max_size=3).map(tuple).map(OnHosts)
+    | st.lists(words, max_size=3).map(tuple).map(OnRanks)
 )
 
 

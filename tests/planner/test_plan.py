@@ -118,7 +118,9 @@ def test_settling_waits_for_quiet_and_never_longer_than_it_may(
     newest: float | None, unsettled: float | None, changed: float, stirred: float | None
 ) -> None:
     policy = a_policy(settle_s=1, settle_max_s=10, quiet_s=0.1)
-    snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, look_due_since_s=stirred)
+    snapshot = a_snapshot(
+        policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, look_due_since_s=stirred
+    )
     if unsettled is not None and NOW_S - unsettled >= 10:
         assert is_settled(snapshot, policy)
         return

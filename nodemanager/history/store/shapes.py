@@ -37,10 +37,10 @@ def _constraint_to_json(constraint: Constraint) -> list[Any]:
     match constraint:
         case HasProperty(name):
             return ["property", name]
-        case OnHosts(hosts):
-            return ["hosts", *sorted(hosts)]
-        case OnRanks(ranks):
-            return ["ranks", *sorted(ranks)]
+        case OnHosts(hostlists):
+            return ["hosts", *hostlists]
+        case OnRanks(idsets):
+            return ["ranks", *idsets]
         case All(parts):
             return ["all", *map(_constraint_to_json, parts)]
         case AnyOf(parts):
@@ -55,9 +55,9 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
         case "property":
             return HasProperty(rest[0])
         case "hosts":
-            return OnHosts(frozenset(rest))
+            return OnHosts(tuple(rest))
         case "ranks":
-            return OnRanks(frozenset(rest))
+            return OnRanks(tuple(map(_idset, rest)))
         case "all":
             return All(tuple(map(_constraint_from_json, rest)))
         case "any":
@@ -66,3 +66,8 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
             return Not(_constraint_from_json(rest[0]))
         case _:
             raise ValueError(f"unknown constraint: {kind}")
+
+
+def _idset(written: str | int) -> str:
+    """An id set as text. Versions before 0.2 wrote each rank as a number, and each host as a text of its own."""
+    return written if isinstance(written, str) else str(written)

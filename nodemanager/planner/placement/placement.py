@@ -35,7 +35,6 @@ from nodemanager.planner.placement.supply import (
     coming_offers,
     current_supply,
     free_bins,
-    is_slot_specific,
 )
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.policy import Policy
@@ -49,7 +48,7 @@ FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
 RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
 
 
-SHAPES_CACHED = 4096  # size of the cache of shapes that could ever be served
+SHAPES_CACHED = 2**15  # size of the cache of shapes that could ever be served
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class _PlacementBuilder:
     limits: BudgetLimits
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
     infeasible: dict[JobKind, Reason] = field(default_factory=dict)
-    slot_specific: list[Constraint] = field(init=False)
+    constraints: list[Constraint] = field(init=False)  # of all batches
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
     known_rest: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
@@ -191,10 +190,8 @@ class _PlacementBuilder:
             self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
         if self.infeasible:
             self.batches = {key: ids for key, ids in self.batches.items() if _kind_of(key) not in self.infeasible}
-        constraints = dict.fromkeys(
-            key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE
-        )
-        self.slot_specific = [it for it in constraints if is_slot_specific(it, self.policy)]
+        wanted = (key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE)
+        self.constraints = list(dict.fromkeys(wanted))
         self.price_decimals = max(self.policy.price_decimals, -int(self.supply.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
         self.zone_choices = choose_zones(one_zone, self._bins(), self.offers, self.supply) if one_zone else {}
@@ -215,9 +212,11 @@ class _PlacementBuilder:
         """The booting nodes and those on sale; computed once a job is short of nodes."""
         if self.known_offers is None:
             on_sale = sorted(
-                self.supply.offers(self.slot_specific), key=lambda it: infeasibility.by_price(it.node_type)
+                self.supply.offers(self.constraints), key=lambda it: infeasibility.by_price(it.node_type)
             )
-            coming = [] if self.limits.drain_all else coming_offers(self.snapshot, self.policy, self.slot_specific)
+            coming = []
+            if not self.limits.drain_all:
+                coming = coming_offers(self.snapshot, self.policy, self.constraints, self.supply.matches)
             self.known_offers = [*coming, *on_sale]
         return self.known_offers
 
@@ -266,7 +265,7 @@ class _PlacementBuilder:
 
         The result equals that of a full placement. If the case is not clear, all jobs are seated and it is None.
         """
-        usher = Seater(self.batches, self._bins(), {}, self.zones)
+        usher = Seater(self.batches, self._bins(), {}, self.zones, matches=self.supply.matches)
         self.seating = usher.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
@@ -309,7 +308,15 @@ class _PlacementBuilder:
         A job that lacks more pieces than can be obtained fails at once: else it would fail later, and all jobs
         would have to be reseated.
         """
-        usher = Seater(self.batches, self._bins(), failed, self.zones, self._obtainable_pieces, give_back)
+        usher = Seater(
+            self.batches,
+            self._bins(),
+            failed,
+            self.zones,
+            self._obtainable_pieces,
+            give_back,
+            self.supply.matches,
+        )
         self.seating, self.known_rest = usher.seat_all(), None
         beyond = self.seating.out_of_reach.items()
         self.failed_from = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}

@@ -4,13 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
+from nodemanager.core.notation import format_idset
 from nodemanager.planner.state.constraints import holds
 
 NAMES = st.sampled_from(["a", "b", "c", "cloud1", "cloud2"])
 HOSTS = st.sampled_from(["cloud1", "cloud2"])
 RANKS = st.integers(1, 3)
 LEAVES: st.SearchStrategy[Constraint] = st.one_of(
-    NAMES.map(HasProperty), st.frozensets(HOSTS).map(OnHosts), st.frozensets(RANKS).map(OnRanks)
+    NAMES.map(HasProperty),
+    st.lists(HOSTS).map(tuple).map(OnHosts),
+    st.frozensets(RANKS).map(lambda ranks: OnRanks((format_idset(ranks),))),
 )
 
 
@@ -36,10 +39,10 @@ def test_a_constraint_is_met_by_property_by_host_and_by_rank() -> None:
     place: Place = {"properties": frozenset({"gpu"}), "host": "gpu-01", "rank": 7}
     assert _holds(HasProperty("gpu"), place)
     assert not _holds(HasProperty("large"), place)
-    assert _holds(OnHosts(frozenset({"gpu-01", "gpu-02"})), place)
-    assert not _holds(OnHosts(frozenset({"gpu-02"})), place)
-    assert _holds(OnRanks(frozenset({7})), place)
-    assert not _holds(OnRanks(frozenset({8})), place)
+    assert _holds(OnHosts(("gpu-01,gpu-02",)), place)
+    assert not _holds(OnHosts(("gpu-02",)), place)
+    assert _holds(OnRanks(("7",)), place)
+    assert not _holds(OnRanks(("8",)), place)
 
 
 def test_a_host_name_is_a_property_of_its_host() -> None:
@@ -51,8 +54,8 @@ def test_a_host_name_is_a_property_of_its_host() -> None:
 def test_the_empty_ones(place: Place) -> None:
     assert _holds(ANYWHERE, place)
     assert _holds(AnyOf(()), place)
-    assert not _holds(OnHosts(frozenset()), place)
-    assert not _holds(OnRanks(frozenset()), place)
+    assert not _holds(OnHosts(()), place)
+    assert not _holds(OnRanks(()), place)
 
 
 @given(CONSTRAINTS, PLACES)
