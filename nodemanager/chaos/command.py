@@ -1,4 +1,4 @@
-"""The verb ``chaos``: runs of the service in a simulated world, with faults drawn from seeds."""
+"""The verb ``chaos``: runs the service in a simulated world, with faults drawn from seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nodemanager.service.child_processes import end_with_parent
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-JOIN_EVERY = 5  # in every fifth seed nodes join by ticket
+JOIN_EVERY = 5  # in every fifth seed, nodes join by ticket
 SHRINK_RUNS_MAX = 300
 TRACE_SHOWN = 60  # lines
 SEEDS_DEFAULT = range(100)
@@ -34,14 +34,14 @@ SEEDS_DEFAULT = range(100)
 
 @dataclass(frozen=True, slots=True)
 class FailedSeed:
-    """A seed in which a rule broke. ``only``: acts that are enough for it; () before it was looked for them."""
+    """A seed that broke a rule. ``only``: a short list of acts that still breaks it; () before it was shortened."""
 
     seed: int
     rule: str
     acts: int
     only: ActNumbers = ()
     trace: tuple[str, ...] = ()
-    script: Mapping[str, Any] = field(default_factory=dict)  # of these acts, as it is kept in a file
+    script: Mapping[str, Any] = field(default_factory=dict)  # with only these acts, as JSON values
 
     @property
     def command(self) -> str:
@@ -50,33 +50,34 @@ class FailedSeed:
 
 
 def scenario_for_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Scenario:
-    """The run of a seed; with ``only``, of these acts of it."""
+    """Return the scenario of a seed; with ``only``, of only these acts."""
     script = draw_script(seed, joins=seed % JOIN_EVERY == JOIN_EVERY - 1)
     return build_scenario(script if only is None else script.with_acts(only), trace)
 
 
 def build_scenario(script: Script, trace: list[str] | None = None) -> Scenario:
+    """Return the scenario of a script, with or without a join service."""
     return (JoinScenario if script.joins else Scenario)(script, trace)
 
 
 def silence_logs() -> None:
-    """What the service logs is not rendered, for that would take longer than all else."""
+    """Drop the service's log lines: rendering them would take longer than the run."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> FailedSeed | None:
-    """None where every rule held to the end."""
+    """Run a seed. Return None if no rule broke."""
     scenario = scenario_for_seed(seed, only, trace)
     try:
         scenario.run()
-    except Exception as broken:  # noqa: BLE001 - a bug in the service is what is looked for
+    except Exception as broken:  # noqa: BLE001 - a bug of the service may raise anything
         rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
         return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()))
     return None
 
 
 def shorten(broken: FailedSeed) -> FailedSeed:
-    """The same with the fewest acts that can be found, and what happens then."""
+    """Find a short list of acts that still fails. Return it with the trace of its run."""
     kind = _rule_kind(broken.rule)
 
     def still(only: ActNumbers) -> bool:
@@ -92,7 +93,7 @@ def shorten(broken: FailedSeed) -> FailedSeed:
 
 
 def _rule_kind(rule: str) -> str:
-    """What rule it is, without the names and figures of this one time."""
+    """Reduce a rule's text to its first words, without the names and figures of this run."""
     return " ".join(re.findall(r"\b[a-z]+\b", rule)[:4])
 
 
@@ -100,15 +101,19 @@ def _rule_kind(rule: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``chaos``."""
     group = parser.add_argument_group("for chaos")
-    group.add_argument("--seeds", type=_seeds, metavar="A-B", help="these seeds, both ends included; 0-99")
-    group.add_argument("--only", type=_numbers, metavar="N,N", help="of one seed, only these jobs and faults")
+    group.add_argument(
+        "--seeds", type=_seeds, metavar="A-B", help="run these seeds, both ends included; default 0-99"
+    )
+    group.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
 
 
 def chaos(chosen: argparse.Namespace) -> int:
+    """Run seeds, and print each one that breaks a rule, shortened. Return the exit status."""
     seeds: range = chosen.seeds or SEEDS_DEFAULT
     if chosen.only is not None and len(seeds) != 1:
-        print("--only says which acts of one seed happen: give one seed, --seeds N", file=sys.stderr)
+        print("--only selects acts of one seed: give one seed with --seeds N", file=sys.stderr)
         return EXIT_USAGE
     silence_logs()
     began_s = time.monotonic()
@@ -124,7 +129,7 @@ def chaos(chosen: argparse.Namespace) -> int:
         json.dump(report, sys.stdout, indent=1)
         print()
     else:
-        print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(found)} of them broke a rule")
+        print(f"{len(seeds)} seeds in {took_s:.0f} s; {len(found)} broke a rule")
     return EXIT_FAILED if found else EXIT_OK
 
 
@@ -148,7 +153,7 @@ def _init_worker(watched: Connection) -> None:
 
 def _show(broken: FailedSeed) -> None:
     print(f"seed {broken.seed}: {broken.rule}")
-    print(f"  {broken.command}   ({len(broken.only)} of {broken.acts} acts are enough)")
+    print(f"  {broken.command}   ({len(broken.only)} of {broken.acts} acts are enough to break it)")
     for line in broken.trace[-TRACE_SHOWN:]:
         print(f"  {line}")
     print(flush=True)
@@ -157,11 +162,11 @@ def _show(broken: FailedSeed) -> None:
 def _seeds(text: str) -> range:
     match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", text, re.ASCII)
     if match is None or int(match[1]) > int(match[2] or match[1]):
-        raise argparse.ArgumentTypeError(f'"{text}": seeds are given as A-B, or as one number')
+        raise argparse.ArgumentTypeError(f'"{text}": give seeds as A-B or as one number')
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def _numbers(text: str) -> ActNumbers:
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f'"{text}": numbers are needed, with commas between them')
+        raise argparse.ArgumentTypeError(f'"{text}": give numbers separated by commas')
     return tuple(int(number) for number in text.split(","))

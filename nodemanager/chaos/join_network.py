@@ -1,8 +1,8 @@
-"""Nodes that join by ticket in virtual time: the production client and desk, on a network that fails.
+"""Nodes that join by ticket in virtual time: the production client and service over a network with faults.
 
-A client dies between any two of its effects and is started again with what it had saved; so does the service. Some
-machines have a twin that shows the same ticket. The rules are those of a lease: one machine a launch, one broker a
-slot, and none that was not given it.
+A client may die between any two of its effects, and is started again with its saved state. So is the service. Some
+machines have a twin that presents the same ticket. A launch may admit only one machine, a slot may have only one
+broker, and no machine may start a broker for a slot that it was not given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
 from nodemanager.join.exchange import RosterUnreadableError
-from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, ServiceUnreachable
+from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, JoinUnreachable
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
@@ -32,18 +32,18 @@ from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
 
 SILENCE_MAX_S = 120.0
-RESTART_S = (0.5, 20.0)  # until a client or a service that died is started again
+RESTART_S = (0.5, 20.0)  # until a client or service that died is started again
 KEY = SiteKey(bytes(32))
 RULES = AdmissionRules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
 
 
 class Died(BaseException):
-    """SIGKILL, between two effects. Nothing may catch it but whoever starts processes."""
+    """SIGKILL between two effects. Only the code that starts processes may catch it."""
 
 
 @dataclass
 class JoinFaults:
-    """``p_`` is a probability: of a request, or of an effect."""
+    """``p_`` is a probability for each request, effect or machine."""
 
     p_lost_request: float = 0.0
     p_lost_reply: float = 0.0
@@ -51,12 +51,12 @@ class JoinFaults:
     p_service_dies: float = 0.0
     p_post_fails: float = 0.0
     p_twin: float = 0.0
-    p_short: float = 0.0  # a machine has three quarters of the cores that its type is said to have
+    p_short: float = 0.0  # a machine has only three quarters of its type's cores
 
 
 @dataclass
-class Exchange:
-    """The roster as the manager last posted it."""
+class SimulatedExchange:
+    """The roster that the manager posted last."""
 
     world: World
     roster: Roster | None = None
@@ -69,7 +69,7 @@ class Exchange:
 
 
 class FragileTicketStore(TicketStore):
-    """Its service dies before or after anything is written."""
+    """A ticket store whose service may die before or after each write."""
 
     def __init__(self, dies: Callable[[], None]) -> None:
         super().__init__(":memory:")
@@ -88,7 +88,7 @@ class FragileTicketStore(TicketStore):
 
 
 class SimulatedJoinService:
-    """The join service, and every machine that is on its way in."""
+    """The join service, and every machine that uses it."""
 
     def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class SimulatedJoinService:
         self.provider = provider
         self.faults = JoinFaults()
         self.draws: Random = world.draws_for("joining")
-        self.exchange = Exchange(world)
+        self.exchange = SimulatedExchange(world)
         self.machines: list[SimulatedMachine] = []
         self.joined_by: dict[LaunchId, str] = {}
         self.broker_starts = 0
@@ -105,66 +105,69 @@ class SimulatedJoinService:
         self.power_offs = 0
         self.short_machines = 0
         self.types = {node_type.name: node_type for node_type in NODE_TYPES}
-        self._ledger = FragileTicketStore(self._service_may_die)
-        self._desk: JoinAdmission | None = self._new_desk()
+        self._ticket_store = FragileTicketStore(self._service_may_die)
+        self._admission: JoinAdmission | None = self._new_admission()
 
     def close(self) -> None:
-        """Let go of the service's file."""
-        self._ledger.close()
+        """Close the service's ticket store."""
+        self._ticket_store.close()
 
     # --- the service ---
 
-    def _new_desk(self) -> JoinAdmission:
-        return JoinAdmission(KEY, RULES, self.exchange, lambda: MATERIAL, self._ledger, self.world.wall_at)
+    def _new_admission(self) -> JoinAdmission:
+        return JoinAdmission(KEY, RULES, self.exchange, lambda: MATERIAL, self._ticket_store, self.world.wall_at)
 
     def _service_may_die(self) -> None:
         if self.happens(self.faults.p_service_dies):
             raise Died
 
     def request(self, what: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """A request over the network, as a client sees it."""
-        if self._desk is None or self.happens(self.faults.p_lost_request):
-            raise ServiceUnreachable("no answer")
+        """Send a client's request over the network and return the answer.
+
+        Raises JoinUnreachable for a network fault, JoinRefused for a refusal.
+        """
+        if self._admission is None or self.happens(self.faults.p_lost_request):
+            raise JoinUnreachable("no answer")
         try:
-            answer = self._decide(self._desk, what, body, source)
+            answer = self._decide(self._admission, what, body, source)
         except Died:
-            self._desk = None
-            self.world.after(self.draws.uniform(*RESTART_S), self._start_desk)
-            raise ServiceUnreachable("the connection was closed") from None
+            self._admission = None
+            self.world.after(self.draws.uniform(*RESTART_S), self._start_service)
+            raise JoinUnreachable("the connection was closed") from None
         if self.happens(self.faults.p_lost_reply):
-            raise ServiceUnreachable("the reply was lost")
+            raise JoinUnreachable("the reply was lost")
         if isinstance(answer, Granted):
             return dict(json.loads(json.dumps(answer.body)))
         self.refusals += 1
         raise JoinRefused(str(answer.code))
 
-    def _start_desk(self) -> None:
-        self._desk = self._new_desk()
+    def _start_service(self) -> None:
+        self._admission = self._new_admission()
 
     @staticmethod
-    def _decide(desk: JoinAdmission, what: str, body: Mapping[str, Any], source: str) -> Answer:
+    def _decide(admission: JoinAdmission, what: str, body: Mapping[str, Any], source: str) -> Answer:
         launch, instance = LaunchId(body["launch"]), body["instance"]
         match what:
             case "redeem":
-                return desk.redeem(launch, body["ticket"], body["nonce"], source, instance)
+                return admission.redeem(launch, body["ticket"], body["nonce"], source, instance)
             case "fetch":
-                return desk.fetch(launch, body["key"], source, instance)
+                return admission.fetch(launch, body["key"], source, instance)
             case "renew":
-                return desk.renew(launch, body["key"], body["hosts_digest"], source, instance)
+                return admission.renew(launch, body["key"], body["hosts_digest"], source, instance)
             case _:
-                return desk.report(launch, body["key"], JoinPhase(body["phase"]), body["detail"], source)
+                return admission.report(launch, body["key"], JoinPhase(body["phase"]), body["detail"], source)
 
     def port(self) -> JoinPort:
-        """Of a manager that begins its life."""
+        """Return the join port of a new manager process."""
         return SimulatedJoinPort(self)
 
     def reports(self, after: int) -> tuple[tuple[int, JoinFact], ...]:
-        return self._ledger.reports(after)
+        return self._ticket_store.reports(after)
 
     # --- machines ---
 
     def on_node_booted(self, node: CloudNode) -> None:
-        """For ``SimulatedProvider.on_boot``: a machine runs its user-data; its twin too, where it has one."""
+        """For ``SimulatedProvider.on_boot``: start the machine's client, and that of its twin if it has one."""
         if node.identity is None:
             return
         names = [str(node.provider_id)]
@@ -178,20 +181,20 @@ class SimulatedJoinService:
             self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
 
     def hardware_of(self, identity: Identity) -> dict[str, int]:
-        """What a machine finds of itself."""
+        """Return the hardware that a machine measures."""
         had = self.types[identity.type_name]
         cores = had.cores * 3 // 4 if self.happens(self.faults.p_short) else had.cores
         self.short_machines += cores < had.cores
         return {"cores": cores, "threads": cores, "gpus": had.gpus, "memory_bytes": had.memory_bytes}
 
     def on_node_ended(self, node: CloudNode) -> None:
-        """For ``SimulatedProvider.on_end``: the machine is gone at one stroke. A twin is not the provider's."""
+        """For ``SimulatedProvider.on_end``: the machine loses power. Its twin runs on."""
         for machine in self.machines:
             if machine.name == node.provider_id:
                 machine.lose_power()
 
     def stop_brokers(self) -> None:
-        """Every broker ends with it, and nothing but its client starts it again."""
+        """End every broker, as the end of rank 0 does. Only its client starts a broker again."""
         for machine in self.machines:
             machine.broker_ends()
 
@@ -204,7 +207,7 @@ MATERIAL = Material({"hosts": []}, "certificate", "0.88.0", 0)
 
 @dataclass
 class SimulatedJoinPort:
-    """``JoinPort`` of one manager's life."""
+    """``JoinPort`` of one manager process."""
 
     joins: SimulatedJoinService
     read_until: int = 0
@@ -225,7 +228,7 @@ class SimulatedJoinPort:
 
 @dataclass
 class SimulatedMachine:
-    """What the production client touches. Whatever it does may be the last thing it does."""
+    """The machine that a production client runs on. The client may die at each of its calls."""
 
     joins: SimulatedJoinService
     name: str
@@ -235,13 +238,13 @@ class SimulatedMachine:
     saved_state: dict[str, Any] = field(default_factory=dict)
     powered: bool = True
     broker: bool = False
-    notice: str = ""  # the provider is about to take it back; its words
-    client_life: int = 0  # of the client: a step that was scheduled in an earlier one is not taken
+    notice: str = ""  # the provider's announcement that it will reclaim the machine
+    client_life: int = 0  # grows when the client starts, dies or powers off: older scheduled steps are dropped
 
     def reclaim_notice(self) -> str:
         return self.notice
 
-    # --- its client's life ---
+    # --- the client's process ---
 
     def start(self) -> None:
         if not self.powered:
@@ -266,7 +269,7 @@ class SimulatedMachine:
             self.joins.world.after(wait_s, lambda: self._step(client, life))
 
     def _die(self) -> None:
-        """The client is killed; its broker is of its control group, and goes with it."""
+        """Kill the client. Its broker is in the same control group and ends with it."""
         self.joins.client_deaths += 1
         self.client_life += 1
         self._drop_broker(lost=True)
@@ -288,7 +291,7 @@ class SimulatedMachine:
         if self.joins.happens(self.joins.faults.p_client_dies):
             raise Died
 
-    # --- what the client calls ---
+    # --- the interface that the client uses ---
 
     def now_s(self) -> float:
         return self.joins.world.now_s
@@ -384,7 +387,7 @@ class SimulatedMachine:
 
 @dataclass
 class JoinScenario(Scenario):
-    """A run in which every node joins by ticket, and joining goes wrong at every step."""
+    """A run in which every node joins by ticket, with faults at every step of joining."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -401,8 +404,8 @@ class JoinScenario(Scenario):
     def join_port(self) -> JoinPort | None:
         return self.joins.port()
 
-    def turn_join_knob(self, name: str, likely: float) -> None:
-        setattr(self.joins.faults, f"p_{name}", likely)
+    def turn_join_knob(self, name: str, probability: float) -> None:
+        setattr(self.joins.faults, f"p_{name}", probability)
 
     def give_notice(self, provider_id: ProviderId) -> None:
         for machine in self.joins.machines:
@@ -410,7 +413,7 @@ class JoinScenario(Scenario):
                 machine.notice = "to be taken back"
 
     def reconnected(self, slot: SlotName, machine: str) -> None:
-        """Its client finds the broker ended, and starts it: nobody else does."""
+        """Do nothing: the client finds that its broker ended, and starts it again."""
 
     def restart_rank_0(self, down_s: float) -> None:
         super().restart_rank_0(down_s)

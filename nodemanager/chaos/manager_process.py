@@ -1,4 +1,4 @@
-"""One life of the service in a run: its actors in a pump, its claim, its watch, its calls held to the rules."""
+"""One manager process of a run: actors in a pump, a claim, a watch, and ports that check every call."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from nodemanager.simulation.time.pump import Killed, Pump
 
 
 class ManagerProcess:
-    """See the module. It runs from when it is made until it is killed."""
+    """A process of the service. It runs from its construction until it is killed."""
 
     def __init__(self, run: Run, token: str, killed_at_a_call: Callable[[ManagerProcess], None]) -> None:
         self._run = run
         self.token = token
-        self.calls_left: int | None = None  # until it is killed at a call; None: it is not
+        self.calls_left: int | None = None  # how many calls until it is killed; None: it is not killed at a call
         self.down_s = 0.0
         world = run.world
         self.witness = Witness(world, run.policy.absences, self._maybe_die)
@@ -71,14 +71,14 @@ class ManagerProcess:
         self._watch.start(self._take_news, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self) -> None:
-        self.calls_left = None  # a call that is on the wire may still be carried out: it cannot be killed twice
+        self.calls_left = None  # a call on the wire may still be carried out, and must not kill the process again
         self._watch.stop()
         self._pump.kill(lambda: self._draws.random() < 0.5)
         self._run.flux.drop_claim(self.token)
         self.close()
 
     def close(self) -> None:
-        """Let go of what this process would have let go of by its end."""
+        """Close the files that the end of a real process would close."""
         if self.history_writer is not None:
             self.history_writer.close()
 
@@ -86,7 +86,7 @@ class ManagerProcess:
         self._pump.freeze_until(until_s)
 
     def _maybe_die(self) -> None:
-        """Around each call that changes something: where it may be killed."""
+        """Before and after each call: kill the process here if ``calls_left`` is used up."""
         if self.calls_left is not None:
             self.calls_left -= 1
             if self.calls_left < 0:
@@ -113,7 +113,7 @@ class ManagerProcess:
 
 
 def _describe_order(action: Action) -> str:
-    """An order in a line: what is done to which node, and why."""
+    """Write an order as one line: its kind, its node or slot, and the reason."""
     match action:
         case RecordLaunches(launches=launches):
             whose = ",".join(launch.id for launch in launches)

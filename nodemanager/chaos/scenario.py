@@ -1,7 +1,8 @@
-"""One run: a world, and the production service in it, to which happens what a script says.
+"""One chaos run: the production service in a simulated world, with the jobs and faults of a script.
 
-First a phase with faults, in which the rules must hold; then one without, in which every job that can run must run
-and every node must go. A failing seed is a test case: the same seed gives the same run.
+A run has two phases. During the faults the invariants must hold. Then comes "peace", a phase without faults: every
+feasible job must run, and every node must be terminated. A failing seed is a test case, because the same seed gives
+the same run.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
 
 AMPLE_BUDGET = Decimal(1000)
-PEACE_S = 1500.0  # what the rest may take without faults
+PEACE_S = 1500.0  # how long the phase without faults may last
 RELEASE_EVERY_S = 15.0
-ROUNDING = Decimal("1e-9")  # what sums of thirds come to depends on their order
-END_KNOWN_S = 200.0  # until a node's end is known, at the most: an outage, a lag, a wait
-# Where these happen, what was spent cannot be known to the end: times jump, nodes hide.
+ROUNDING = Decimal("1e-9")  # a sum of thirds depends on the order of its terms
+END_KNOWN_S = 200.0  # the longest time until the manager knows of a node's end: an outage, a lag, a wait
+# With these faults the manager cannot know the exact amount spent: its clock jumps, or nodes hide.
 SPEND_HIDING_FAULTS = (
     "manager.clock_jumps",
     "cloud.forgotten",
@@ -50,7 +51,7 @@ TRACE_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run came to."""
+    """The counts of a finished run."""
 
     seed: int
     jobs: int
@@ -65,7 +66,7 @@ class RunSummary:
 
 @dataclass
 class Scenario:
-    """One script. ``run`` raises :class:`Violation` where a rule is broken or an end is not reached.
+    """Runs one script. ``run`` raises :class:`Violation` if an invariant breaks or the run does not finish.
 
     ``trace``, if given, gets a line for each event, up to ``TRACE_MAX``.
     """
@@ -87,7 +88,7 @@ class Scenario:
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
         self.invariants = Invariants(self.flux, self.provider, self.policy)
         self.jobs = self.invariants.jobs
-        # Whether it can be known what was spent: by an honest clock, and honest lists.
+        # Whether the manager can know the amount spent: only with a correct clock and correct lists.
         self.spend_is_knowable = not any(act.kind.startswith(SPEND_HIDING_FAULTS) for act in self.script.acts)
         self.history: HistoryFile | None = None
         self.peace = False
@@ -95,7 +96,7 @@ class Scenario:
         self._end_faults: list[EndFault] = []
 
     def run(self) -> RunSummary:
-        """Faults, then peace."""
+        """Run the phase with faults, then the phase without, and check the end."""
         try:
             return self._run()
         finally:
@@ -130,7 +131,7 @@ class Scenario:
         self.start_process()
 
     def _run_until(self, end_s: float, done: Callable[[], bool]) -> bool:
-        """Step by step, each step checked, to a moment or an end."""
+        """Advance event by event until ``end_s`` or until ``done``, checking invariants; return whether done."""
         while (next_s := self.world.next_event_s()) is not None and next_s <= end_s:
             self.world.advance_to(next_s)
             self.invariants.check()
@@ -142,7 +143,7 @@ class Scenario:
         if self.trace is not None and len(self.trace) < TRACE_MAX:
             self.trace.append(f"{self.world.now_s:9.2f} s  {line}")
 
-    # --- what the script says ---
+    # --- the script ---
 
     def _apply_act(self, act: Act) -> None:
         if act.kind == JOB:
@@ -171,14 +172,14 @@ class Scenario:
             self.note(f"job {job}: {shape.slots} x {shape.cores_per_slot} cores, for {act.lasts_s:.1f} s")
 
     def _make_peace(self) -> None:
-        """Nothing goes wrong any more, the budget is raised, and the operator lets go of what he has set."""
+        """End all faults, raise the budget, and let the operator release all holds and pauses."""
         self.note("peace")
         self.peace = True
         self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, AMPLE_BUDGET))
         for process in self.processes:
             process.plan_checks.begin_peace()
             process.calls_left = None
-            # As a site that is read anew says it: with what its types have come to promise.
+            # As after a reload of the site file: with the reduced declarations of its types.
             process.manager.tell(UsePolicy(with_promises(self.policy, self.flux.promises)))
         self.provider.faults = healthy_cloud()
         self.flux.faults = FluxFaults()
@@ -199,7 +200,7 @@ class Scenario:
         )
 
     def kill(self, amount: float, down_s: float) -> None:
-        """SIGKILL a process of the service, and start another a little later."""
+        """SIGKILL a process of the service, and start another one ``down_s`` later."""
         process = pick(self.processes, amount)
         if process is not None:
             self.kill_process(process, down_s)
@@ -212,7 +213,7 @@ class Scenario:
         self.world.after(down_s, self.start_process)
 
     def end_process(self, amount: float) -> None:
-        """One of several processes ends, and none is started instead."""
+        """End one of several processes, and start none instead."""
         process = pick(self.processes, amount) if len(self.processes) > 1 else None
         if process is not None:
             self.note(f"{process.token} is ended")
@@ -220,7 +221,7 @@ class Scenario:
             process.kill()
 
     def kill_at_a_call(self, amount: float, down_s: float) -> None:
-        """Kill it at one of its next calls, before or after that is carried out."""
+        """Kill a process at one of its next calls, before or after the call is carried out."""
         process = pick(self.processes, amount)
         if process is not None:
             process.calls_left, process.down_s = int(amount * 1000) % 20, down_s
@@ -232,23 +233,23 @@ class Scenario:
             process.freeze(self.world.now_s + lasts_s)
 
     def join_port(self) -> JoinPort | None:
-        """Of the manager that starts now; None where nodes join without a service."""
+        """The join port of a manager that starts now; None if nodes join without a service."""
         return None
 
     def give_notice(self, provider_id: ProviderId) -> None:
-        """The provider is about to take a node back, and says so to the node."""
+        """Have the provider announce to a node that it is about to reclaim it."""
 
-    def turn_join_knob(self, name: str, likely: float) -> None:
-        """Where nodes join without a service, nothing can go wrong with it."""
+    def turn_join_knob(self, name: str, probability: float) -> None:
+        """Ignore a fault of the join service: here nodes join without one."""
 
     def tell_manager(self, fact: OperatorFact) -> None:
-        """As an operator does, who asks the one that acts."""
+        """Tell the acting manager a fact, as an operator does."""
         for process in self.processes:
             if process.token == self.flux.claimed_by:
                 process.manager.tell(fact)
 
     def _release_holds(self) -> None:
-        """The operator takes back what he has set, until it is so; and ends what he is told that no signal ends."""
+        """Resume decisions, release all holds, and end stuck housekeeping; repeat this until the end."""
         self.tell_manager(DecisionsResumed())
         for launch in self.flux.steering.holds:
             self.tell_manager(NodeReleased(launch))
@@ -257,13 +258,13 @@ class Scenario:
             self.flux.end_housekeeping()
         self.world.after(RELEASE_EVERY_S, self._release_holds)
 
-    # --- what acts do beyond the world's parts ---
+    # --- faults that touch several parts ---
 
     def restart_rank_0(self, down_s: float) -> None:
         self.flux.restart(down_s=down_s)
 
     def reconnected(self, slot: SlotName, machine: str) -> None:
-        """The network to a machine is back: its broker joins again, unless another one stands there."""
+        """Restore the network to a machine: its broker joins again, unless another one has the slot."""
         if self.flux.machine_of(slot) is None:
             self.flux.broker_up(slot, machine)
 
@@ -277,7 +278,7 @@ class Scenario:
             return False
         return True
 
-    # --- what stands ---
+    # --- nodes ---
 
     def our_nodes(self) -> list[ProviderId]:
         return [node.provider_id for node in self.invariants.our_nodes()]
@@ -294,25 +295,25 @@ class Scenario:
         return [job for job in self.flux.active_jobs() if job not in self.jobs.held]
 
     def _check_spend(self) -> None:
-        """What was recorded is what was spent."""
+        """Check that the recorded spending is the true cost."""
         if not self.policy.budgets or not self.spend_is_knowable:
             return
         month = budget.periods(self.world.wall_at())[1]
         recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.WHOLE_SITE), Decimal(0))
         now_s = self.world.now_s
-        # An answer tells what stood at a moment of the call, and counts from when that was asked.
+        # A list shows the nodes at some moment of the call, and counts from the start of the call.
         asked_s = -self.policy.call_timeout_s
         least = self.invariants.true_cost(
-            now_s, lambda line: line.launch not in self.invariants.unseen_launches, gone_s=asked_s
+            now_s, lambda line: line.launch not in self.invariants.unseen_launches, end_shift_s=asked_s
         )
-        most = self.invariants.true_cost(now_s, come_s=asked_s, gone_s=END_KNOWN_S)
+        most = self.invariants.true_cost(now_s, start_shift_s=asked_s, end_shift_s=END_KNOWN_S)
         self.invariants.require(
             least - ROUNDING <= recorded <= most + ROUNDING,
             f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
         )
 
     def _check_history(self) -> None:
-        """What happened in peace was written, whatever had become of the file."""
+        """Check that the events of the phase without faults were written, whatever happened to the file."""
         for process in self.processes:
             lost = process.history_writer.why_incomplete() if process.history_writer is not None else ""
             self.invariants.require(not lost, f"the journal lacks what was told last: {lost}")

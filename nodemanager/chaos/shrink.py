@@ -1,4 +1,4 @@
-"""The shortest story that still goes wrong: what of a script can be left out."""
+"""Shrinks a failing script: finds a short list of acts that still fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ ActNumbers = tuple[int, ...]
 
 
 def find_shortest(numbers: Sequence[int], fails: Callable[[ActNumbers], bool], runs_max: int) -> ActNumbers:
-    """Leave out as much as can be left out, in halves, quarters, and so on down to single ones (Zeller's ddmin).
+    """Leave out as many acts as possible: first halves, then quarters, down to single acts (Zeller's ddmin).
 
-    ``fails`` says whether a part still goes wrong; it is asked ``runs_max`` times at the most. The whole is taken
-    to fail, and is given back where nothing can be left out.
+    ``fails`` tells whether a part still fails; it is called at most ``runs_max`` times. All ``numbers`` together
+    are assumed to fail, and are returned if no act can be left out.
     """
     kept = tuple(numbers)
     left = runs_max

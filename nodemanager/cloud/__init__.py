@@ -1,1 +1,1 @@
-"""The cloud: one real adapter of ``CloudPort`` for each provider. ``providers`` picks the site's."""
+"""Adapters of ``CloudPort``, one for each real provider. ``providers`` selects the one that the site names."""

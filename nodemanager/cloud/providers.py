@@ -1,4 +1,7 @@
-"""Which adapter a site's ``provider`` means. Only the chosen one is imported: each brings libraries of its own."""
+"""Selects the adapter for a site's ``provider``.
+
+Only the selected adapter is imported, because each one imports libraries of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ CloudFactory = Callable[[], CloudPort]
 
 
 def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
-    """What gives a port of the site's cloud, a new one at each call: a port belongs to one thread."""
+    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread."""
     match site.cloud.provider:
         case Provider.LOCAL:
             return _local_factory(site, user_data, clock)
         case Provider.EC2:
-            # libcloud's driver has it for the fingerprints of key pairs, which we never make; it can do without.
+            # libcloud imports it to compute fingerprints of key pairs. We never make key pairs.
             with _import_blocked("cryptography"):
                 from nodemanager.cloud.ec2.from_site import ec2_factory  # noqa: PLC0415
 
@@ -43,14 +46,14 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:
-            # Refused by the config: nodes that do not exist cannot join an instance that does.
+            # The config rejects this earlier: simulated nodes cannot join a real instance.
             raise ValueError("a simulated cloud has no nodes for a real Flux instance")
         case _:
             assert_never(site.cloud.provider)
 
 
 def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """What an operator should know of this provider with this site, a sentence each."""
+    """Return warnings about the site that only its provider's adapter can give, one sentence each."""
     match site.cloud.provider:
         case Provider.EC2:
             from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
@@ -62,12 +65,12 @@ def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -
 
 @contextmanager
 def _import_blocked(module: str) -> Iterator[None]:
-    """Imports inside do without a library that they would only take where it is there: 7 MB for nothing."""
+    """Make a module look uninstalled while other modules import it optionally. Saves 7 MB of memory."""
     if module in sys.modules:
         yield
         return
     modules: dict[str, Any] = sys.modules
-    modules[module] = None  # Python's way to say that there is none
+    modules[module] = None  # makes Python raise ModuleNotFoundError on import
     try:
         yield
     finally:

@@ -28,8 +28,8 @@ def make_room(
     """The stuck job that a limit stops, and the idle nodes to retire for it; None if none are.
 
     The dearest nodes go first, no more than needed, and none on which the job itself would run. No node goes if all
-    together would not be enough, or if the nodes that leave anyway are. ``ended``: leases that end now and make
-    room at no cost.
+    of them together would not be enough, or if the nodes that are already leaving suffice. ``ended``: leases that
+    end now and make room at no cost.
     """
     if placement.stuck is None or placement.stuck[2].code not in infeasibility.CAPS:
         return None

@@ -88,6 +88,7 @@ class StepContext:
 
     @property
     def all_blocked(self) -> bool:
+        """Whether all types are blocked now."""
         block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
@@ -177,8 +178,8 @@ def _step_lost(node: Node, context: StepContext) -> Step:
 def _step_idle(node: Node, context: StepContext) -> Step:
     policy = context.policy
     # Most idle nodes are sound and not drained: nothing to mend.
-    if (_is_drained(node) or not node.is_sound) and (put_right := _mend_idle(node, context)) is not None:
-        return put_right
+    if (_is_drained(node) or not node.is_sound) and (mended := _mend_idle(node, context)) is not None:
+        return mended
     wanted = context.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because("wanted", jobs=job_names(wanted)))
@@ -349,6 +350,7 @@ def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:
 
 
 def job_names(jobs: tuple[JobId, ...]) -> tuple[str, ...]:
+    """The jobs' ids as text, for a reason."""
     return tuple(str(job) for job in jobs)
 
 

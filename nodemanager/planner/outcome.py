@@ -46,11 +46,11 @@ class JobReasons(Mapping[JobId, Reason]):
 
     def __init__(self, jobs: Mapping[JobId, Job], placement: Placement, settling: Reason | None) -> None:
         self._jobs = jobs
-        self._layout = placement
+        self._placement = placement
         self._settling = settling
 
     def __getitem__(self, id_: JobId) -> Reason:
-        demand = self._layout.demand
+        demand = self._placement.demand
         if id_ in demand.withheld:
             return demand.withheld[id_]
         key = key_of(self._jobs[id_])
@@ -62,24 +62,24 @@ class JobReasons(Mapping[JobId, Reason]):
 
     def __iter__(self) -> Iterator[JobId]:
         """The jobs in the order of their ids."""
-        return merge(sorted(self._layout.demand.withheld), *self._layout.demand.batches.values())
+        return merge(sorted(self._placement.demand.withheld), *self._placement.demand.batches.values())
 
     def __len__(self) -> int:
-        demand = self._layout.demand
+        demand = self._placement.demand
         return len(demand.withheld) + sum(map(len, demand.batches.values()))
 
     def items(self) -> ItemsView[JobId, Reason]:
+        """All jobs with their reasons, in the order of their ids."""
         return _JobReasonsItems(self)
 
     def in_id_order(self) -> Iterator[tuple[JobId, Reason]]:
         """All jobs with their reasons, by id. Fast: all unserved jobs of a batch share one reason."""
-        placement, demand = self._layout, self._layout.demand
+        placement, demand = self._placement, self._placement.demand
         stuck = placement.stuck[0] if placement.stuck is not None else None
         alike: dict[BatchKey, Reason] = {}
         withheld: Iterable[_JobInBatch] = ((id_, None, (), 0) for id_ in sorted(demand.withheld))
-        for id_, key, ids, index in merge(
-            withheld, *(_jobs_in_batch(key, ids) for key, ids in demand.batches.items())
-        ):
+        batches = (_jobs_in_batch(key, ids) for key, ids in demand.batches.items())
+        for id_, key, ids, index in merge(withheld, *batches):
             if key is None:
                 yield id_, demand.withheld[id_]
             elif id_ == stuck or index < placement.served.get(key, 0):
@@ -91,20 +91,19 @@ class JobReasons(Mapping[JobId, Reason]):
 
     def count_by_reason(self) -> Mapping[str, int]:
         """Count the jobs by the code of their reason. Served jobs all count as "node_ordered"."""
-        counts = Counter(reason.code for reason in self._layout.demand.withheld.values())
-        for key, ids in self._layout.demand.batches.items():
-            served = self._layout.served.get(key, 0)
+        counts = Counter(reason.code for reason in self._placement.demand.withheld.values())
+        for key, ids in self._placement.demand.batches.items():
+            served = self._placement.served.get(key, 0)
             counts["node_ordered"] += served
             if served < len(ids):
-                counts[self._reason(key, ids, served).code] += (
-                    1  # it may be the stuck job, which has its own reason
-                )
+                # The first unserved job may be the stuck one, which has its own reason.
+                counts[self._reason(key, ids, served).code] += 1
             if served + 1 < len(ids):
                 counts[self._reason(key, ids, served + 1).code] += len(ids) - served - 1
         return +counts
 
     def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
-        placement = self._layout
+        placement = self._placement
         if key in placement.demand.put_off:
             return placement.demand.put_off[key]
         if index < placement.count_served(key):
@@ -118,25 +117,22 @@ class JobReasons(Mapping[JobId, Reason]):
         return own if own is not None else because("behind_a_stuck_job", job="")
 
     def _why_served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
-        placement, id_ = self._layout, ids[index]
-        standing: dict[SlotName, Availability] = {}
+        placement, id_ = self._placement, ids[index]
+        availability: dict[SlotName, Availability] = {}
         free_in_s = 0.0
         for bin_, _ in placement.seating.seats.get(id_, ()):
-            standing[bin_.slot] = bin_.availability
+            availability[bin_.slot] = bin_.availability
             free_in_s = max(free_in_s, bin_.free_in_s)
         for place, offer in placement.assignment.nodes_of(key, index):
-            standing[place[0]] = offer.availability
-        latest = max(standing.values())
+            availability[place[0]] = offer.availability
+        latest = max(availability.values())
         if latest is Availability.NEW and self._settling is not None:
             return self._settling
-        nodes = tuple(slot for slot, when in standing.items() if when is latest)
+        nodes = tuple(slot for slot, when in availability.items() if when is latest)
         unheeded = {"unheeded": placement.demand.unheeded[id_]} if id_ in placement.demand.unheeded else {}
         soon = {"free_in_s": free_in_s} if latest is Availability.SOON else {}
-        zone = (
-            {"zone": placement.zones[key.shape]}
-            if latest is not Availability.UP and key.shape in placement.zones
-            else {}
-        )
+        in_one_zone = latest is not Availability.UP and key.shape in placement.zones
+        zone = {"zone": placement.zones[key.shape]} if in_one_zone else {}
         return because(REASON_BY_AVAILABILITY[latest], nodes=nodes, **soon, **zone, **unheeded)
 
 

@@ -58,7 +58,7 @@ def _idle_deadlines_s(snapshot: Snapshot, plan: Plan) -> Iterator[float]:
 
 def _deadlines_s(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
     """When a source must be asked again, an answer is overdue, or the queue has settled."""
-    if snapshot.stirred_s is not None and snapshot.flux.answer_due_s is None:
+    if snapshot.look_due_since_s is not None and snapshot.flux.answer_due_s is None:
         yield snapshot.flux.retry_s
     if snapshot.unsettled_s is not None:
         yield settles_at_s(snapshot, policy)

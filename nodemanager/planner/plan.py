@@ -187,8 +187,8 @@ def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     asks: list[Ask] = []
     if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
         asks.append(ClaimInstance())
-    stirred = snapshot.stirred_s is not None
-    if _may_ask(snapshot.flux, now_s) and (stirred or _older_than(snapshot.flux, policy.probe_s, now_s)):
+    look_due = snapshot.look_due_since_s is not None
+    if _may_ask(snapshot.flux, now_s) and (look_due or _older_than(snapshot.flux, policy.probe_s, now_s)):
         asks.append(LookAtRanks())
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
@@ -275,7 +275,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
     overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
-    looked = snapshot.stirred_s is None or overdue
+    looked = snapshot.look_due_since_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
 
 

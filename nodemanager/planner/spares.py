@@ -30,20 +30,14 @@ def spare_purchases(
     have = count_ready(snapshot, policy, needs.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
-            place = purchaser.take(node_type)
-            bought += (
-                [(Purchase(place, node_type, placement.supply.open_zones[node_type.name][0], (), 0), "spare")]
-                if place is not None
-                else []
-            )
+            purchase = purchaser.buy(node_type)
+            bought += [(purchase, "spare")] if purchase is not None else []
     short = -count_beyond_nodes_min(snapshot, policy)
     for _ in range(short - len(needs.purchases) - len(bought)):
         for node_type in sorted(policy.node_types, key=by_price):
-            place = purchaser.take(node_type)
-            if place is not None:
-                bought.append(
-                    (Purchase(place, node_type, placement.supply.open_zones[node_type.name][0], (), 0), "nodes_min")
-                )
+            purchase = purchaser.buy(node_type)
+            if purchase is not None:
+                bought.append((purchase, "nodes_min"))
                 break
             if purchaser.frees_soon(node_type):
                 break
@@ -106,7 +100,7 @@ def _is_lease_ending(node: Node) -> bool:
 class _Purchaser:
     """Buys what is left after the jobs' purchases, within the limits."""
 
-    market: Supply
+    supply: Supply
     placement: Placement
     needs: FleetNeeds
     nodes_left: int = field(init=False)
@@ -118,17 +112,20 @@ class _Purchaser:
         self.price_left = self.placement.price_left
         self.taken = {purchase.place[0] for purchase in self.needs.purchases} | set(self.needs.needed)
 
-    def take(self, node_type: NodeType) -> SlotAndRank | None:
-        """Take a free slot of the type, within the limits; None if there is none."""
-        return self._first(node_type, self.market.slots_free_now(node_type))
+    def buy(self, node_type: NodeType) -> Purchase | None:
+        """Buy a node of the type for a free slot, within the limits; None if that cannot be."""
+        place = self._first(node_type, self.supply.slots_free_now(node_type))
+        if place is None:
+            return None
+        return Purchase(place, node_type, self.supply.open_zones[node_type.name][0], serves=(), job_count=0)
 
     def frees_soon(self, node_type: NodeType) -> bool:
         """Whether a slot of the type is free in a moment. Wait for it before buying a dearer type."""
-        return self._first(node_type, self.market.slots_free_soon(node_type)) is not None
+        return self._first(node_type, self.supply.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
         price = node_type.price_per_hour
-        if node_type.name in self.market.blocked or self.nodes_left <= 0 or price > self.price_left:
+        if node_type.name in self.supply.blocked or self.nodes_left <= 0 or price > self.price_left:
             return None
         place = next((place for place in places if place[0] not in self.taken), None)
         if place is not None:

@@ -43,8 +43,8 @@ def review(
 ) -> Mapping[LaunchId, LeaseReview]:
     """The leases for which no create is sent now.
 
-    ``settling``: why no node is bought yet; None if nodes may be. Unwanted leases end only when nodes may be
-    bought: if not, the same jobs could lease a slot and give it back in turns.
+    ``settling``: why no node is bought yet; None if nodes may be bought. Unwanted leases end only then: if they
+    ended earlier, the next plan could lease slots again for the same jobs.
     """
     unsent = [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
     if not unsent:
@@ -72,6 +72,7 @@ def may_end(node: Node) -> bool:
 
 
 def is_unsent(node: Node) -> bool:
+    """Whether the node's create was not sent yet."""
     return node.state is NodeState.REQUESTED and node.create_sent_s is None
 
 
@@ -112,9 +113,9 @@ def _above_limits(
 ) -> dict[LaunchId, LeaseReview]:
     """End as many leases as the fleet is above a limit, because it was lowered or because strays count too."""
     node_index = node_index_of(snapshot)
-    going = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
-    nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(going)
-    price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in going), Decimal(0))
+    ending = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
+    nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(ending)
+    price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
     if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
         return reviewed

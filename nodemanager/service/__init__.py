@@ -1,1 +1,1 @@
-"""The running service: it wires actors, adapters and outputs, and ends them in order."""
+"""The running service: connects actors, ports and outputs, and stops them in order."""

@@ -1,4 +1,4 @@
-"""Processes that end with the one that began them, however that one ends."""
+"""Ends a child process when its parent ends, however that happens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_ORPHANED = 1
 
 
 def end_with_parent(parent: Connection) -> None:
-    """End this process when nobody holds the other end of a pipe any more, in which nothing is ever said."""
+    """End this process once the other end of a pipe is closed. Nothing is ever written to the pipe."""
     Thread(target=_wait_for_parent, args=(parent,), name="parent", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
-"""Structured lines: readable on a terminal, JSON elsewhere. They go to standard error.
+"""The log: lines on standard error, readable on a terminal and JSON elsewhere.
 
-A bug is told with where it was met, never with the values that were in the variables there.
-In systemd's journal, which stamps each line, a line has no time of its own; its level stands first (sd-daemon(3)).
+A traceback never shows the values of variables, which may be secrets. In systemd's journal, which has its own
+timestamps, a line has no time and begins with its level, as in ``<4>`` (sd-daemon(3)).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # sys
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Set the process's logging up. Called once, by the command line."""
+    """Configure the logging of the process. The command line calls it once."""
     on_terminal = sys.stderr.isatty()
     in_journal = writes_to_systemd_journal(sys.stderr)
     shared: list[structlog.typing.Processor] = [structlog.processors.add_log_level]
@@ -36,12 +36,12 @@ def configure(level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # Pykka tells of an actor's death through the standard library.
+    # Pykka logs the failure of an actor through the standard library.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
 
 
 def _traceback_renderer() -> structlog.typing.Processor:
-    """Without what the variables held, which structlog shows by itself: in a cloud call they hold its keys."""
+    """Render tracebacks without local variables, unlike structlog's default: in a cloud call they include keys."""
     return structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 

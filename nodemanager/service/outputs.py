@@ -1,4 +1,4 @@
-"""What faces people: the board, the chronicle, the metrics, the journal, and the server that shows them."""
+"""The outputs of the service: board, metrics, history file, and the web server that shows them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STATUS_EVERY_S = 1.0
 
 
 class Outputs:
-    """Of one service. Its ``publish`` is what the manager calls: it hands a reference on, and never waits."""
+    """The outputs of one service. The manager calls ``publish``, which passes a reference on and never blocks."""
 
     def __init__(self, site: Site) -> None:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
-        self._chronicle = HistoryThread([self.board.take_in, self._metrics.take_in, self._journal.take_in])
+        self._writer = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
+        self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
         self._status_made_s = float("-inf")
@@ -43,10 +43,10 @@ class Outputs:
 
     def publish(self, published: Publication) -> None:
         self.board.publish(published)
-        self._chronicle.publish(published)
+        self._history_thread.publish(published)
 
     def status(self) -> Document:
-        """For whoever asks by Flux itself. Made once a second at most: any user may ask as often as he likes."""
+        """Return the status document for requests through Flux. Any user may ask, so it is made once a second."""
         now_s = time.monotonic()
         if now_s - self._status_made_s >= STATUS_EVERY_S:
             posted = self.board.latest
@@ -55,8 +55,9 @@ class Outputs:
         return self._status
 
     def start(self, service: SteeredService) -> None:
-        self._journal.start()
-        self._chronicle.start()
+        """Start the threads, and the web server unless ``[Web] listen = off``."""
+        self._writer.start()
+        self._history_thread.start()
         place = parse_listen(self._site.web.listen)
         if place is None:
             return
@@ -65,21 +66,21 @@ class Outputs:
             by_socket=isinstance(place, UnixSocket),
             jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
         )
-        journal = HistoryReader(self._journal.path)
-        served = WebContext(self.board, self._metrics, journal, Control(self.board, service), access)
-        self._server = WebServer(place, served, self._site.web.hosts)
+        reader = HistoryReader(self._writer.path)
+        context = WebContext(self.board, self._metrics, reader, Control(self.board, service), access)
+        self._server = WebServer(place, context, self._site.web.hosts)
         self._server.start()
 
     def _token(self) -> str | None:
         try:
             return read_or_make_token(self._site.web.token_file)
         except TokenError as error:
-            self._log.error("no_token", why=str(error), what="nobody may steer until that is mended")
+            self._log.error("no_token", why=str(error), what="nobody may steer until this is fixed")
             return None
 
     def stop(self, within_s: float) -> None:
-        """In this order: what was decided last is still written."""
+        """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         if self._server is not None:
             self._server.stop(within_s)
-        self._chronicle.stop(within_s)
-        self._journal.stop(within_s)
+        self._history_thread.stop(within_s)
+        self._writer.stop(within_s)

@@ -1,6 +1,6 @@
-"""The only place that wires: which adapters stand outside, which actors stand inside, who knows whom.
+"""The running manager: chooses the site's ports, starts the actors, and connects them.
 
-The simulator wires the same actors through the same :func:`wire`, with a ``spawn`` of its own.
+The simulator connects the same actors by the same :func:`wire`, with a ``spawn`` of its own.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
-EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; starting again is recovering
-GC_THRESHOLD = 20_000  # objects that came since the last collection of garbage: Python's own 700 come in a tick
-STOP_S = 1.0  # what the actors get to end their calls before the process leaves without them
+EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; a restart is the recovery
+GC_THRESHOLD = 20_000  # new objects before a garbage collection; Python's default of 700 is reached in a tick
+STOP_S = 1.0  # how long actors may take to end their calls before the process exits without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
 
 
 @dataclass(frozen=True)
 class SitePorts:
-    """The ports of one site. The factories are called once for each actor: a port belongs to one thread."""
+    """The ports of one site. The factories are called once for each actor, because a port belongs to one thread."""
 
     clock: Clock
     flux: Callable[[], FluxPort]
     cloud: Callable[[], CloudPort]
     watch: FluxWatch
     close: Callable[[], None]
-    join: Callable[[], JoinPort] | None = None  # None where nodes join without a service
+    join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
 
 
 class SystemClock:
@@ -73,14 +73,14 @@ class SystemClock:
 
 
 class Spawn(Protocol):
-    """How an actor comes to life: in a thread, or in the simulator's pump."""
+    """Starts an actor: in a thread, or in the simulator's pump."""
 
     def __call__(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ActorAddress:
-    """Where an actor in a thread takes its messages. One that is gone misses none: the process is leaving."""
+    """The mailbox of an actor in a thread. Messages to a dead actor are ignored: the process is about to exit."""
 
     actor: pykka.ActorRef[Any]
 
@@ -90,35 +90,36 @@ class ActorAddress:
 
 
 def spawn_in_thread(actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
+    """Start an actor in a thread of its own."""
     return ActorAddress(actor.start(*arguments))
 
 
 def wire(
-    outside: SitePorts,
+    ports: SitePorts,
     policy: Policy,
     acts: bool,
     publish: Callable[[Publication], None],
     fate: Fate,
     spawn: Spawn = spawn_in_thread,
 ) -> Mailbox[ManagerMessage]:
-    """Bring the actors to life and make them known to each other. They wait for the first tick."""
+    """Start the actors and connect them. They wait for the first tick. Returns the manager's mailbox."""
     manager: Mailbox[ManagerMessage] = spawn(Manager, policy, acts, publish, fate)
     manager.tell(
         Begin(
-            flux=spawn(FluxWorker, outside.flux(), outside.clock, manager, acts, fate),
-            lister=spawn(CloudWatcher, outside.cloud(), outside.clock, manager, fate),
+            flux=spawn(FluxWorker, ports.flux(), ports.clock, manager, acts, fate),
+            lister=spawn(CloudWatcher, ports.cloud(), ports.clock, manager, fate),
             cloud=[
-                spawn(CloudWorker, outside.cloud(), outside.flux(), outside.clock, manager, fate)
+                spawn(CloudWorker, ports.cloud(), ports.flux(), ports.clock, manager, fate)
                 for _ in range(policy.calls_in_flight_max)
             ],
-            join=spawn(JoinClerk, outside.join(), manager, fate) if outside.join is not None else None,
+            join=spawn(JoinClerk, ports.join(), manager, fate) if ports.join is not None else None,
         )
     )
     return manager
 
 
 def policy_of(site: Site) -> Policy:
-    """What of the site the fleet needs to know."""
+    """Take from the site what the planner needs."""
     return Policy(
         cluster=site.cluster,
         cluster_uuid=site.cluster_uuid,
@@ -162,11 +163,14 @@ def policy_of(site: Site) -> Policy:
 
 
 class NotInitialised(Exception):
-    """The site has no cluster UUID, by which nodes of ours are told from others."""
+    """The site has no cluster UUID, which tells our nodes from others."""
 
 
 def with_cluster_uuid(site: Site) -> Site:
-    """The site with a cluster UUID: a simulated one has it from its seed, a real one from ``init``."""
+    """Return the site with a cluster UUID. A simulated site's UUID comes from its seed, a real one's from ``init``.
+
+    Raises ``NotInitialised``.
+    """
     if site.cluster_uuid:
         return site
     if site.flux.simulated:
@@ -178,7 +182,7 @@ def with_cluster_uuid(site: Site) -> Site:
 
 
 def record_cluster_name(site: Site) -> None:
-    """Have the cluster's name on record before the first node carries it, so that no other one is taken later."""
+    """Record the cluster's name before the first node carries it, so that a later change of name is noticed."""
     if site.flux.simulated or name_file(site.state_dir).exists():
         return
     try:
@@ -186,7 +190,7 @@ def record_cluster_name(site: Site) -> None:
         with tempfile.NamedTemporaryFile("w", dir=site.state_dir, prefix=".cluster-name.") as draft:
             draft.write(site.cluster + "\n")
             draft.flush()
-            with suppress(FileExistsError):  # another one has just kept it
+            with suppress(FileExistsError):  # another process has just recorded it
                 os.link(draft.name, name_file(site.state_dir))  # whole or not at all
     except OSError as error:
         log: Any = structlog.get_logger()
@@ -194,18 +198,18 @@ def record_cluster_name(site: Site) -> None:
 
 
 class NodesCannotJoin(Exception):
-    """The site's nodes are to join by its service, which lacks something."""
+    """Nodes join by the site's join service, which lacks something. The message says what."""
 
 
 def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
-    """The adapters that the site names, and only they are imported.
+    """Make the ports that the site names. Only their modules are imported.
 
-    ``status`` is what Flux's users are answered who ask for it. Raises ``NodesCannotJoin``.
+    ``status`` makes the document for users who ask through Flux. Raises ``NodesCannotJoin``.
     """
     if site.flux.simulated:
         return _simulated_ports(site)
-    # Flux's bindings are looked for only where a real instance is meant. The room that ``run`` takes in memory is
-    # mostly that of libraries, which are imported here by who needs them.
+    # Flux's bindings are needed only for a real instance. Most of the memory of ``run`` is libraries, so each is
+    # imported only where it is needed.
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
     clock = SystemClock()
@@ -216,7 +220,7 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
         folder=site.flux.bootstrap_dir,
         node_types=site.node_types,
         status=status,
-        # By ticket a node says it itself, before its broker begins.
+        # A node that joins by ticket reports its hardware itself, before its broker starts.
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,
     )
@@ -240,7 +244,7 @@ def _exchange(site: Site) -> Callable[[], JoinPort]:
 
 
 def _user_data(site: Site) -> UserDataSource:
-    """What each node runs at boot."""
+    """Return the function that makes each node's user-data, the script it runs at boot."""
     if site.flux.join is JoinMethod.SERVICE:
         from nodemanager.join import user_data  # noqa: PLC0415
 
@@ -262,66 +266,68 @@ def _bootstrap_script(site: Site, launch: Launch) -> str:
 
 
 def ignore_publication(published: Publication) -> None:
-    """Nobody looks at what is published."""
+    """Ignore a publication: a ``publish`` for a service without outputs."""
 
 
 class Service:
-    """The running manager: actors, ticker, watch."""
+    """The running manager: its actors, the ticker and the watch on Flux."""
 
     def __init__(
         self,
         site: Site,
-        outside: SitePorts,
+        ports: SitePorts,
         publish: Callable[[Publication], None] = ignore_publication,
     ) -> None:
         self.fate = Fate()
         self._site = site
-        self._outside = outside
+        self._ports = ports
         self._news = threading.Event()
-        self._manager = wire(outside, policy_of(site), site.acts, publish, self.fate, self._spawn)
-        self._ticker = Ticker(outside.clock, self._manager, self._news)
+        self._manager = wire(ports, policy_of(site), site.acts, publish, self.fate, self._spawn)
+        self._ticker = Ticker(ports.clock, self._manager, self._news)
 
     def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
         address = spawn_in_thread(actor, *arguments)
         return WakingMailbox(address, self._news) if actor is Manager else address
 
     def start(self) -> None:
-        # Before the first fact: what is seen is stamped with the time that the manager knows.
-        self._manager.tell(Tick(self._outside.clock.monotonic_s(), self._outside.clock.wall_at()))
-        self._outside.watch.start(self._manager.tell, self._report_flux_lost)
+        """Start the watch and the ticker."""
+        # The manager needs the time before the first fact, to date it.
+        self._manager.tell(Tick(self._ports.clock.monotonic_s(), self._ports.clock.wall_at()))
+        self._ports.watch.start(self._manager.tell, self._report_flux_lost)
         self._ticker.start()
 
     def stop(self) -> None:
-        """End what can be ended soon. A call that hangs is left to the end of the process: it is on record."""
+        """Stop the threads; wait at most ``STOP_S``. A call that hangs ends with the process: it is on record."""
         self._ticker.stop()
-        self._outside.watch.stop()
+        self._ports.watch.stop()
         deadline_s = time.monotonic() + STOP_S
         actors = pykka.ActorRegistry.get_all()
         for actor in actors:
             actor.stop(block=False)
         for actor in actors:
             actor.actor_stopped.wait(max(0.0, deadline_s - time.monotonic()))
-        self._outside.close()
+        self._ports.close()
 
-    # --- steered ---
+    # --- steering ---
 
     @property
     def site(self) -> Site:
-        """As it was read last."""
+        """The site as last loaded."""
         return self._site
 
     def tell(self, fact: OperatorFact) -> None:
+        """Send an operator's fact to the manager."""
         self._manager.tell(fact)
 
     def reload(self) -> dict[str, Any]:
-        """Read the site anew and decide by it. Raises ``ReloadRefused``; then nothing has changed."""
+        """Reload the site and use it from now on. Raises ``ReloadRefused``, with nothing changed."""
         try:
             site = with_cluster_uuid(load_site(self._site.path))
         except (ConfigError, NotInitialised) as error:
             raise ReloadRefused(str(error)) from error
         if changed := needs_restart(self._site, site):
             raise ReloadRefused(
-                f"{site.path}: only a start takes these up: {', '.join(changed)}; nothing is changed"
+                f"{site.path}: changing these needs a restart: {', '.join(changed)}; nothing is changed"
             )
         self._site = site
         self._manager.tell(UsePolicy(policy_of(site)))
@@ -329,32 +335,32 @@ class Service:
         return {"path": str(site.path), "reloaded": True}
 
     def _report_flux_lost(self, why: str) -> None:
-        self._manager.tell(FluxUnreachable(self._outside.clock.monotonic_s(), why))
+        self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
-def serve(site: Site, outside: SitePorts, front: Outputs) -> int:
-    """Run the service in the foreground until SIGTERM, SIGINT or a bug; give the exit status."""
+def serve(site: Site, ports: SitePorts, outputs: Outputs) -> int:
+    """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
     log: Any = structlog.get_logger()
     systemd = Notifier()
 
     def publish_and_notify(published: Publication) -> None:
-        front.publish(published)
+        outputs.publish(published)
         systemd.notify_decision(_status_line(service.site, published))
 
-    service = Service(site, outside, publish_and_notify)
+    service = Service(site, ports, publish_and_notify)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))
-    # A thread that is no actor (the watch, the ticker) ends the process by its bug too.
+    # A bug in any other thread (the watch, the ticker) ends the process too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_text)
-    front.start(service)
+    outputs.start(service)
     freeze_startup_objects()
     service.start()
     service.fate.ended.wait()
     systemd.notify_stopping()
     service.stop()
-    front.stop(STOP_S)
+    outputs.stop(STOP_S)
     if service.fate.crashed is not None:
         log.critical("crashed", error=repr(service.fate.crashed))
         return EXIT_CRASHED
@@ -363,11 +369,11 @@ def serve(site: Site, outside: SitePorts, front: Outputs) -> int:
 
 
 def freeze_startup_objects() -> None:
-    """Keep what was imported and made so far out of every later collection of garbage: it stays to the end.
+    """Exempt all present objects from garbage collection: they live until the process ends.
 
-    There are far more of these objects than of a fleet's, and going through them made some ticks several times as
-    long as the others. What comes later goes by itself, but for the few that refer to each other: so those are
-    looked for seldom, as a queue of thousands of jobs is gone through each time.
+    They far outnumber the objects of a fleet, and traversing them made some ticks several times as long as others.
+    Later objects are mostly freed by reference counting. Only reference cycles need collections, so these are made
+    rare: each one traverses a queue of thousands of jobs.
     """
     gc.collect()
     gc.freeze()
@@ -382,9 +388,9 @@ def _reload_or_log(service: Service) -> None:
 
 
 def _status_line(site: Site, published: Publication) -> str:
-    """One line for ``systemctl status``; it changes only when there is news."""
+    """Return one line for ``systemctl status``. It changes only if the service's state does."""
     stands_still = published.plan.stands_still
     if stands_still is not None:
         return f"decides nothing: {stands_still.code}"
     nodes, jobs = len(published.snapshot.nodes), len(published.plan.jobs)
-    return f"mode {site.mode_text}; nodes: {nodes}; jobs that wait: {jobs}"
+    return f"mode {site.mode_text}; nodes: {nodes}; waiting jobs: {jobs}"

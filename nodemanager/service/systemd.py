@@ -1,7 +1,7 @@
-"""What systemd is told of the service, and how the log suits its journal.
+"""Notifications to systemd, and the check whether the log goes to systemd's journal.
 
-Sources: sd_notify(3), systemd.exec(5) on ``JOURNAL_STREAM``. Without systemd all of it does nothing. A socket that
-is away is no reason to stop: the service is not there for systemd.
+Sources: sd_notify(3), systemd.exec(5) on ``JOURNAL_STREAM``. Without systemd nothing is sent. A missing socket of
+systemd is ignored: the service runs without it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TextIO
 
-BEATS_PER_WATCHDOG = 3  # two may be lost
+BEATS_PER_WATCHDOG = 3  # so two may be lost
 
 
 class Notifier:
-    """Tells systemd ``READY=1`` by the first decision, and ``WATCHDOG=1`` by later ones, so never without one."""
+    """Sends systemd ``READY=1`` with the first decision, and ``WATCHDOG=1`` only with further decisions."""
 
     def __init__(
         self, environment: Mapping[str, str] = os.environ, now_s: Callable[[], float] = time.monotonic
@@ -30,7 +30,7 @@ class Notifier:
         self._beat_at_s = now_s()
 
     def notify_decision(self, status: str) -> None:
-        """A decision has been finished. ``status`` is a line for ``systemctl status``."""
+        """Tell systemd that a decision was completed. ``status``: a line for ``systemctl status``."""
         states: list[str] = []
         if not self._ready:
             states.append("READY=1")
@@ -43,6 +43,7 @@ class Notifier:
         self._send(*states)
 
     def notify_stopping(self) -> None:
+        """Tell systemd that the service ends."""
         self._send("STOPPING=1")
 
     def _send(self, *states: str) -> None:
@@ -54,7 +55,7 @@ class Notifier:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float:
-    """How long systemd waits for a sign of life; 0 where it does not, or not for ours."""
+    """How long systemd waits for a sign of life; 0 if it has no watchdog on this process."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     text = environment.get("WATCHDOG_USEC", "")
@@ -62,7 +63,7 @@ def _watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 def writes_to_systemd_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether what is written to the stream goes to systemd's journal, which keeps the time of each line itself."""
+    """Whether a stream goes to systemd's journal, which records the time of each line itself."""
     try:
         written = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the verb ``slots`` reads and shows, and what a site has of its instance's slots."""
+"""The verb ``slots``: reading its arguments, and counting the slots of the instance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_afterwards_the_instance_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("division", "said"),
-    [('huge = "cloud1"', r"keep \[Node huge\]"), ("cloud = 3", "a host list such as"), ("cloud", "not TOML")],
+    [('huge = "cloud1"', r"keep \[Node huge\]"), ("cloud = 3", "a host list such as"), ("cloud", "not valid TOML")],
 )
 def test_a_division_that_does_not_go_with_the_site_is_a_fault(tmp_path: Path, division: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,4 @@
-"""A site read anew: what a running service takes up, and what it refuses, whole and by name."""
+"""A reload of the site: which changes a running service applies, and which it refuses by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,5 @@ def test_what_only_decisions_depend_on_is_taken_up(tmp_path: Path, before: str, 
         ("[Node gpu]", "[Node tpu]", "the list of [Node NAME]"),
     ],
 )
-def test_what_was_read_when_it_began_needs_a_start_and_is_named(
-    tmp_path: Path, before: str, after: str, named: str
-) -> None:
+def test_a_change_that_needs_a_restart_is_named(tmp_path: Path, before: str, after: str, named: str) -> None:
     assert restart_for(tmp_path, (before, after)) == (named,)

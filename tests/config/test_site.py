@@ -46,7 +46,7 @@ from tests.paths import CONFIG
 # The variables that the examples name.
 ENVIRONMENT = {"OS_APPLICATION_CREDENTIAL_SECRET": "secret", "AZURE_CLIENT_SECRET": "secret"}
 
-# Section -> key -> text: the least that a site must say.
+# Section -> key -> text: the keys that a site must give.
 LEAST: Mapping[str, Mapping[str, str]] = {
     "Site": {"cluster": "lab", "state_dir": "state"},
     "Flux": {"head_address": "10.0.0.1"},
@@ -57,7 +57,7 @@ LEAST: Mapping[str, Mapping[str, str]] = {
 
 
 def text_of(*changes: tuple[str, str, str | None]) -> str:
-    """The least site with some keys changed, added, or (None) left out."""
+    """The smallest site, with some keys changed, added, or (None) removed."""
     sections = {name: dict(keys) for name, keys in LEAST.items()}
     for section, key, text in changes:
         keys = sections.setdefault(section, {})
@@ -162,7 +162,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
     )
 
 
-# Section, key, text, the field of that section's settings, its value.
+# Section, key, text, the field of the section's settings, its value.
 READ: list[tuple[str, str, str, str, object]] = [
     ("Flux", "uri", "ssh://boss", "uri", "ssh://boss"),
     ("Flux", "head_host", "boss", "head_host", "boss"),
@@ -365,7 +365,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Simulation": SimulationSettings,
     "Node cpu": NodeSettings,
 }
-BAD = "a b\n  !"  # nothing that any key allows, but for paths
+BAD = "a b\n  !"  # no key allows this, except for paths
 PATHS = {"state_dir", "bootstrap_dir", "token_file"}
 
 
@@ -479,7 +479,7 @@ def test_two_keys_that_contradict_each_other_are_refused(
 
 
 @pytest.mark.parametrize("provider", ["local", "ec2"])
-def test_whose_nodes_share_one_machine_accepts_what_they_have(provider: str) -> None:
+def test_a_local_cloud_accepts_misfits(provider: str) -> None:
     site = PolicySettings()
     judged = with_default_misfit(site, CloudSettings(provider=Provider(provider)))
     assert judged.misfit is (Misfit.ACCEPT if provider == "local" else Misfit.DRAIN)
@@ -646,7 +646,7 @@ def test_a_file_that_holds_no_uuid_is_refused(tmp_path: Path, text: str) -> None
 
 
 def test_another_name_than_that_of_the_nodes_is_refused(tmp_path: Path) -> None:
-    # Nodes are listed by it: renamed, the cluster lost sight of all of them, without a word.
+    # Nodes are listed by this name: a renamed cluster silently lost all its nodes.
     keep_uuid(tmp_path, str(uuid.UUID(int=7)))
     name_file(tmp_path / "state").write_text("lab\n", encoding="utf-8")
     assert site_of(tmp_path, ("Site", "cluster", "lab")).cluster == "lab"

@@ -202,7 +202,7 @@ def test_what_is_no_host_name_is_not_compressed(host: str) -> None:
     ("text", "ids"),
     [
         *[("", ()), ("[]", ()), ("0-2,5", (0, 1, 2, 5)), ("[3]", (3,)), ("0", (0,))],
-        *[("1,", (1,)), (",1", (1,)), ("1,,2", (1, 2)), ("[1-2,]", (1, 2)), (",", ())],  # as flux-core takes them
+        *[("1,", (1,)), (",1", (1,)), ("1,,2", (1, 2)), ("[1-2,]", (1, 2)), (",", ())],  # as flux-core accepts them
     ],
 )
 def test_id_sets_are_read(text: str, ids: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Reasons and moments as people read them."""
+"""Reasons as sentences, and moments as clock times."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_line_of_a_story_has_its_wall_clock_time() -> None:
     assert EDGE.with_wall_time("no moment here") == "no moment here"
 
 
-def test_what_blocks_a_type_is_said_with_the_provider_s_words() -> None:
+def test_a_blocked_type_is_explained_in_the_provider_s_words() -> None:
     assert (
         said("blocked_create_capacity", until_s=620.0, detail="none left")
         == "not bought until 2027-01-15T08:02:00Z: a create failed (capacity): none left"
@@ -56,7 +56,7 @@ def test_a_code_without_a_sentence_is_shown_with_its_figures() -> None:
     )
 
 
-def test_a_figure_that_is_missing_costs_the_sentence_not_the_answer() -> None:
+def test_a_reason_with_a_missing_figure_is_shown_as_its_code() -> None:
     assert said("stale", source="cloud") == "stale: source cloud"
 
 

@@ -1,4 +1,4 @@
-"""The recording of a real instance, in the order in which it happened."""
+"""The recording of a real instance, in order of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(of: str = ELASTIC) -> tuple[dict[str, Any], ...]:
 
 
 def replies(of: str = ELASTIC) -> dict[str, dict[str, Any]]:
-    """What each RPC answered at each labelled moment: label -> topic -> reply."""
+    """The answer of each RPC at each labelled moment: label -> topic -> reply."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines(of):
         if line["kind"] == "rpc":

@@ -38,7 +38,7 @@ def test_bindings_of_another_python_are_named_with_their_folder(tmp_path: Path) 
     assert f"also searched {site}" in shown
 
 
-# As much of flux-core's bindings as a connection needs.
+# The part of flux-core's bindings that a connection needs.
 FLUX = """
 class Answer:
     def __enter__(self): return self
@@ -119,7 +119,7 @@ def _run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[
 
 @dataclass
 class Hanging:
-    """A connection to an instance of which nobody answers, and the time that waiting takes."""
+    """A connection to an instance that never answers, and a clock that counts the waiting time."""
 
     now_s: float = 100.0
 

@@ -1,4 +1,4 @@
-"""Which slot each rank is, where Flux gives out the ranks."""
+"""The slot of each rank, if Flux assigns the ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTS = [SlotName(f"s{number}") for number in range(1, 5)]
 
 
 def ranks(*online: int) -> tuple[FluxRank, ...]:
-    """As R declares them: ``s1`` is rank 1, and so on."""
+    """The ranks as R declares them: ``s1`` is rank 1, and so on."""
     return tuple(
         FluxRank(Rank(number), host, online=number in online, cores=2) for number, host in enumerate(HOSTS, start=1)
     )
@@ -28,7 +28,7 @@ def names_of(seen: tuple[FluxRank, ...]) -> dict[int, str]:
 
 
 def given_out() -> list[int]:
-    """The ranks that a real ``overlay.flub-getinfo`` gave out, until it had no more."""
+    """The ranks that a real ``overlay.flub-getinfo`` assigned, until it had no more."""
     replies = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
     asked = [reply for reply in replies if reply["topic"] == "overlay.flub-getinfo"]
     assert asked[-1]["error"] == "there are no available ranks"
@@ -36,7 +36,7 @@ def given_out() -> list[int]:
 
 
 def test_a_slot_goes_to_the_rank_that_its_node_was_given() -> None:
-    """Two nodes ask; each is given the least rank that is free, in the order in which they come."""
+    """Two nodes ask; each gets the lowest free rank, in the order of their requests."""
     first, second = given_out()
     names = FlubSlotNames()
     look = ranks(first)

@@ -1,4 +1,4 @@
-"""A change of the slots, step by step, on an instance that keeps account of what it is asked."""
+"""A change of the slots, step by step, on an instance that records the requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FLUXION = ["sched-fluxion-resource", "sched-fluxion-feasibility", "sched-fluxion
 
 @dataclass
 class Instance:
-    """Answers as a broker does; ``asked`` is what was changed, in its order."""
+    """Answers as a broker does; ``asked`` lists the requests that change something, in order."""
 
     file: ConfigFile
     modules: list[str] = field(default_factory=lambda: ["resource", "sched-simple", "job-list"])
@@ -153,7 +153,7 @@ def test_everything_comes_in_its_order(instance: Instance) -> None:
     assert set(instance.kvs) == {ANSWER_KEY}
 
 
-def test_under_fluxion_what_leans_on_the_others_goes_first_and_comes_last(instance: Instance) -> None:
+def test_fluxion_unloads_a_module_before_those_it_depends_on(instance: Instance) -> None:
     instance.modules = ["resource", *FLUXION]
     instance.retyping().change(A_WISH, MOVES)
     moved = [line.partition("sched-")[2] for line in instance.asked if "sched-" in line]
@@ -229,7 +229,7 @@ def test_an_answer_ends_its_own_wish_only(instance: Instance) -> None:
     assert read_wish(instance.kvs[WISH_KEY]) == later
 
 
-def test_a_marker_that_cannot_be_read_is_said_with_its_key(instance: Instance) -> None:
+def test_an_unreadable_marker_is_reported_with_its_key(instance: Instance) -> None:
     instance.kvs[MARKER_KEY] = "nonsense"
     with pytest.raises(FluxError, match=MARKER_KEY):
         instance.retyping().repair()

@@ -83,7 +83,7 @@ def test_a_manager_beside_another_rank_is_told_which_and_what_to_do(instance: Li
     instance.start_slot(2)
     flux = RealFlux(instance.uri.replace("head.sock", "slot2.sock"), CLUSTER_UUID, MonotonicClock())
     port = flux.port()
-    with pytest.raises(FluxError, match=r"leads to rank 2.*beside rank 0"):
+    with pytest.raises(FluxError, match=r"leads to rank 2.*connect to rank 0"):
         port.claim()
     port.close()
 

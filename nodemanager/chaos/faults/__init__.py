@@ -1,1 +1,1 @@
-"""The faults, by where they strike."""
+"""The faults, by the part of the system that they affect."""

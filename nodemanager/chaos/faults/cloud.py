@@ -1,4 +1,4 @@
-"""What each kind of act does at the provider."""
+"""The faults of the provider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _refuse_all(run: Run, kind: FailureKind) -> EndFault:
 
 
 def _outage(run: Run, act: Act) -> EndFault:
-    """Every call answers 500."""
+    """Every call fails with a server error."""
     return _refuse_all(run, FailureKind.TRANSIENT if act.amount < 0.7 else FailureKind.AMBIGUOUS)
 
 
@@ -52,7 +52,7 @@ def _stockout(run: Run, act: Act) -> EndFault:
 
 
 def _slow_end(run: Run, act: Act) -> EndFault:
-    """What is destroyed now stays half-terminated for long."""
+    """Nodes destroyed now take long to terminate."""
     faults, usual = run.provider.faults, run.provider.faults.stop_delay_s
     faults.stop_delay_s = (60.0 * act.amount, 120.0)
 
@@ -68,7 +68,7 @@ def _stranger(run: Run, act: Act) -> None:
 
 
 def _impostor(run: Run, act: Act) -> None:
-    """Somebody's node with our cluster's name, and another's UUID."""
+    """Add a foreign node with our cluster's name and another UUID."""
     slot = pick(sorted(run.flux.rank_of), act.amount)
     if slot is not None:
         launch = LaunchId(f"{slot}-of-another")
@@ -77,7 +77,7 @@ def _impostor(run: Run, act: Act) -> None:
 
 
 def _forgotten(run: Run, act: Act) -> None:
-    """A node of ours, for a slot that is free, of a launch that nobody remembers."""
+    """Add a node with our tags, for a free slot, of a launch without a record."""
     taken = {node.identity.slot for node in run.invariants.our_nodes() if node.identity is not None}
     slot = pick([it for it in sorted(run.flux.rank_of) if it not in taken | run.flux.leases.keys()], act.amount)
     if slot is not None:

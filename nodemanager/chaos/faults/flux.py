@@ -1,4 +1,4 @@
-"""What each kind of act does to the instance."""
+"""The faults of the Flux instance."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def _scheduler_reloaded(run: Run, act: Act) -> None:
 
 
 def _wish(run: Run, act: Act) -> None:
-    """Somebody wants two types to share their slots otherwise."""
+    """Ask for another split of the slots of two types."""
     names = [node_type.name for node_type in run.policy.node_types]
     one, other = names[act.number % 3], names[(act.number + 1) % 3]
     have = list(run.flux.slot_types.values())
     both = have.count(one) + have.count(other)
-    # One of each is left: a job that no rank could ever run is refused, by Flux and in this run's end.
+    # Each type keeps a slot. Without one, Flux would reject its jobs as infeasible, and the run could not finish.
     share = 1 + int(act.amount * (both - 1))
     run.flux.wish_slots(SlotsWish(f"wish-{act.number}", {one: share, other: both - share}))
 
 
 def _resized(run: Run, act: Act) -> None:
-    """Somebody gives a type two slots more, for which rank 0 restarts."""
+    """Give a type two more slots, for which rank 0 restarts."""
     size = len(run.flux.rank_of)
     node_type = pick(run.policy.node_types, act.amount)
     name = node_type.name if node_type is not None else TypeName("")

@@ -1,4 +1,4 @@
-"""What each kind of act does to the journal, which is history for people: nothing may come of it."""
+"""The faults of the history file. They must have no effect on decisions: the history is only for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodemanager.chaos.run.script import Act
 
 
 def _full(run: Run, act: Act) -> EndFault | None:
-    """The disk is full."""
+    """The disk is full, and the file cannot grow."""
     del act
     history = run.history
     if history is None:
@@ -24,7 +24,7 @@ def _full(run: Run, act: Act) -> EndFault | None:
 
 
 def _corrupt(run: Run, act: Act) -> None:
-    """Its file is spoilt: under the process that writes it, or while that is away."""
+    """Corrupt the file: while a process writes it, or (for an even number) while that process is down."""
     if act.number % 2 == 0:
         run.kill(act.amount, act.lasts_s)
     if run.history is not None:

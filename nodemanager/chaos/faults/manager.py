@@ -1,4 +1,4 @@
-"""What each kind of act does to the manager, to its process and its clock."""
+"""The faults of the manager's process and of its clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act
 
-AWAY_S = 250.0  # longer than nodes that joined by ticket wait for a manager
+AWAY_S = 250.0  # longer than idle nodes that joined by ticket wait for a manager before they end
 
 
 def _killed(run: Run, act: Act) -> None:
@@ -20,7 +20,7 @@ def _killed_at_a_call(run: Run, act: Act) -> None:
 
 
 def _another(run: Run, act: Act) -> EndFault:
-    """Somebody starts a second one beside it, and ends one of them later."""
+    """Start a second manager process, and end one of the two later."""
     run.start_process()
     return lambda: run.end_process(act.amount)
 
@@ -30,12 +30,12 @@ def _frozen(run: Run, act: Act) -> None:
 
 
 def _away(run: Run, act: Act) -> None:
-    """It stays away until idle nodes that joined by ticket have ended themselves."""
+    """Keep the manager down until idle nodes that joined by ticket have ended themselves."""
     run.kill(act.amount, AWAY_S)
 
 
 def _clock_jumps(run: Run, act: Act) -> None:
-    """The manager's wall clock jumps by up to an hour, forth or back."""
+    """Make the manager's wall clock jump by up to an hour, forward or back."""
     run.world.skew_s = 7200.0 * (act.amount - 0.5)
 
 

@@ -1,4 +1,4 @@
-"""What each kind of act does to nodes that run."""
+"""The faults of running nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _broker_dies(run: Run, act: Act) -> None:
 
 
 def _cut(run: Run, act: Act) -> EndFault | None:
-    """The network to it: its broker joins again once that is back, if its machine still stands."""
+    """Cut a node's network for a while. Its broker joins again afterwards, if its machine still runs."""
     slot = pick(_connected(run), act.amount)
     machine = run.flux.machine_of(slot) if slot is not None else None
     if slot is None or machine is None:
@@ -62,15 +62,15 @@ def _torpid(run: Run, act: Act) -> EndFault | None:
 
 
 def _housekeeping(run: Run, act: Act) -> EndFault:
-    """What runs after the jobs that come now takes long."""
+    """Make the housekeeping of jobs submitted now take long."""
     run.flux.set_housekeeping(act.lasts_s)
     return lambda: run.flux.set_housekeeping(run.script.housekeeping_s)
 
 
 def _housekeeping_hangs(run: Run, act: Act) -> EndFault:
-    """What runs after the jobs that come now does not end by itself; nor, often, by SIGTERM, nor by SIGKILL.
+    """Make the housekeeping of jobs submitted now hang. It often ignores SIGTERM, and sometimes SIGKILL too.
 
-    Somebody ends that in peace, once it is said.
+    In the phase without faults, the operator ends it once the manager warns of it.
     """
     ignored = pick([(), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGKILL)], act.amount)
     run.flux.set_housekeeping(FOR_EVER_S, ignores=ignored or ())
@@ -79,7 +79,7 @@ def _housekeeping_hangs(run: Run, act: Act) -> EndFault:
 
 
 def _reclaimed(run: Run, act: Act) -> EndFault | None:
-    """The provider takes a node back, and says so a little before."""
+    """Reclaim a node, announced by the provider shortly before."""
     node = pick(sorted(run.running_nodes().intersection(run.our_nodes())), act.amount)
     if node is None:
         return None

@@ -1,4 +1,4 @@
-"""What users and operators do in between."""
+"""What users and operators do during a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cancels(run: Run, act: Act) -> None:
 
 
 def _holds_a_job(run: Run, act: Act) -> None:
-    """It stays held: it is no demand, and is there at the end."""
+    """Hold a job for good: it is no demand, and is still pending at the end."""
     job = pick(_pending(run), act.amount)
     if job is not None and run.flux_is_up():
         run.flux.set_urgency(job, 0)

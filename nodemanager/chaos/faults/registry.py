@@ -1,4 +1,4 @@
-"""What each kind of act does to a run, and how it ends. The kinds themselves, and how often, are in ``script``."""
+"""All faults by kind, and how to apply one. ``chaos.run.script`` decides how often each kind happens."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FAULTS: Mapping[str, FaultAction] = {
 
 
 def apply_fault(run: Run, act: Act) -> EndFault | None:
-    """Let it happen; what is returned ends it."""
+    """Apply a fault to a run. Call the returned function to end the fault; None if there is nothing to end."""
     if act.kind in KNOBS or act.kind in JOIN_KNOBS:
         _turn_knob(run, act)
         return None
     return FAULTS[act.kind](run, act)
 
 
-# --- what is likely, for the whole phase ------------------------------------------------------------------
+# --- faults that last for the whole phase -----------------------------------------------------------------
 
 CLOUD_KNOBS: Mapping[str, str] = {
     "cloud.lost_reply": "p_lost_reply",
@@ -61,20 +61,20 @@ def _turn_knob(run: Run, act: Act) -> None:
     if act.kind in JOIN_KNOBS:
         run.turn_join_knob(act.kind.partition(".")[2], JOIN_KNOBS[act.kind] * act.amount)
         return
-    likely = KNOBS[act.kind] * act.amount
+    value = KNOBS[act.kind] * act.amount
     faults = run.provider.faults
     match act.kind:
         case "cloud.no_tokens":
             faults.idempotent = False
         case "cloud.late_list":
-            faults.list_lag_s = (0.0, likely)
+            faults.list_lag_s = (0.0, value)
         case "boot.error":
-            faults.p_boot_fail, faults.boot_fail_state = likely, CloudState.FAILED
+            faults.p_boot_fail, faults.boot_fail_state = value, CloudState.FAILED
         case "boot.loops":
-            run.boots.p_loop = likely
+            run.boots.p_loop = value
         case "boot.wrong_slot":
-            run.boots.p_wrong_slot = likely
+            run.boots.p_wrong_slot = value
         case kind if kind in CLOUD_KNOBS:
-            setattr(faults, CLOUD_KNOBS[kind], likely)
+            setattr(faults, CLOUD_KNOBS[kind], value)
         case kind:
-            setattr(run.flux.faults, FLUX_KNOBS[kind], likely)
+            setattr(run.flux.faults, FLUX_KNOBS[kind], value)

@@ -1,4 +1,4 @@
-"""What a kind of act is in code: it does something to a run, and gives what ends that."""
+"""The types of fault functions. A fault changes a run, and may return a function that ends it."""
 
 from __future__ import annotations
 

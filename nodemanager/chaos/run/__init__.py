@@ -1,1 +1,1 @@
-"""The parts of one run: its script, its site, its history file, and the rules that must hold."""
+"""The parts of one run: its script, its site, its history file, and the invariants that must hold."""

@@ -1,7 +1,7 @@
-"""The production journal of a run, on a real file that is filled up, spoilt and deleted.
+"""The service's history in a run: the production code writes a real file, which faults fill, corrupt and delete.
 
-It is written at once and without its thread, so that a run stays a function of its seed. A history is kept only in
-runs that its file is disturbed in: nothing else of a run depends on it, which is what these runs show.
+Events are written at once and without a thread, so a run stays a function of its seed. Only runs with faults of the
+history file keep a history. They show that nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGES_MAX = 2**32 - 2
 
 
 class HistoryFile:
-    """The file, and what becomes of it."""
+    """The history file and its faults."""
 
     def __init__(self) -> None:
         self.full = False
@@ -32,7 +32,7 @@ class HistoryFile:
         self.path = Path(self._folder.name) / HISTORY_FILE
 
     def corrupt(self, amount: float) -> None:
-        """Something overwrites a part of it; by the amount, which."""
+        """Overwrite a part of the file. ``amount``, from 0 to 1, is the position."""
         self.corruptions += 1
         if self.path.exists():
             with self.path.open("r+b") as file:
@@ -48,7 +48,7 @@ class HistoryFile:
 
 
 class _SizeLimitedWriter(HistoryWriter):
-    """Its file may grow no more while the disk is full."""
+    """A writer whose file cannot grow while the disk is full."""
 
     def __init__(self, history: HistoryFile) -> None:
         super().__init__(history.path)
@@ -61,34 +61,34 @@ class _SizeLimitedWriter(HistoryWriter):
 
 
 class ProcessHistory:
-    """What one process of the service writes. ``told``: the entries of the last time that there were any."""
+    """The history that one manager process writes."""
 
     def __init__(self, history: HistoryFile) -> None:
         self._follower = Follower()
-        self._journal = _SizeLimitedWriter(history)
+        self._writer = _SizeLimitedWriter(history)
         self._history, self._corruptions = history, history.corruptions
-        self._last_entries: tuple[HistoryEvent, ...] = ()
+        self._last_events: tuple[HistoryEvent, ...] = ()
         self._deletions = history.deletions
 
     def record(self, published: Publication) -> None:
-        happened = self._follower.follow([published])
-        if happened.has_rows:
-            self._journal.write([happened])
-            self._last_entries, self._deletions = happened.events or self._last_entries, self._history.deletions
+        update = self._follower.follow([published])
+        if update.has_rows:
+            self._writer.write([update])
+            self._last_events, self._deletions = update.events or self._last_events, self._history.deletions
 
     def why_incomplete(self) -> str:
-        """Why what was told last cannot be read; "" where it can.
+        """Explain why the last event cannot be read back; "" if it can.
 
-        One that is spoilt under the process that writes it may look well to that: the next one looks it through.
+        A process may not notice that its file was corrupted while it was writing. Only the next process checks it.
         """
-        self._journal.write(())  # what is held, as its thread does after a while
-        if self._journal.is_written_elsewhere:
-            return ""  # a process that was stopped has it, and is not dead: what is told since is held
-        if self._journal.failure or not self._last_entries or self._history.deletions != self._deletions:
-            return self._journal.failure  # what was told before the file was deleted is lost
-        latest = self._last_entries[-1]
+        self._writer.write(())  # write what is held back, as the thread does after a while
+        if self._writer.is_written_elsewhere:
+            return ""  # another process is stopped but alive and has the lock: newer events are held back
+        if self._writer.failure or not self._last_events or self._history.deletions != self._deletions:
+            return self._writer.failure  # events before a deletion of the file are lost
+        latest = self._last_events[-1]
         try:
-            found = HistoryReader(self._journal.path).events(subject=latest.subject)
+            found = HistoryReader(self._writer.path).events(subject=latest.subject)
         except HistoryUnreadable as unreadable:
             return str(unreadable) if self._history.corruptions == self._corruptions else ""
         return (
@@ -98,4 +98,4 @@ class ProcessHistory:
         )
 
     def close(self) -> None:
-        self._journal.close()
+        self._writer.close()

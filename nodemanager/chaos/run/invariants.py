@@ -1,4 +1,4 @@
-"""What must never be, checked against the truth of a world: after every step, and just before every call."""
+"""The invariants of a run, checked against the true state of the world after every event and before every call."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ T = TypeVar("T")
 
 
 class Violation(AssertionError):
-    """A rule was broken."""
+    """An invariant is broken."""
 
 
 @dataclass
 class SubmittedJobs:
-    """The jobs of a run and what they ask for: the truth, beside what the manager makes of it."""
+    """The jobs of a run and their shapes: the truth, whatever the manager knows of them."""
 
     shapes: dict[JobId, Shape] = field(default_factory=dict)
-    held: dict[JobId, float] = field(default_factory=dict)  # since when
-    successors: dict[JobId, JobId] = field(default_factory=dict)  # of jobs that were submitted once more
+    held: dict[JobId, float] = field(default_factory=dict)  # the time at which each was held
+    successors: dict[JobId, JobId] = field(default_factory=dict)  # by job: the job it was submitted again as
 
 
 @dataclass
 class Invariants:
-    """The rules of one run, beside the world that they are checked against."""
+    """The invariants of one run, with the world that they are checked against."""
 
     flux: SimulatedFlux
     provider: SimulatedProvider
@@ -48,14 +48,14 @@ class Invariants:
     destroys: int = 0
     nodes_peak: int = 0
     jobs: SubmittedJobs = field(default_factory=SubmittedJobs)
-    planted: set[ProviderId] = field(default_factory=set)  # not by the manager: beyond its limits
-    # Those that ended, and were listed no more by the time that a process which had never seen them looked.
+    planted: set[ProviderId] = field(default_factory=set)  # created by a fault: they do not count for limits
+    # Launches whose node ended and left the list before the manager process that ended the lease ever saw it.
     unseen_launches: set[LaunchId] = field(default_factory=set)
     destroyed: set[ProviderId] = field(default_factory=set)
     _checked: int = -1
 
     def check(self) -> None:
-        """After every step of the world."""
+        """Check the limits and the slots. Call it after every event of the world."""
         if self.provider.changes == self._checked:
             return
         self._checked = self.provider.changes
@@ -70,7 +70,7 @@ class Invariants:
         self.require(not twice, f"two nodes on a slot: {twice}")
 
     def check_create(self, launch: Launch) -> None:
-        """Just before a create: its lease is on record."""
+        """Before a create: the lease must be recorded, and the slot must have the launch's type."""
         self.creates += 1
         recorded = self.flux.leases.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
@@ -79,7 +79,7 @@ class Invariants:
         self.require(held, f"create of {launch.id} without its lease on record")
 
     def check_destroy(self, provider_id: ProviderId) -> None:
-        """Just before a destroy: it is ours, and nothing runs on it."""
+        """Before a destroy: the node must be ours, and no job may run on it."""
         self.destroys += 1
         self.destroyed.add(provider_id)
         node = next((node for node in self.provider.nodes() if node.provider_id == provider_id), None)
@@ -90,12 +90,12 @@ class Invariants:
             self.check_stop(self.flux.rank_of[node.identity.slot])
 
     def check_stop(self, rank: Rank) -> None:
-        """Just before a broker or its machine is stopped: its rank is idle, or away."""
+        """Before a broker or its machine is stopped: the rank must be idle or offline."""
         busy = {grant.rank for _, grant in self.flux.held_grants()}
         self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
 
     def check_requeue(self, job: JobId) -> None:
-        """Just before a job is submitted once more: it has not been."""
+        """Before a job is submitted again: it must not have been submitted again already."""
         again = self.jobs.successors.get(job)
         self.require(again is None, f"job {job} was to be submitted once more, and was: as {again}")
 
@@ -103,12 +103,12 @@ class Invariants:
         self.jobs.successors[job] = again
         self.jobs.shapes[again] = self.jobs.shapes[job]
 
-    def check_kill(self, rank: Rank, told: int) -> None:
-        """Just before what runs after a job is told to end: it was not so often that it is vain."""
-        self.require(told < KILLS_MAX, f"what runs on rank {rank} was to be killed for the {told + 1}th time")
+    def check_kill(self, rank: Rank, kills: int) -> None:
+        """Before a housekeeping is killed: it must have been killed less than ``KILLS_MAX`` times."""
+        self.require(kills < KILLS_MAX, f"what runs on rank {rank} was to be killed for the {kills + 1}th time")
 
     def check_undrain(self, rank: Rank, before: str | None) -> None:
-        """Right after an undrain: a drain that was not ours stands as it did."""
+        """After an undrain: a drain that is not ours must be unchanged."""
         foreign = before is not None and not is_our_drain(before)
         self.require(
             not foreign or self.flux.drain_reason(rank) == before, f"rank {rank}: a foreign drain was undone"
@@ -117,7 +117,7 @@ class Invariants:
     def check_forget(
         self, launch: Launch, lists: Sequence[frozenset[ProviderId]], seen: Collection[LaunchId]
     ) -> None:
-        """Just before a lease is ended: its node is gone, or enough lists in a row have lacked it."""
+        """Before a lease is ended: its node must be gone, or absent from enough lists in a row."""
         recorded = self.flux.leases.get(launch.slot)
         if recorded is None or recorded.id != launch.id:
             return
@@ -139,15 +139,18 @@ class Invariants:
         now_s: float,
         counts: Callable[[BillLine], bool] = lambda _: True,
         *,
-        come_s: float = 0.0,
-        gone_s: float = 0.0,
+        start_shift_s: float = 0.0,
+        end_shift_s: float = 0.0,
     ) -> Decimal:
-        """What our nodes that count have cost so far, in truth; or as if each had come and gone so much later."""
+        """Sum the true cost until ``now_s`` of our nodes for which ``counts`` is true.
+
+        ``start_shift_s`` and ``end_shift_s`` bill each node as if it had started or ended that much later.
+        """
         cost = Decimal(0)
         for line in self.provider.bill():
             if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
-                until_s = now_s if line.to_s is None else min(now_s, line.to_s + gone_s)
-                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s - come_s)
+                until_s = now_s if line.to_s is None else min(now_s, line.to_s + end_shift_s)
+                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s - start_shift_s)
         return cost
 
     @staticmethod
@@ -157,17 +160,17 @@ class Invariants:
 
 
 class Witness:
-    """What one process of the service was answered, and when. ``step`` is called around each of its calls."""
+    """The answers that one manager process got, and when. ``step`` is called before and after each call."""
 
     def __init__(self, world: World, absences: int, step: Callable[[], None]) -> None:
         self.step = step
         self.answered_s: dict[str, float] = {}
         self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
         self.listed: tuple[CloudNode, ...] = ()
-        self.knows_leases = False  # it has once held the instance
-        self.seen_launches: set[LaunchId] = set()  # whose nodes it was shown since it knows the leases
+        self.knows_leases = False  # whether it has ever held the claim
+        self.seen_launches: set[LaunchId] = set()  # launches whose nodes it saw since it knows the leases
         self.listed_s = 0.0
-        self.kill_counts: dict[tuple[float, ...], int] = {}  # how often which housekeeping was told to end
+        self.kill_counts: dict[tuple[float, ...], int] = {}  # by housekeeping: how often it was killed
         self._world = world
 
     def note_answer(self, source: str) -> None:
@@ -187,7 +190,7 @@ class Witness:
 
 @dataclass
 class WatchedCloud:
-    """A cloud port that holds every call of the manager to the rules."""
+    """A cloud port that checks the invariants at every call."""
 
     port: CloudPort
     invariants: Invariants
@@ -217,36 +220,38 @@ class WatchedCloud:
 
 
 class WatchedFlux(SimulatedFluxPort):
-    """A Flux port that holds its dangerous calls to the rules."""
+    """A Flux port that checks the invariants at every call that could do harm."""
 
-    def __init__(self, flux: SimulatedFlux, token: str, rules: Invariants, witness: Witness) -> None:
-        super().__init__(flux, token, rules.policy.cluster_uuid)
-        self._rules = rules
+    def __init__(self, flux: SimulatedFlux, token: str, invariants: Invariants, witness: Witness) -> None:
+        super().__init__(flux, token, invariants.policy.cluster_uuid)
+        self._invariants = invariants
         self._witness = witness
 
     def stop_broker(self, rank: Rank) -> None:
         def check_and_stop() -> None:
-            self._rules.check_stop(rank)
+            self._invariants.check_stop(rank)
             self._flux.stop_broker(rank)
 
         self._change(check_and_stop)
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         which = (rank, *self._flux.housekeeping_since(rank))
-        told = self._witness.kill_counts.get(which, 0)
+        kills = self._witness.kill_counts.get(which, 0)
 
         def check_and_kill() -> None:
-            self._rules.check_kill(rank, told)
+            self._invariants.check_kill(rank, kills)
             self._flux.kill_housekeeping(rank, signal)
 
         self._change(check_and_kill)
-        self._witness.kill_counts[which] = told + 1  # one whose reply is lost does not count, for us neither
+        self._witness.kill_counts[which] = (
+            kills + 1
+        )  # not reached if the reply is lost: the manager does not count that kill either
 
     def requeue(self, job: JobId) -> JobId:
         def check_and_requeue() -> JobId:
-            self._rules.check_requeue(job)
+            self._invariants.check_requeue(job)
             again = self._flux.requeue(job)
-            self._rules.note_requeue(job, again)
+            self._invariants.note_requeue(job, again)
             return again
 
         return self._change(check_and_requeue)
@@ -255,13 +260,13 @@ class WatchedFlux(SimulatedFluxPort):
         def undrain_and_check() -> None:
             before = self._flux.drain_reason(rank)
             self._undrain(rank)
-            self._rules.check_undrain(rank, before)
+            self._invariants.check_undrain(rank, before)
 
         self._change(undrain_and_check)
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:
-            self._rules.check_forget(launch, self._witness.lists, self._witness.seen_launches)
+            self._invariants.check_forget(launch, self._witness.lists, self._witness.seen_launches)
             self._forget(launch)
 
         self._change(check_and_forget)

@@ -1,4 +1,4 @@
-"""What each decision is held to: on fresh data, nothing bought twice, no node of ours forgotten or left."""
+"""The checks of every plan: it uses fresh data, buys nothing twice, and forgets none of our nodes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.state.constraints import holds
 from nodemanager.simulation.cloud.provider import BillLine
 
-NEWS_DELAY_S = 3.0  # what an answer may take to the manager, and what news of a job's start may
-QUEUE_STOP_KNOWN_S = 15.0  # what news that a queue is stopped may take: it is asked for
-GRACE_FACTOR = 3.0  # times the orphan grace: lists that lie begin it anew
+NEWS_DELAY_S = 3.0  # the longest delay of an answer, or of the news that a job started
+QUEUE_STOP_KNOWN_S = 15.0  # the longest time until the manager knows that a queue is stopped: it polls for that
+GRACE_FACTOR = 3.0  # of the orphan grace during faults: a wrong list restarts the grace
 
 
 @dataclass
 class PlanChecks:
-    """The rules for what one process decides. ``published`` is called with every decision."""
+    """The checks of one manager process's plans. Call ``check`` with every publication."""
 
     invariants: Invariants
     witness: Witness
     jobs: SubmittedJobs
-    sees_all: bool = False  # nothing hides from this process what is spent
+    spend_is_knowable: bool = False
     peace: bool = False
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
     def begin_peace(self) -> None:
-        """From now on nothing lies: who has no owner has one within the grace."""
+        """From now on no answer is wrong: an unowned node must have an owner within the plain grace."""
         self.peace = True
         self._unowned_s.clear()
 
@@ -66,10 +66,10 @@ class PlanChecks:
     # --- every node is known ---
 
     def _check_every_node_known(self, published: Publication) -> None:
-        """Whatever of ours the list has that the snapshot was made of stands in it."""
+        """Every node of ours in the list that the snapshot was made from must be in the snapshot."""
         snapshot, witness = published.snapshot, self.witness
         if snapshot.cloud.seen_s is None or snapshot.cloud.seen_s < witness.listed_s:
-            return  # the latest list is on its way
+            return  # the manager has not received the latest list yet
         of_launch = {node.cloud.provider_id for node in snapshot.nodes.values() if node.cloud is not None}
         known = {*of_launch, *snapshot.strays, *(node.provider_id for node in snapshot.intruders)}
         for node in witness.listed:
@@ -99,20 +99,23 @@ class PlanChecks:
             )
 
     def _check_budget(self, published: Publication) -> None:
-        for limit in published.policy.budgets.values() if self.sees_all else ():
+        for limit in published.policy.budgets.values() if self.spend_is_knowable else ():
             spent = self.invariants.true_cost(published.snapshot.now_s, self._counts_as_spent)
             self.invariants.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
 
     def _counts_as_spent(self, line: BillLine) -> bool:
-        """What a node has cost that this process has never been shown stands in the record, or cannot be known."""
-        rules, launch = self.invariants, line.launch
-        if launch in self.witness.seen_launches or launch in rules.flux.spend.counted:
+        """Whether this process can know a node's cost: it saw the node, or an earlier process recorded the cost."""
+        invariants, launch = self.invariants, line.launch
+        if launch in self.witness.seen_launches or launch in invariants.flux.spend.counted:
             return True
-        leased = any(recorded.id == launch for recorded in rules.flux.leases.values())
-        return not leased and launch not in rules.unseen_launches
+        leased = any(recorded.id == launch for recorded in invariants.flux.leases.values())
+        return not leased and launch not in invariants.unseen_launches
 
     def _check_not_bought_twice(self, published: Publication, boots: list[BootNode]) -> None:
-        """Of each type, no more is bought or coming than the jobs that wait could fill, one piece a node."""
+        """For each type, at most as many nodes may be booting or bought as the waiting jobs could use.
+
+        Each job counts with one node for each of its nodes or slots.
+        """
         now_s = published.snapshot.now_s
         for type_name in {boot.launch.type_name for boot in boots}:
             node_type = published.policy.types[type_name]
@@ -128,7 +131,7 @@ class PlanChecks:
             )
 
     def _booting_nodes(self, published: Publication) -> Iterable[CloudNode]:
-        """What boots in truth, and is expected to join in time."""
+        """Yield the nodes that are truly booting and are expected to join in time."""
         snapshot, policy, flux = published.snapshot, published.policy, self.invariants.flux
         for node in self.invariants.our_nodes():
             if node.identity is None or node.state not in (CloudState.PENDING, CloudState.RUNNING):
@@ -141,10 +144,10 @@ class PlanChecks:
             if not late and not flux.online(flux.rank_of[slot]) and flux.drain_reason(flux.rank_of[slot]) is None:
                 yield node
 
-    # --- no node is left for long ---
+    # --- no node stays unowned ---
 
     def _check_orphans(self, now_s: float) -> None:
-        """What no lease owns is leased again, or told to go, within the grace."""
+        """A node without a lease must get one, or be destroyed, within the grace."""
         records = {launch.id for launch in self.invariants.flux.leases.values()}
         unowned = {
             node.provider_id
@@ -174,7 +177,7 @@ def _type_of(node: CloudNode) -> str:
 
 
 def _nodes_at_most(shape: Shape, node_type: NodeType) -> int:
-    """How many nodes of a type a job could fill, if each took one piece of it."""
+    """The most nodes of a type that a job could use: one for each of its nodes or slots."""
     fits = node_type.cores >= shape.cores_per_slot and node_type.gpus >= shape.gpus_per_slot
     allowed = holds(shape.constraint, properties=node_type.properties, host="", rank=-1)
     return (shape.nodes or shape.slots) if fits and allowed else 0

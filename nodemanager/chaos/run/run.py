@@ -1,4 +1,4 @@
-"""A run, as its faults and its manager processes see it. ``scenario`` puts one together."""
+"""The interface of a run for its faults and manager processes. ``Scenario`` implements it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from nodemanager.simulation.time.world import World
 
 
 class Run(Protocol):
+    """The parts of a run that faults and manager processes use."""
+
     script: Script
     world: World
     policy: Policy
@@ -32,7 +34,7 @@ class Run(Protocol):
     history: HistoryFile | None  # None in a run whose history file is not disturbed
     published: Publication | None  # the last publication of the manager that acts
     decisions: int
-    spend_is_knowable: bool  # whether the sum spent can be known: by an honest clock and honest lists
+    spend_is_knowable: bool  # whether the clock and the lists let the manager know the exact amount spent
     peace: bool  # whether the phase with faults is over
     trace: list[str] | None
 
@@ -56,18 +58,18 @@ class Run(Protocol):
         """SIGSTOP a process, and SIGCONT it later."""
 
     def tell_manager(self, fact: OperatorFact) -> None:
-        """Tell the manager that acts, as an operator does."""
+        """Tell the acting manager a fact, as an operator does."""
 
     # --- nodes and their joins ---
 
     def join_port(self) -> JoinPort | None:
         """The join port of a manager that starts now; None if nodes join without a service."""
 
-    def turn_join_knob(self, name: str, likely: float) -> None:
-        """Set how likely a fault of joining is."""
+    def turn_join_knob(self, name: str, probability: float) -> None:
+        """Set the probability of a fault of the join service."""
 
     def give_notice(self, provider_id: ProviderId) -> None:
-        """Have the provider announce to a node that it is about to take it back."""
+        """Have the provider announce to a node that it is about to reclaim it."""
 
     def our_nodes(self) -> list[ProviderId]: ...
 

@@ -1,7 +1,7 @@
-"""What a seed says: the site, the jobs, and everything that goes wrong, as a list of numbered acts.
+"""The script of a seed: the site, the jobs and the faults, as a list of numbered acts.
 
-An act says all that it needs itself and draws nothing while the run goes on: so some of them can be left out, and
-the others still happen as they did. That is how a failing run is made shorter.
+An act contains everything it needs and draws nothing during the run. So acts can be left out without changing the
+others, which is how a failing run is made shorter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-FAULTS_S = 160.0  # the phase in which things go wrong
+FAULTS_S = 160.0  # the length of the phase with faults
 JOBS_EVERY_S = 40.0
 JOBS_AT_ONCE = (1, 1, 2, 4)
 JOB_S = (1.0, 40.0)
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that happens. ``amount``, from 0 to 1, is what its kind makes of it: a probability, a choice."""
+    """One job or fault. ``amount``, from 0 to 1, depends on the kind: it is a probability or selects something."""
 
     number: int
     at_s: float
@@ -38,24 +38,24 @@ class Act:
 
 
 def pick(things: Sequence[T], amount: float) -> T | None:
-    """One of them, by an act's amount; None where there are none."""
+    """Pick one of ``things`` by an act's amount; None if there are none."""
     return things[min(int(amount * len(things)), len(things) - 1)] if things else None
 
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """How often an act happens in a phase with faults, and how long it lasts."""
+    """A kind of fault: the mean time between two of them, and how long one lasts."""
 
     every_s: float
     lasts_s: tuple[float, float] = (0.0, 0.0)
 
 
-# Of these, a seed has a part only: some faults show themselves only where others do not cover them.
-AREA_SHARE = 0.7  # of the rooms that faults come from: "cloud", "manager" and so on
-FAULT_SHARE = 0.5  # of the faults of a room
+# A seed has only a part of all faults, because some faults hide the effect of others.
+AREA_SHARE = 0.7  # of the areas that have faults: "cloud", "manager" and so on
+FAULT_SHARE = 0.5  # of the faults of an area
 JOIN_KNOB_SHARE = 0.8
 
-# These last for the whole phase; their amount is how likely they are, of the most that each may be.
+# Faults that last for the whole phase, with the highest probability of each. The amount is the share of it.
 KNOBS: Mapping[str, float] = MappingProxyType(
     {
         "cloud.lost_reply": 0.3,
@@ -123,7 +123,7 @@ KINDS: Mapping[str, FaultKind] = MappingProxyType(
     }
 )
 
-# Where nodes join by ticket.
+# Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
         "join.lost_request": 0.3,
@@ -142,7 +142,7 @@ JOIN_KINDS: Mapping[str, FaultKind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One seed's story. ``idle_tick_s``: how long the service may go untold of the time while nothing happens."""
+    """The site, jobs and faults of one seed. ``idle_tick_s``: the longest time between two idle ticks."""
 
     seed: int
     nodes_max: int
@@ -154,14 +154,14 @@ class Script:
     acts: tuple[Act, ...]
 
     def with_acts(self, numbers: Collection[int]) -> Script:
-        """The same with these acts and no others."""
+        """Return the script with only these acts."""
         return replace(self, acts=tuple(act for act in self.acts if act.number in numbers))
 
     def without_faults(self) -> Script:
         return replace(self, acts=tuple(act for act in self.acts if act.kind == JOB))
 
     def as_data(self) -> dict[str, Any]:
-        """As it is kept in a file: what a seed says changes with this module, and what failed once does not."""
+        """Return the script as JSON values, to keep in a file: a later version may draw another one."""
         acts = [[act.at_s, act.kind, act.amount, act.lasts_s] for act in self.acts]
         return {**asdict(self), "budget": str(self.budget) if self.budget is not None else None, "acts": acts}
 
@@ -173,7 +173,7 @@ class Script:
 
 
 def draw_script(seed: int, *, joins: bool = False) -> Script:
-    """What the seed says; ``joins`` where nodes join by ticket."""
+    """Draw the script of a seed. ``joins``: nodes join by ticket."""
     draws = Random(f"{seed}/script")
     site = Script(
         seed=seed,
@@ -186,16 +186,16 @@ def draw_script(seed: int, *, joins: bool = False) -> Script:
         acts=(),
     )
     kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
-    rooms = {
-        room
-        for room in dict.fromkeys(_area(name) for name in (*KNOBS, *KINDS))
-        if _stream(seed, room).random() < AREA_SHARE
+    areas = {
+        area
+        for area in dict.fromkeys(_area(name) for name in (*KNOBS, *KINDS))
+        if _stream(seed, area).random() < AREA_SHARE
     }
     drawn = _draw_jobs(draws)
     for name in KNOBS:
-        drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE) if _area(name) in rooms else []
+        drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE) if _area(name) in areas else []
     for name, kind in kinds.items():
-        drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in rooms else []
+        drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in areas else []
     for name in JOIN_KNOBS if joins else ():
         drawn += _draw_knob(name, _stream(seed, name), JOIN_KNOB_SHARE)
     drawn.sort(key=lambda act: act.at_s)
@@ -203,7 +203,7 @@ def draw_script(seed: int, *, joins: bool = False) -> Script:
 
 
 def _stream(seed: int, name: str) -> Random:
-    """Each kind draws from its own stream: so one that is new does not change what becomes of the others."""
+    """Return a kind's own random stream, so that a new kind does not change the draws of the others."""
     return Random(f"{seed}/script/{name}")
 
 

@@ -1,4 +1,4 @@
-"""The site of every run: three types of node, shapes of jobs, and short patience, so that little time passes."""
+"""The site of every chaos run: three node types, the shapes of jobs, and short timeouts, which keep runs short."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from decimal import Decimal
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
-from nodemanager.planner.cost import budget as spending
+from nodemanager.planner.cost import budget
 from nodemanager.planner.state.policy import BLOCK_S, Policy
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
-BLOCK_SCALE = 1 / 8  # how much shorter than usual a refused create keeps others from being made
+BLOCK_SCALE = 1 / 8  # of the usual time for which a refused create blocks other creates
 
 
 def _slots(prefix: str, count: int) -> tuple[SlotName, ...]:
@@ -73,15 +73,15 @@ SHAPES = (
 
 
 def healthy_cloud() -> CloudFaults:
-    """A provider at which nothing goes wrong."""
+    """Return the settings of a provider without faults."""
     return CloudFaults(
         boot_delay_s=(3.0, 15.0), user_data_s=(0.0, 3.0), stop_delay_s=(1.0, 8.0), terminated_listed_s=60.0
     )
 
 
 def chaos_policy(script: Script) -> Policy:
-    """A site whose patience is short, so that little time has to pass."""
-    budget = script.budget
+    """Return the policy of a script's site, with short timeouts."""
+    monthly = script.budget
     return Policy(
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,
@@ -100,6 +100,6 @@ def chaos_policy(script: Script) -> Policy:
         housekeeping_max_s=10.0,
         safe_mode_max_s=300.0,
         calls_in_flight_max=2,
-        budgets={(spending.WHOLE_SITE, "month"): budget} if budget is not None else {},
+        budgets={(budget.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
         block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()},
     )

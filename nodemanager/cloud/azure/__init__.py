@@ -1,1 +1,1 @@
-"""Microsoft Azure."""
+"""The adapter for Microsoft Azure."""

@@ -1,8 +1,8 @@
-"""libcloud's connection to Azure's resource manager, made safe, and the few calls of its API that a fleet needs.
+"""A safe connection to Azure's resource manager, and the few API calls that a fleet needs.
 
-libcloud's own create sends user-data as bytes that JSON cannot hold, and interfaces without tags; its list asks
-three more times for each machine, and stops silently after a while; its destroy sleeps. They are not used. The
-API: https://learn.microsoft.com/rest/api/compute/virtual-machines.
+It does not use libcloud's own create, list and destroy. That create sends user-data as bytes, which JSON cannot
+hold, and interfaces without tags. That list makes three more calls for each machine and silently stops early. That
+destroy sleeps. The API: https://learn.microsoft.com/rest/api/compute/virtual-machines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNAUTHORIZED = 401
 
 
 class _Response(AzureJsonResponse):
-    """Every 2xx is a success, "gone already" (204) too, which libcloud raises; errors come as they are."""
+    """Accepts every 2xx status, even 204 ("already gone"), which libcloud raises. Passes errors on unchanged."""
 
     def success(self) -> bool:
         return 200 <= self.status < 300
@@ -49,25 +49,27 @@ class _Response(AzureJsonResponse):
 class _Connection(AzureResourceManagementConnection):
     responseCls = _Response
     retryCls: Any = NoRetry
-    expires_on = 0  # until there is a token
+    expires_on = 0  # there is no token yet
     login_port = 443
     login_secure = True
 
     def connect(self, *arguments: Any, **named: Any) -> None:
-        # Not by way of Azure's: it logs in at once, and begins in a thread that must not fail.
+        # Do not call Azure's connect: it logs in at once, and starting a thread must not fail.
         Connection.connect(self, *arguments, **named)  # type: ignore[no-untyped-call]
 
     def get_token_from_credentials(self) -> None:
-        asked = {
+        form = {
             "grant_type": "client_credentials",
             "client_id": self.user_id,
             "client_secret": self.key,
             "resource": self.login_resource,
         }
-        make: Any = self.conn_class
-        connection = make(self.login_host, self.login_port, secure=self.login_secure, timeout=self.timeout)
+        connection_class: Any = self.conn_class
+        connection = connection_class(
+            self.login_host, self.login_port, secure=self.login_secure, timeout=self.timeout
+        )
         headers = {"Content-type": "application/x-www-form-urlencoded"}
-        connection.request("POST", f"/{self.tenant_id}/oauth2/token", urlencode(asked), headers)
+        connection.request("POST", f"/{self.tenant_id}/oauth2/token", urlencode(form), headers)
         try:
             token = object_in(_Response(connection.getresponse(), self).object, "a login")  # type: ignore[no-untyped-call]
             self.access_token, self.expires_on = str(token["access_token"]), int(token["expires_on"])
@@ -84,12 +86,13 @@ class _Connection(AzureResourceManagementConnection):
         except BaseHTTPError as error:
             if error.code != _UNAUTHORIZED:
                 raise
-        self.expires_on = 0  # the token ended before its time, and nothing was done: once more, with a new one
+        # The token became invalid early, and the request had no effect. Repeat it once with a new token.
+        self.expires_on = 0
         return super().request(*arguments, **named)  # type: ignore[no-untyped-call]
 
 
 class AzureDriver(AzureNodeDriver):
-    """One resource group. Belongs to one thread. Makes no call before it is asked to."""
+    """Calls the API for one resource group. Serves one thread. Constructing it makes no call."""
 
     connectionCls = _Connection
 
@@ -104,7 +107,7 @@ class AzureDriver(AzureNodeDriver):
         timeout_s: float = 60.0,
         endpoint: str = "",
     ) -> None:
-        """``endpoint`` stands in a test for the resource manager and the login."""
+        """``endpoint`` replaces the resource manager and the login service in tests."""
         super().__init__(tenant_id, subscription_id, client_id, client_secret, timeout=timeout_s)  # type: ignore[no-untyped-call]
         self._group = f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
         if endpoint:
@@ -116,42 +119,49 @@ class AzureDriver(AzureNodeDriver):
             connection.connect()
 
     def machine_id(self, name: str) -> str:
+        """Return the resource id of a machine."""
         return f"{self._group}/providers/Microsoft.Compute/virtualMachines/{name}"
 
     def interface_id(self, name: str) -> str:
+        """Return the resource id of a network interface."""
         return f"{self._group}/providers/Microsoft.Network/networkInterfaces/{name}"
 
     def subnet_id(self, network: str) -> str:
-        """The id of ``NETWORK/SUBNET`` in the resource group; an id stays what it is."""
+        """Return the id of ``NETWORK/SUBNET`` in the resource group. An argument that is an id stays unchanged."""
         if network.startswith("/"):
             return network
         name, _, subnet = network.partition("/")
         return f"{self._group}/providers/Microsoft.Network/virtualNetworks/{name}/subnets/{subnet}"
 
     def machines(self) -> list[dict[str, Any]]:
-        """Every machine of the resource group, from however many pages, by one call a page."""
+        """Return every machine of the resource group, with one call for each page."""
         return list(self._pages(self.machine_id("").removesuffix("/"), COMPUTE_API))
 
     def interfaces(self) -> list[dict[str, Any]]:
-        """Every network interface of the resource group: the machines' addresses are theirs."""
+        """Return every network interface of the resource group. They hold the machines' addresses."""
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
 
     def machine(self, name: str) -> dict[str, Any]:
+        """Read one machine."""
         return object_in(self._call(self.machine_id(name), COMPUTE_API), "a machine")
 
     def put_machine(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create or update a machine, and return it."""
         made = object_in(self._call(self.machine_id(name), COMPUTE_API, method="PUT", data=dict(body)), "a machine")
         if made.get("name") != name:
-            raise malformed_reply("another machine was made than was asked for", made.get("name"))
+            raise malformed_reply(f"the reply names another machine than {name}", made.get("name"))
         return made
 
     def put_interface(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create or update a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
 
     def delete_machine(self, name: str) -> None:
+        """Start deleting a machine."""
         self._call(self.machine_id(name), COMPUTE_API, method="DELETE")
 
     def delete_interface(self, name: str) -> None:
+        """Start deleting a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="DELETE")
 
     def _call(self, path: str, api: str, **named: Any) -> Any:
@@ -165,19 +175,19 @@ class AzureDriver(AzureNodeDriver):
         for _ in range(PAGES_MAX):
             reply = connection.request(path, params=params).object
             yield from objects_in(reply, "value", "a list")
-            following = reply.get("nextLink")
-            if not following:
+            next_link = reply.get("nextLink")
+            if not next_link:
                 return
-            if following in seen:
+            if next_link in seen:
                 break
-            seen.add(str(following))
-            parts = urlsplit(str(following))
+            seen.add(str(next_link))
+            parts = urlsplit(str(next_link))
             path, params = parts.path, dict(parse_qsl(parts.query))
         raise malformed_reply("a list does not end", path)
 
 
 def _error_text(response: Any) -> str:
-    """``Code: message`` in Azure's words, or the status line."""
+    """Return Azure's error as ``Code: message``, or the status line."""
     try:
         body = json.loads(response.body)
     except ValueError:

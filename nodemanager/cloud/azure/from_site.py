@@ -1,4 +1,4 @@
-"""Azure as a site has it: its ports, where its nodes are put."""
+"""Builds Azure ports from a site's configuration."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from nodemanager.core.slots import TypeName
 
 
 def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port logs in on its own."""
     placements = placements_of(site)
-    given = site.secrets
+    secrets = site.secrets
 
     def port() -> CloudPort:
         driver = AzureDriver(
-            given["tenant_id"],
-            given["subscription_id"],
-            given["client_id"],
-            given["client_secret"],
+            secrets["tenant_id"],
+            secrets["subscription_id"],
+            secrets["client_id"],
+            secrets["client_secret"],
             site.cloud.resource_group,
             timeout_s=site.cloud.call_timeout_s,
         )
@@ -41,6 +42,7 @@ def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callab
 
 
 def placements_of(site: Site) -> dict[TypeName, AzurePlacement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
     cloud = site.cloud
     return {
         name: AzurePlacement(node.network or cloud.network, next(iter(node.zones or cloud.zones), ""))

@@ -1,8 +1,8 @@
-"""``provider = azure``: the cloud port on Azure's virtual machines.
+"""``provider = azure``: the cloud port for Azure's virtual machines.
 
-A machine is put under a name that only its launch has, so a create that comes again finds what is there. Its
-network interface must be made before it, and goes with it, as its disk does; an interface whose machine was never
-made is no node, costs nothing, and is swept up.
+A machine's name is unique to its launch, so a repeated create finds the existing machine. A machine needs a network
+interface, which is created first. Azure deletes the interface and the disk together with the machine. If a machine
+was never created, its interface costs nothing, and a sweep deletes it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from nodemanager.core.slots import TypeName
 
 ADMIN_USER = "azureuser"
 _INTERFACE_SUFFIX = "-nic"
-_VALID_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # what Azure names a machine, or an interface
+_VALID_NAME = re.compile(r"\w[\w.-]{0,79}", re.ASCII)  # Azure's rule for names of machines and interfaces
 _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 
-# The provisioning, which is all that a list by one call shows: a machine that was powered off still costs.
+# The provisioning state, the only one that a list contains. It does not tell whether a machine is powered off, but
+# a powered-off machine still costs money.
 _STATES: Mapping[str, NodeState] = MappingProxyType(
     {"creating": NodeState.PENDING, "deleting": NodeState.STOPPING, "failed": NodeState.ERROR}
 )
@@ -66,14 +67,14 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class AzurePlacement:
-    """Where the machines of a node type are put."""
+    """The network and the zone of a node type's machines. ``zone`` "" means no particular zone."""
 
     network: str  # "NETWORK/SUBNET", or the id of a subnet
     zone: str = ""
 
 
 class AzureCloud(RetryingPort):
-    """One resource group, in which nothing but nodes of ours should be made."""
+    """The cloud port of one resource group, which should contain only this manager's nodes."""
 
     def __init__(
         self,
@@ -99,27 +100,31 @@ class AzureCloud(RetryingPort):
         self._sweeper = LeftoverSweeper()
 
     def destroy(self, provider_id: ProviderId) -> None:
-        """The machine, with which its interface and its disk go."""
+        """Delete the machine. Azure deletes its interface and its disk with it."""
         if not _VALID_NAME.fullmatch(provider_id):
-            return  # Azure has no machine of such a name
+            return  # no machine can have such a name
         with self._ignoring_gone():
             self.driver.delete_machine(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the interfaces that two sweeps in a row found unused, and return them."""
         return self._sweeper.sweep(self._read_with_retries(self._leftovers), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
-        """Interfaces of ours that no machine has, or waits for: listed first, as a machine may come meanwhile."""
+        """Return this cluster's interfaces that no machine uses and whose launch has no machine.
+
+        The interfaces are listed before the machines, because a machine may be created in between.
+        """
         interfaces = self.driver.interfaces()
         machines = self.driver.machines()
-        taken = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
-        standing = {str(_tags_in(machine).get(TAG_LAUNCH)) for machine in machines}
+        used = {interface.lower() for machine in machines for interface in _interfaces_of(machine)}
+        live_launches = {str(_tags_in(machine).get(TAG_LAUNCH)) for machine in machines}
         return frozenset(
             Leftover(LeftoverKind.INTERFACE, ProviderId(str(interface.get("name"))), LaunchId(launch))
             for interface in interfaces
             if (launch := _launch_of(interface, self._cluster_uuid))
-            and launch not in standing
-            and str(interface.get("id")).lower() not in taken
+            and launch not in live_launches
+            and str(interface.get("id")).lower() not in used
             and not _machine_of(interface)
         )
 
@@ -146,9 +151,9 @@ class AzureCloud(RetryingPort):
         started_s = self._clock.monotonic_s()
         launch = LaunchId(request.tags[TAG_LAUNCH])
         name = unique_name(request.name, launch)
-        made = self._find_existing(name, launch)
-        if made is not None:
-            return made
+        existing = self._find_existing(name, launch)
+        if existing is not None:
+            return existing
         self._refuse_late_create(started_s)
         interface = name + _INTERFACE_SUFFIX
         self._put_interface(interface, request)
@@ -160,20 +165,18 @@ class AzureCloud(RetryingPort):
                 )
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                with (
-                    suppress(CloudError),
-                    self._as_cloud_errors(),
-                ):  # Azure keeps it for 180 s, mostly: it is swept then
+                # Azure mostly reserves the interface for 180 s and refuses the delete. A later sweep deletes it.
+                with suppress(CloudError), self._as_cloud_errors():
                     self.driver.delete_interface(interface)
             raise
 
     def _put_interface(self, name: str, request: NodeRequest) -> None:
-        """It costs nothing, and is not the node: one that was made and not answered is put again, or swept up."""
+        """Create or overwrite the interface. If its reply is lost, a repeated put or a sweep deals with it."""
         try:
             with self._as_cloud_errors():
                 self.driver.put_interface(name, self._interface_body(request))
         except CloudError as error:
-            if error.kind is FailureKind.GONE:  # what is not there is its network, or the resource group
+            if error.kind is FailureKind.GONE:  # the network or the resource group does not exist
                 raise CloudError(FailureKind.CONFIG, error.detail) from error
             raise
 
@@ -185,8 +188,8 @@ class AzureCloud(RetryingPort):
                 return None
             raise
         if not self._was_made_for(found, launch):
-            # A put would change that machine, whosever it is.
-            raise CloudError(FailureKind.CONFIG, f"the resource group has another machine of the name {name}")
+            # Never put over it: that would change a machine that is not ours.
+            raise CloudError(FailureKind.CONFIG, f"the resource group has a different machine named {name}")
         return found
 
     def _interface_body(self, request: NodeRequest) -> dict[str, Any]:
@@ -229,7 +232,7 @@ class AzureCloud(RetryingPort):
         return body
 
     def _libcloud_node(self, machine: dict[str, Any]) -> Node:
-        """A machine as libcloud's node, without the calls that libcloud would make for it."""
+        """Convert a machine to libcloud's node without the extra calls that libcloud would make."""
         try:
             properties = machine["properties"]
             created = properties.get("timeCreated")
@@ -244,14 +247,14 @@ class AzureCloud(RetryingPort):
                 created_at=datetime.fromisoformat(created) if created else None,
             )
         except _PARSE_ERRORS as error:
-            raise malformed_reply(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+            raise malformed_reply(f"a machine lacks a required field ({error!r})", sorted(machine)) from error
 
     def _died_because(self, node: Node) -> str:
         return "its provisioning failed" if node.state == NodeState.ERROR else ""
 
     def _cloud_node(self, node: Node) -> CloudNode:
         seen = super()._cloud_node(node)
-        # Why, only a call for each machine would tell; it mostly is that there is no room.
+        # Finding the cause would take one call for each machine. Mostly it is a lack of capacity.
         return replace(seen, died_of=FailureKind.CAPACITY) if seen.state is CloudState.FAILED else seen
 
     def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
@@ -266,7 +269,7 @@ class AzureCloud(RetryingPort):
 
 
 def _addresses_by_interface(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The addresses of each interface, by its id in lower case: Azure's ids come in any."""
+    """Return the addresses of each interface by its id in lower case, because Azure's ids vary in case."""
     found: dict[str, list[str]] = {}
     for interface in interfaces:
         try:
@@ -276,9 +279,7 @@ def _addresses_by_interface(interfaces: Sequence[dict[str, Any]]) -> dict[str, l
                 if configuration["properties"].get("privateIPAddress")
             ]
         except _PARSE_ERRORS as error:
-            raise malformed_reply(
-                f"an interface lacks what every one has ({error!r})", sorted(interface)
-            ) from error
+            raise malformed_reply(f"an interface lacks a required field ({error!r})", sorted(interface)) from error
     return found
 
 
@@ -286,7 +287,7 @@ def _interfaces_of(machine: Mapping[str, Any]) -> list[str]:
     try:
         return [str(it["id"]) for it in machine["properties"]["networkProfile"]["networkInterfaces"]]
     except _PARSE_ERRORS as error:
-        raise malformed_reply(f"a machine lacks what every machine has ({error!r})", sorted(machine)) from error
+        raise malformed_reply(f"a machine lacks a required field ({error!r})", sorted(machine)) from error
 
 
 def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
@@ -295,7 +296,7 @@ def _tags_in(found: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _launch_of(interface: Mapping[str, Any], cluster_uuid: str) -> str:
-    """For which launch an interface of this cluster's was made; "" for any other."""
+    """Return the launch that an interface of this cluster was created for; "" for any other interface."""
     tags = _tags_in(interface)
     return str(tags.get(TAG_LAUNCH, "")) if tags.get(TAG_CLUSTER_UUID) == cluster_uuid else ""
 

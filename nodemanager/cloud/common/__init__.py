@@ -1,1 +1,1 @@
-"""What the adapters share: the port over any libcloud driver, retries, HTTP, names."""
+"""Code that several adapters share: a port over any libcloud driver, retries, HTTP, resource names."""

@@ -1,4 +1,4 @@
-"""How what nodes left behind is deleted, at whichever provider."""
+"""Decides which leftovers of terminated nodes are safe to delete, for every provider."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from nodemanager.core.ports import CloudError
 
 
 class LeftoverSweeper:
-    """Deletes what two looks in a row have found: what a create is about to use is left alone."""
+    """Deletes a leftover only if two sweeps in a row found it, so a create in progress keeps its resources."""
 
     def __init__(self) -> None:
         self._seen_before: frozenset[Leftover] = frozenset()
 
     def sweep(self, left: frozenset[Leftover], remove: Callable[[Leftover], None]) -> tuple[Leftover, ...]:
-        """Give what was deleted of what is ``left``. Raises ``CloudError`` where all that was due failed."""
+        """Delete the leftovers in ``left`` that the previous sweep found too, and return the deleted ones.
+
+        Raises ``CloudError`` only if every deletion failed.
+        """
         twice_seen = sorted(left & self._seen_before, key=lambda leftover: leftover.provider_id)
         removed: list[Leftover] = []
         failed: CloudError | None = None
@@ -24,7 +27,7 @@ class LeftoverSweeper:
                 remove(leftover)
                 removed.append(leftover)
             except CloudError as error:
-                failed = error  # the others go all the same; this one is found again
+                failed = error  # continue with the others; the next sweep finds this one again
         self._seen_before = left - frozenset(removed)
         if failed is not None and not removed:
             raise failed

@@ -1,6 +1,7 @@
-"""The cloud port over a libcloud driver: identities as tags, nodes as our values, errors by what to do about them.
+"""The cloud port over a libcloud driver.
 
-What differs between providers is in three methods: how a node is made, where its tags are, why it ended.
+It stores a node's identity in tags, converts libcloud's nodes to ``CloudNode``, and classifies errors by what to do
+about them. A provider's port overrides three methods: how to create a node, where its tags are, why it ended.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ TAG_LAUNCH = "fnm:launch"
 TAG_SLOT = "fnm:slot"
 TAG_TYPE = "fnm:type"
 
-USER_DATA_MAX_BYTES = 16_384  # what EC2 takes, the least of all providers
+USER_DATA_MAX_BYTES = 16_384  # EC2's limit, the lowest of all providers
 RETRY_AFTER_MAX_S = 300.0
 _DETAIL_MAX_CHARS = 500
 
 UserDataSource = Callable[[Launch, NodeType], str]
 
-# Codes as EC2 has them, "Code: text" in the message. A code says more than the status it came with.
+# EC2's error codes; the message reads "Code: text". The code is more specific than the HTTP status.
 _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
     {
         "InsufficientInstanceCapacity": FailureKind.CAPACITY,
@@ -55,7 +56,7 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
         "InsufficientReservedInstanceCapacity": FailureKind.CAPACITY,
         "InsufficientFreeAddressesInSubnet": FailureKind.CAPACITY,
         "SpotMaxPriceTooLow": FailureKind.CAPACITY,
-        "Unsupported": FailureKind.CAPACITY,  # not this type in this zone
+        "Unsupported": FailureKind.CAPACITY,  # this zone does not offer the type
         "InstanceLimitExceeded": FailureKind.QUOTA,
         "VcpuLimitExceeded": FailureKind.QUOTA,
         "MaxSpotInstanceCountExceeded": FailureKind.QUOTA,
@@ -77,13 +78,13 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
         "PendingVerification": FailureKind.CREDENTIALS,
         "Blocked": FailureKind.CREDENTIALS,
         "InvalidInstanceID.Malformed": FailureKind.GONE,
-        "IdempotentParameterMismatch": FailureKind.AMBIGUOUS,  # the token made a node, another one than this
+        "IdempotentParameterMismatch": FailureKind.AMBIGUOUS,  # the token made a node with other parameters
     }
 )
 
-# How far a quota reaches, by what the provider says. vCPUs are counted by family of types, and a smaller type may
-# still be within one that is counted in cores; of what is not listed the account may have no more.
-_REACH_BY_CODE: Mapping[str, QuotaScope] = MappingProxyType(
+# How far a quota reaches, by error code. EC2 counts vCPUs by family of types. If a quota is counted in cores, a
+# smaller type may still fit. A quota that is not listed applies to the whole account.
+_QUOTA_SCOPE_BY_CODE: Mapping[str, QuotaScope] = MappingProxyType(
     {
         "InstanceLimitExceeded": QuotaScope.TYPE,
         "VcpuLimitExceeded": QuotaScope.TYPE,
@@ -92,7 +93,7 @@ _REACH_BY_CODE: Mapping[str, QuotaScope] = MappingProxyType(
 )
 _QUOTA_BY_SIZE = re.compile(r"cores?\b|v?cpus?\b|\bram\b|memory|\bgpus?\b", re.IGNORECASE)
 
-# A state that is not listed here means: it exists, and it costs.
+# A node in any other state counts as running, because it exists and costs money.
 _STATES: Mapping[str, CloudState] = MappingProxyType(
     {
         NodeState.PENDING.value: CloudState.PENDING,
@@ -106,21 +107,21 @@ _STATES: Mapping[str, CloudState] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """All that a provider needs to make the node of a launch."""
+    """Everything a provider needs to create the node of a launch. An empty ``zone`` lets the provider choose."""
 
     name: str
     node_type: NodeType
     client_token: str
     tags: Mapping[str, str]
     user_data: str
-    zone: str = ""  # "" leaves it to the provider
+    zone: str = ""
 
 
 class LibcloudPort(ABC):
-    """One account, region and cluster, through a driver that belongs to the same thread as this object.
+    """The cloud port of one account, region and cluster. The port and its driver serve one thread.
 
-    ``user_data`` gives the script that a node runs at boot; the same launch must be given the same one, since
-    providers compare it when a token comes again.
+    ``user_data`` returns the script that a node runs at boot. It must return the same script for the same launch:
+    providers compare the scripts when a create is repeated with the same token.
     """
 
     def __init__(
@@ -133,34 +134,38 @@ class LibcloudPort(ABC):
         self._clock = clock
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Create the node of a launch. Raises :class:`CloudError`."""
         request = self._request(launch, node_type)
         with self._as_cloud_errors(creating=True):
             return self._cloud_node(self._create_node(request))
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every node that the driver lists. Raises :class:`CloudError`."""
         with self._as_cloud_errors():
             return tuple(self._cloud_node(node) for node in self._driver.list_nodes())
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Destroy a node. A node that no longer exists is no error. Raises :class:`CloudError`."""
         accepted = True
         with self._ignoring_gone():
             accepted = self._driver.destroy_node(self._node_with_id(provider_id))
         if not accepted:
-            raise CloudError(FailureKind.TRANSIENT, f"the provider did not accept to destroy {provider_id}")
+            raise CloudError(FailureKind.TRANSIENT, f"the provider refused to destroy {provider_id}")
 
     def sweep(self) -> tuple[Leftover, ...]:
-        return ()  # a node that leaves nothing behind: for the others there is more to ask
+        """Delete nothing, and return nothing."""
+        return ()  # for providers whose nodes leave nothing behind; the others override this
 
     @abstractmethod
     def _create_node(self, request: NodeRequest) -> Node:
-        """Have the node made by one call of the driver, its tags on it from its first moment."""
+        """Create the node by one call of the driver, which must set the tags in the same call."""
 
     def _tags(self, node: Node) -> Mapping[str, str]:
-        """The tags of a node that the driver gave."""
+        """Return the tags of one of the driver's nodes."""
         return node.extra.get("tags") or {}
 
     def _died_because(self, node: Node) -> str:
-        """The provider's words for a node's end, "" while it lives."""
+        """Return the provider's reason for a node's end, "" while the node runs."""
         reason = node.extra.get("state_reason")
         return str(reason["message"]) if reason else ""
 
@@ -178,12 +183,12 @@ class LibcloudPort(ABC):
         )
 
     def _node_with_id(self, provider_id: ProviderId) -> Node:
-        """A node that the driver needs to know by its id only."""
+        """Return a libcloud node that holds only an id, for driver calls that need no more."""
         return Node(provider_id, "", NodeState.UNKNOWN, [], [], self._driver)
 
     @contextmanager
     def _as_cloud_errors(self, *, creating: bool = False) -> Iterator[None]:
-        """Turn what may go wrong outside into :class:`CloudError`. Anything else is a bug, and passes."""
+        """Convert foreseen errors to :class:`CloudError`. Any other exception is a bug and passes through."""
         try:
             yield
         except (BaseHTTPError, LibcloudError, OSError) as error:
@@ -191,7 +196,7 @@ class LibcloudPort(ABC):
 
     @contextmanager
     def _ignoring_gone(self) -> Iterator[None]:
-        """For a call that puts an end to something: what is not there any more has it."""
+        """Let a deleting call succeed if its target no longer exists."""
         try:
             with self._as_cloud_errors():
                 yield
@@ -203,13 +208,13 @@ class LibcloudPort(ABC):
 def node_request(
     launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserDataSource
 ) -> NodeRequest:
-    """What is to be made for a launch. Raises :class:`CloudError` where its user-data is more than is taken."""
+    """Build the request for a launch's node. Raises :class:`CloudError` if the user-data is too large."""
     user_data = user_data_of(launch, node_type)
     size_bytes = len(user_data.encode())
     if size_bytes > USER_DATA_MAX_BYTES:
         raise CloudError(
             FailureKind.CONFIG,
-            f"the user-data of {launch.slot} has {size_bytes} bytes; providers take {USER_DATA_MAX_BYTES}",
+            f"the user-data of {launch.slot} has {size_bytes} bytes; providers accept {USER_DATA_MAX_BYTES}",
         )
     tags = {
         TAG_CLUSTER: cluster,
@@ -222,7 +227,7 @@ def node_request(
 
 
 def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
-    """Who a node is by its tags; None unless it carries all five."""
+    """Return a node's identity from its tags, or None unless it carries all five."""
     if not {TAG_CLUSTER, TAG_CLUSTER_UUID, TAG_LAUNCH, TAG_SLOT, TAG_TYPE} <= tags.keys():
         return None
     return Identity(
@@ -235,17 +240,17 @@ def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
 
 
 def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, now_at: float) -> CloudError:
-    """What a driver raised, as what there is to do about it.
+    """Convert a driver's exception to a :class:`CloudError`, whose kind says what to do about it.
 
-    ``creating``: whether the call was to make a node. Then whatever does not prove that none was made is
-    ``AMBIGUOUS``; for all other calls it is ``TRANSIENT``, since they may be repeated.
+    ``creating`` says whether the call was to create a node. An unclear failure of such a call is ``AMBIGUOUS``,
+    because the node may exist. An unclear failure of any other call is ``TRANSIENT``, because it may be repeated.
     """
     if isinstance(error, InvalidHeader):
-        # It was never sent. The error shows the header, and what is odd in one of ours is a key or a token.
+        # The request was never sent. The exception's text shows the header, which holds a key or a token: hide it.
         return CloudError(
             FailureKind.CREDENTIALS,
-            "a key or token has characters that no HTTP header takes, such as the CR of a file from Windows: "
-            "write it anew",
+            "a key or token has characters that an HTTP header cannot hold, such as the CR of a file from Windows: "
+            "enter it again",
         )
     detail = _error_text(error)
     unsure = FailureKind.AMBIGUOUS if creating else FailureKind.TRANSIENT
@@ -253,26 +258,29 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
         _status_of(error), unsure, creating=creating
     )
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
-    asked = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    return cloud_error(kind, detail, parse_retry_after(asked, now_at))
+    retry_after = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    return cloud_error(kind, detail, parse_retry_after(retry_after, now_at))
 
 
 def refuse_late_create(clock: Clock, started_s: float, call_timeout_s: float) -> None:
-    """Refuse to begin a create that nobody waits for any more: its node may be given up as absent by now."""
+    """Raise ``CloudError`` if the create has timed out before it was sent.
+
+    The caller no longer waits for it, and may already have recorded the node as absent.
+    """
     if clock.monotonic_s() - started_s >= call_timeout_s:
-        raise CloudError(FailureKind.TRANSIENT, "what comes before the create took too long: nothing was made")
+        raise CloudError(FailureKind.TRANSIENT, "the calls before the create took too long: no node was created")
 
 
 def cloud_error(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
-    """The failure; for want of quota with how far that reaches, as far as the provider's words tell."""
+    """Build a :class:`CloudError`. For a quota error, derive the quota's scope from the provider's text."""
     if kind is not FailureKind.QUOTA:
         return CloudError(kind, detail, retry_after_s)
     by_size = QuotaScope.TYPE if _QUOTA_BY_SIZE.search(detail.replace("_", " ")) else None
-    return CloudError(kind, detail, retry_after_s, _REACH_BY_CODE.get(detail.partition(":")[0], by_size))
+    return CloudError(kind, detail, retry_after_s, _QUOTA_SCOPE_BY_CODE.get(detail.partition(":")[0], by_size))
 
 
 def parse_retry_after(header: str, now_at: float) -> float:
-    """The wait that a Retry-After asks for (RFC 9110, 10.2.3), in [0, 300] s; 0 if it cannot be read."""
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), 300 at most; 0 if unreadable."""
     text = header.strip()
     if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", text):
         wait_s = float(text)
@@ -286,7 +294,7 @@ def parse_retry_after(header: str, now_at: float) -> float:
 
 def _kind_of_code(code: str, *, creating: bool) -> FailureKind | None:
     if code.endswith(".NotFound"):
-        # What a create does not find is its image, network or key.
+        # For a create, the missing thing is its image, network or key.
         return FailureKind.CONFIG if creating else FailureKind.GONE
     return _KIND_BY_CODE.get(code)
 
@@ -299,7 +307,7 @@ def _kind_of_status(status: int | None, unsure: FailureKind, *, creating: bool) 
             return FailureKind.CONFIG if creating else FailureKind.GONE
         case 429:
             return FailureKind.THROTTLED
-        case 408 | 409:  # timed out; met with another call
+        case 408 | 409:  # timeout; conflict with another call
             return unsure
         case int() if 400 <= status < 500:
             return FailureKind.CONFIG
@@ -316,11 +324,11 @@ def _status_of(error: Exception) -> int | None:
 
 
 def _error_text(error: BaseHTTPError | LibcloudError | OSError) -> str:
-    """The error in its own words, without what a URL may carry: requests to EC2 hold the user-data there."""
+    """Return the error's text without the query part of URLs, which may hold secrets such as the user-data."""
     if isinstance(error, BaseHTTPError):
-        said = str(error.message or f"HTTP {error.code}")
+        text = str(error.message or f"HTTP {error.code}")
     elif isinstance(error, LibcloudError):
-        said = str(error.value)
+        text = str(error.value)
     else:
-        said = f"{type(error).__name__}: {error}"
-    return re.sub(r"\?\S+", "?...", said)[:_DETAIL_MAX_CHARS]
+        text = f"{type(error).__name__}: {error}"
+    return re.sub(r"\?\S+", "?...", text)[:_DETAIL_MAX_CHARS]

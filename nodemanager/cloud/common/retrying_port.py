@@ -1,4 +1,4 @@
-"""A cloud port that repeats reads. Only reads: a create or a destroy that failed is the brain's to judge."""
+"""A cloud port that retries reads. It never retries a create or a destroy: the planner decides about those."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodemanager.core.nodes import CloudNode, FailureKind, LaunchId
 from nodemanager.core.ports import Clock, CloudError
 
 READ_TRIES = 3
-READ_TRIES_S = 30.0  # no new try later than this
+READ_TRIES_S = 30.0  # no new try after this time
 READ_PAUSE_MAX_S = 4.0
 
 Sleep = Callable[[float], None]
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RetryingPort(LibcloudPort):
-    """Lists and looks are tried again, a few times; their failures are read as the provider means them."""
+    """A libcloud port that retries reads a few times and lets each provider classify its own errors."""
 
     def __init__(
         self,
@@ -45,20 +45,21 @@ class RetryingPort(LibcloudPort):
         self._sleep = sleep
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every node in the port's scope. Raises :class:`CloudError`."""
         return self._read_with_retries(lambda: tuple(self._cloud_node(node) for node in self._fetch_nodes()))
 
     @abstractmethod
     def _fetch_nodes(self) -> Sequence[Node]:
-        """Every node in our scope, whole, or an error."""
+        """Return every node in the port's scope. Raises on an incomplete list."""
 
     def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
-        """What a failure means. A provider with words of its own reads them here."""
+        """Classify a failure. A provider with error codes of its own overrides this."""
         return classify(error, creating=creating, now_at=self._clock.wall_at())
 
     def _read_with_retries(self, call: Callable[[], T]) -> T:
-        """Make a call that changes nothing, again if it failed for a moment; raise what the last try raised."""
+        """Make a call that changes nothing. Retry transient failures, then raise the error of the last try."""
 
-        def once() -> T:
+        def read_once() -> T:
             with self._as_cloud_errors():
                 return call()
 
@@ -69,10 +70,10 @@ class RetryingPort(LibcloudPort):
             sleep=self._sleep,
             reraise=True,
         )
-        return retrying(once)
+        return retrying(read_once)
 
     def _was_made_for(self, node: Node, launch: LaunchId) -> bool:
-        """Whether a node is what our launch had made: its tags say so."""
+        """Return whether the node's tags name this cluster and this launch."""
         identity = self._cloud_node(node).identity
         return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
 

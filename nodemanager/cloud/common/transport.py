@@ -1,7 +1,8 @@
-"""What every libcloud connection of ours does otherwise than libcloud: no retries of its own, errors as they came.
+"""Replacements for parts of libcloud's transport: no hidden retries, and errors passed on unchanged.
 
-libcloud repeats requests when the environment says so, creates too (one create made two nodes); and it turns a
-Retry-After that it cannot read, or an error without a body, into an exception that looks like a bug.
+If an environment variable is set, libcloud repeats every failed request, even a create: one create then made two
+nodes. And libcloud turns an unreadable Retry-After, or an error without a body, into an exception that looks like
+a bug.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class NoRetry:
-    """Stands where libcloud has its retry, whatever LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS says."""
+    """Replaces libcloud's retry class and never retries, even if LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS is set."""
 
     def __init__(self, **_: object) -> None:
         pass
@@ -30,28 +31,28 @@ class NoRetry:
 
 
 class MisconfiguredError(LibcloudError):
-    """What the site names is not there, or is not one thing. Nothing was changed."""
+    """The site names something that does not exist, or a name that several things share. Nothing was changed."""
 
 
 def malformed_reply(what: str, body: object) -> MalformedResponseError:
-    """The error for a reply that is not what the provider's API says."""
+    """Build the error for a reply that does not follow the provider's API. ``what`` describes the fault."""
     return MalformedResponseError(what, str(body)[:_BODY_SHOWN_MAX])
 
 
 def raise_http_error(status: int, message: str, headers: Mapping[str, str]) -> NoReturn:
-    """Raise an HTTP error with its headers untouched."""
+    """Raise an HTTP error with its headers unchanged."""
     raise BaseHTTPError(status, message, headers)  # type: ignore[no-untyped-call]
 
 
 def object_in(reply: Any, what: str) -> dict[str, Any]:
-    """The JSON object that a reply must be."""
+    """Return ``reply`` if it is a JSON object. Raises ``MalformedResponseError``. ``what`` names the reply."""
     if not isinstance(reply, dict):
-        raise malformed_reply(f"{what}: no JSON object", reply)
+        raise malformed_reply(f"{what}: not a JSON object", reply)
     return reply
 
 
 def objects_in(reply: Any, key: str, what: str) -> list[dict[str, Any]]:
-    """The list of JSON objects that a reply must hold under ``key``: missing is not empty."""
+    """Return the list of JSON objects under ``key``. Raises if the key is missing: that is no empty list."""
     found = object_in(reply, what).get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise malformed_reply(f'{what}: no list "{key}"', reply)

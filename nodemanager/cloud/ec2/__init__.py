@@ -1,1 +1,1 @@
-"""Amazon EC2."""
+"""The adapter for Amazon EC2."""

@@ -1,7 +1,8 @@
-"""Whose account it is: the keys that a call to AWS is signed with.
+"""Finds the keys that sign calls to AWS.
 
-In this order: ``[Cloud Credentials]``, the environment variables that all of AWS's tools read, the role of the
-instance that this runs on (IMDSv2). Profiles, SSO, web identity and container credentials are not read.
+It looks in this order: ``[Cloud Credentials]``, the environment variables that AWS's own tools read, the role of
+the EC2 instance that the manager runs on (IMDSv2). It does not read profiles, SSO, web identity or container
+credentials.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pydantic import SecretStr
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import Clock, CloudError
 
-METADATA_SERVICE = "http://169.254.169.254"  # link-local, the same on every instance
+METADATA_SERVICE = "http://169.254.169.254"  # link-local; the same on every instance
 _METADATA_TIMEOUT_S = 2.0
 _METADATA_TOKEN_TTL_S = 60
-_RENEW_BEFORE_S = 300.0  # the service has new keys at least so long before the old ones expire
+_RENEW_BEFORE_S = 300.0  # the service offers new keys at least this long before the old ones expire
 _RETRY_S = 20.0
 _ROLE_PATH = "/latest/meta-data/iam/security-credentials/"
 
-# What other tools would be led by, and what it is called where we say that we are not.
+# Variables that AWS's own tools read and this module does not, with the feature that each one selects.
 UNSUPPORTED_VARIABLES: Mapping[str, str] = {
     "AWS_PROFILE": "profiles",
     "AWS_DEFAULT_PROFILE": "profiles",
@@ -43,7 +44,7 @@ _KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What signs a call. ``session_token`` is "" for keys that are not temporary."""
+    """The keys that sign a call. ``session_token`` is "" unless the keys are temporary."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -54,20 +55,20 @@ KeySource = Callable[[], Keys]
 
 
 def why_unusable(keys: Keys) -> str:
-    """What is wrong with keys that cannot be any, without a value; "" with those that may be some."""
+    """Return why these cannot be keys of AWS, "" if they can. The text names the fields and shows no value."""
     values = {it.name: getattr(keys, it.name) for it in fields(keys)}
-    # They go into headers.
-    odd = [name for name, value in values.items() if not (value.isascii() and value.isprintable())]
-    if not odd:
+    # The values are sent in HTTP headers.
+    invalid = [name for name, value in values.items() if not (value.isascii() and value.isprintable())]
+    if not invalid:
         return ""
     return (
-        f"{', '.join(odd)}: there are characters in it that no key of AWS has, such as a dash that is none or the "
-        "CR of a file from Windows. Write it anew"
+        f"{', '.join(invalid)}: contains characters that no key of AWS has, such as a typographic dash or the CR "
+        "of a file from Windows. Enter it again"
     )
 
 
 def configured_keys(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Keys | None:
-    """The keys that the site gives, else those of the environment; None where neither has any."""
+    """Return the keys in the site file, or else those in the environment, or None."""
     given = {name: secret.get_secret_value() for name, secret in credentials.items()}
     if "access_key_id" in given:
         return Keys(given["access_key_id"], given["secret_access_key"], given.get("session_token", ""))
@@ -81,7 +82,7 @@ def configured_keys(credentials: Mapping[str, SecretStr], environment: Mapping[s
 
 
 def key_source(credentials: Mapping[str, SecretStr], environment: Mapping[str, str], clock: Clock) -> KeySource:
-    """Where the keys of each call come from. May be called from several threads."""
+    """Return a function that supplies the keys for each call. Several threads may call it."""
     keys = configured_keys(credentials, environment)
     if keys is None:
         return InstanceRoleKeys(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_SERVICE), clock)
@@ -89,7 +90,7 @@ def key_source(credentials: Mapping[str, SecretStr], environment: Mapping[str, s
 
 
 class InstanceRoleKeys:
-    """The keys of the role of the instance that this runs on, renewed before they expire."""
+    """Supplies the keys of this EC2 instance's role, and renews them before they expire. Thread-safe."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service.rstrip("/")
@@ -98,11 +99,11 @@ class InstanceRoleKeys:
         self._keys: Keys | None = None
         self._renew_at = 0.0
         self._expires_at = 0.0
-        # Without the proxies of the environment: the service answers nobody but its own instance.
+        # Bypass the proxies of the environment: the service answers only its own instance.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __call__(self) -> Keys:
-        """Raises :class:`CloudError`: ``CREDENTIALS`` where there is no role, and no instance to have one."""
+        """Return the current keys. Raises :class:`CloudError` (``CREDENTIALS``) if this machine has no role."""
         with self._lock:
             now_at = self._clock.wall_at()
             if self._keys is None or now_at >= self._renew_at:
@@ -112,7 +113,7 @@ class InstanceRoleKeys:
                 except CloudError:
                     if self._keys is None or now_at >= self._expires_at:
                         raise
-                    self._renew_at = now_at + _RETRY_S  # those that we have are good for a while yet
+                    self._renew_at = now_at + _RETRY_S  # the current keys are still valid
             return self._keys
 
     def _fetch_keys(self) -> tuple[Keys, float]:
@@ -121,15 +122,15 @@ class InstanceRoleKeys:
                 "PUT", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", str(_METADATA_TOKEN_TTL_S)
             )
             role = self._request("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
-            told = json.loads(self._request("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
-            keys = Keys(*(str(told[name]) for name in ("AccessKeyId", "SecretAccessKey", "Token")))
-            return keys, datetime.fromisoformat(told["Expiration"]).timestamp()
+            document = json.loads(self._request("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
+            keys = Keys(*(str(document[name]) for name in ("AccessKeyId", "SecretAccessKey", "Token")))
+            return keys, datetime.fromisoformat(document["Expiration"]).timestamp()
         except (OSError, http.client.HTTPException) as error:
-            why = f"no keys are given, and {self._service} has none of an instance role: {error}"
+            why = f"no keys are configured, and {self._service} has no keys of an instance role: {error}"
             raise CloudError(FailureKind.CREDENTIALS, why) from error
         except (KeyError, TypeError, ValueError) as error:
-            # Without what it said: that may be half a secret.
-            why = f"{self._service} did not answer as the instance metadata service does"
+            # Do not show the answer: it may contain part of a secret.
+            why = f"{self._service} did not answer like the instance metadata service"
             raise CloudError(FailureKind.CREDENTIALS, why) from error
 
     def _request(self, method: str, path: str, header: str, value: str) -> str:
@@ -140,12 +141,12 @@ class InstanceRoleKeys:
             with self._opener.open(request, timeout=_METADATA_TIMEOUT_S) as reply:
                 return str(reply.read().decode())
         except urllib.error.HTTPError as refused:
-            refused.close()  # it holds the connection
+            refused.close()  # the exception keeps the connection open
             raise
 
 
 def credential_warnings(credentials: Mapping[str, SecretStr], environment: Mapping[str, str]) -> Iterator[str]:
-    """What an operator should know of where the keys will come from."""
+    """Yield warnings about where the keys will be found, one text each."""
     keys = configured_keys(credentials, environment)
     if keys is not None:
         if wrong := why_unusable(keys):
@@ -154,16 +155,16 @@ def credential_warnings(credentials: Mapping[str, SecretStr], environment: Mappi
     named = [f"{name} ({what})" for name, what in UNSUPPORTED_VARIABLES.items() if environment.get(name)]
     if named:
         yield (
-            f"[Cloud Credentials] is empty, and {', '.join(named)} of the environment is not supported. The keys "
-            "will be asked of the instance metadata service: give access_key_id and secret_access_key instead, "
-            "unless this runs on an instance with a role."
+            f"[Cloud Credentials] is empty, and {', '.join(named)} in the environment is not supported. The "
+            "manager will ask the instance metadata service for keys. Unless it runs on an EC2 instance that has a "
+            "role, set access_key_id and secret_access_key."
         )
     else:
         given = [name for name in _KEY_VARIABLES if environment.get(name)]
         missing = " and ".join(name for name in _KEY_VARIABLES if name not in given)
-        beside = f"is {missing} beside {given[0]}" if given else f"are {missing}"
+        unset = f"{given[0]} is set without {missing}" if given else f"{missing} are not set"
         yield (
-            f"[Cloud Credentials] is empty, and so {beside}: the keys will be asked of the instance metadata "
-            "service. That works on an EC2 instance that has a role; profiles, SSO, web identity and container "
+            f"[Cloud Credentials] is empty, and {unset}: the manager will ask the instance metadata service for "
+            "keys. That works on an EC2 instance that has a role; profiles, SSO, web identity and container "
             "credentials are not supported."
         )

@@ -1,8 +1,10 @@
-"""libcloud's EC2 driver, made safe: its transport and signature are kept, the rest of a call is ours.
+"""A safe EC2 driver. It uses libcloud's transport and signature, and replaces the rest of a call.
 
-The stock driver sends everything by GET (user-data in every log of URLs), signs by version 2 in the older
-regions, reads only the first page, knows 23 regions, takes a foreign reply for an empty one, and repeats a create
-without a word where ``LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS`` is set. A driver belongs to one thread.
+The stock driver sends everything by GET, which puts the user-data into every log of URLs. It signs with version 2
+in the older regions, reads only the first page of a list, and knows only 23 regions. It treats a malformed reply as
+an empty one. If ``LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS`` is set, it silently repeats a failed create.
+
+A driver serves one thread.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from nodemanager.core.ports import CloudError
 
 READ_TRIES_MAX = 4
 READ_WAIT_MAX_S = 4.0
-PAGES_MAX = 1_000  # of a list: a million instances, or a server that gives the same page for ever
-PAGE_ITEMS_MAX = 1_000  # what EC2 gives at the most
+PAGES_MAX = 1_000  # of a list: a million instances, or a server that repeats the same page forever
+PAGE_ITEMS_MAX = 1_000  # EC2's limit
 
-# Partitions whose domain is another one, by how their regions begin.
+# The domains of the special partitions, by the prefix of their regions.
 _DOMAINS = {
     "cn-": "amazonaws.com.cn",
     "eusc-": "amazonaws.eu",
@@ -46,7 +48,7 @@ _FORM_HEADERS = {"Content-Type": "application/x-www-form-urlencoded; charset=utf
 
 
 class Action(StrEnum):
-    """Every call that is made. The policy in doc/clouds/ec2.md allows these."""
+    """Every EC2 call that the manager makes. The policy in doc/clouds/ec2.md must allow them all."""
 
     DESCRIBE_INSTANCES = "DescribeInstances"
     DESCRIBE_INSTANCE_STATUS = "DescribeInstanceStatus"
@@ -63,7 +65,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ec2Endpoint:
-    """Where a region's EC2 answers, and the name of the region, which calls are signed for."""
+    """The address of a region's EC2 service, and the region's name, which is part of each signature."""
 
     region: str
     host: str
@@ -72,7 +74,7 @@ class Ec2Endpoint:
 
 
 def endpoint_of(region: str, url: str = "") -> Ec2Endpoint:
-    """The region's own endpoint, or the one that ``url`` names: ``http[s]://HOST[:PORT]``."""
+    """Return the region's own endpoint, or the one in ``url``: ``http[s]://HOST[:PORT]``."""
     if not url:
         domain = next((name for start, name in _DOMAINS.items() if region.startswith(start)), "amazonaws.com")
         return Ec2Endpoint(region, f"ec2.{region}.{domain}")
@@ -82,17 +84,17 @@ def endpoint_of(region: str, url: str = "") -> Ec2Endpoint:
 
 
 class _Http(LibcloudConnection):
-    """A signed request goes where it was signed for, and as it was signed."""
+    """Sends a signed request only to the host it was signed for, and unchanged."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)  # type: ignore[no-untyped-call]
         session: Any = self.session
         session.max_redirects = 0
-        session.auth = lambda request: request  # else a .netrc puts a password in the signature's place
+        session.auth = lambda request: request  # or requests would replace the signature by a password from .netrc
 
 
 class _Response(EC2Response):
-    """A reply as bytes, since what says nothing of its encoding is UTF-8, and not Latin-1 as requests has it."""
+    """Parses a reply from its bytes. EC2 sends UTF-8 without saying so, and requests would assume Latin-1."""
 
     def __init__(self, response: Any, connection: EC2Connection) -> None:
         self._content: bytes = response.content
@@ -103,9 +105,9 @@ class _Response(EC2Response):
         return parse_xml(self._content)
 
     def parse_error(self) -> str:
-        """Raise it here: libcloud takes a Retry-After for a number, and fails by a ValueError where it is none."""
-        said = error_text_in(self._content) or f"HTTP {self.status}"
-        raise BaseHTTPError(self.status, said, self.headers)  # type: ignore[no-untyped-call]
+        """Raise the error here, because libcloud raises ``ValueError`` if a Retry-After is not a number."""
+        text = error_text_in(self._content) or f"HTTP {self.status}"
+        raise BaseHTTPError(self.status, text, self.headers)  # type: ignore[no-untyped-call]
 
 
 class _Connection(EC2Connection):
@@ -114,7 +116,7 @@ class _Connection(EC2Connection):
 
 
 class Ec2Driver(EC2NodeDriver):
-    """One account and region. ``sleep`` waits between two tries of a read; nothing else is tried again."""
+    """Calls EC2 for one account and region. Only reads are retried; ``sleep`` waits between the tries."""
 
     connectionCls = _Connection
 
@@ -126,30 +128,30 @@ class Ec2Driver(EC2NodeDriver):
         timeout_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        # Not EC2NodeDriver's own: it refuses the regions that it does not know.
+        # Do not call EC2NodeDriver.__init__: it rejects regions it does not know.
         self.region_name = endpoint.region
         self.api_name = "ec2"
         self.signature_version = "4"
         self.token = None
         self._keys = keys
         self._retrying = Retrying(
-            # One that hung is not hung on for again: whoever asked has given it up by then.
+            # Do not retry a read that hung: by the end of a second try the caller has given up.
             stop=stop_after_attempt(READ_TRIES_MAX) | stop_after_delay(timeout_s / 2),
             wait=wait_random_exponential(multiplier=0.2, max=READ_WAIT_MAX_S),
             retry=retry_if_exception(_may_retry),
             sleep=sleep,
             reraise=True,
         )
-        # The keys are put in before each call: they may be temporary.
+        # Each call sets the keys first, because they may be temporary.
         NodeDriver.__init__(  # type: ignore[no-untyped-call]
             self, "", "", secure=endpoint.secure, host=endpoint.host, port=endpoint.port, timeout=timeout_s
         )
         self._signed_connection: Any = self.connection
 
     def call(self, action: Action, parameters: Mapping[str, str]) -> Element:
-        """Make one call, once; give the root of its reply.
+        """Make one call without retries, and return the root element of the reply.
 
-        Raises what ``libcloud_port.classify`` reads, or ``CloudError`` where there are no keys to sign it with.
+        Raises the exceptions that ``libcloud_port.classify`` accepts, or ``CloudError`` if there are no keys.
         """
         self._sign_with_current_keys()
         form = {"Action": str(action), "Version": API_VERSION, **parameters}
@@ -159,22 +161,22 @@ class Ec2Driver(EC2NodeDriver):
         return require_reply(reply.object, action)
 
     def read(self, action: Action, parameters: Mapping[str, str]) -> Element:
-        """Make a call that changes nothing, again where that may help."""
+        """Make a call that changes nothing, and retry it if that may help."""
         return self._retrying(self.call, action, parameters)
 
     def pages(self, action: Action, parameters: Mapping[str, str]) -> Iterator[Element]:
-        """Every page of a list, or an error: never a part of it."""
-        asked = {"MaxResults": str(PAGE_ITEMS_MAX), **parameters}
+        """Yield every page of a list. Raises if the list cannot be read to its end."""
+        query = {"MaxResults": str(PAGE_ITEMS_MAX), **parameters}
         for _ in range(PAGES_MAX):
-            page = self.read(action, asked)
+            page = self.read(action, query)
             yield page
-            following = text_in(page, "nextToken")
-            if not following:
+            next_token = text_in(page, "nextToken")
+            if not next_token:
                 return
-            if following == asked.get("NextToken"):
+            if next_token == query.get("NextToken"):
                 break
-            asked = {**asked, "NextToken": following}
-        raise malformed_reply(f"the pages of {action} have no end")
+            query = {**query, "NextToken": next_token}
+        raise malformed_reply(f"the pages of {action} do not end")
 
     def _sign_with_current_keys(self) -> None:
         keys = self._keys()
@@ -186,7 +188,7 @@ class Ec2Driver(EC2NodeDriver):
 
 
 def _may_retry(error: BaseException) -> bool:
-    """Whether a read may be tried again at once. A wait that the provider names is for the caller to keep."""
+    """Return whether a read may be retried at once. If the provider asks for a pause, the caller must keep it."""
     if not isinstance(error, BaseHTTPError | LibcloudError | OSError):
         return False
     failure = classify(error, creating=False, now_at=0.0)

@@ -1,4 +1,4 @@
-"""EC2 as a site has it: its ports, and where its nodes are put."""
+"""Builds EC2 ports from a site's configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from nodemanager.core.slots import TypeName
 
 
 def ec2_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
-    keys = key_source(site.credentials, os.environ, clock)  # one for all ports: a role's keys are asked for once
+    """Return a factory of ports. All ports share one source of keys, so a role's keys are fetched once."""
+    keys = key_source(site.credentials, os.environ, clock)
     endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
     placements = placements_of(site)
 
@@ -32,7 +33,7 @@ def ec2_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
 
 
 def placements_of(site: Site) -> Mapping[TypeName, Ec2Placement]:
-    """Where each node type's nodes are put: what its section says, else what ``[Cloud]`` says."""
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
     cloud = site.cloud
     return {
         name: Ec2Placement(

@@ -1,7 +1,8 @@
-"""What EC2 says is wrong with instances that run: failed status checks, and what it has scheduled for them.
+"""Reads which running instances EC2 reports as unhealthy: failed status checks and scheduled events.
 
-It is asked for all at once and only for what is not well, every minute at the most: three reads, whatever the
-number of nodes. Where that cannot be asked, nodes are listed all the same, and it is asked less and less often.
+It queries only unhealthy instances, for all nodes together, once a minute at most. That takes three reads,
+regardless of the number of nodes. If the query fails, nodes are still listed, and the query is repeated less and
+less often.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from nodemanager.core.nodes import ProviderId
 from nodemanager.core.ports import Clock
 
 HEALTH_EVERY_S = 60.0
-HEALTH_EVERY_MAX_S = 960.0  # while it fails: a question that hangs holds up a list
+HEALTH_EVERY_MAX_S = 960.0  # while it fails, because a query that hangs delays the list of nodes
 _CHECKS = ("system", "instance")
-# Each ends or interrupts what runs there.
+# Each of these ends or interrupts the jobs on the instance.
 _EVENTS = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
-_EVENT_OVER = ("[Completed]", "[Canceled]")  # how the description of an event begins that is no more to come
+_EVENT_OVER = ("[Completed]", "[Canceled]")  # prefixes of the description of an event that is over
 
 
 class Ec2Health:
-    """Of one account and region: DescribeInstanceStatus knows no tags, so others' instances are told of, too."""
+    """Reads the health of one account and region.
+
+    DescribeInstanceStatus cannot filter by tags, so the result includes instances of others.
+    """
 
     def __init__(self, driver: Ec2Driver, clock: Clock) -> None:
         self._driver = driver
@@ -42,7 +46,7 @@ class Ec2Health:
         self._log: Any = structlog.get_logger()
 
     def impaired(self) -> Mapping[ProviderId, str]:
-        """What is wrong with each instance that is not well, in EC2's words. What was known last, if it fails."""
+        """Return EC2's complaints about each unhealthy instance. If the query fails, return the last result."""
         now_s = self._clock.monotonic_s()
         if self._asked_s is None or now_s - self._asked_s >= self._every_s:
             self._asked_s = now_s
@@ -56,19 +60,19 @@ class Ec2Health:
         return self._known
 
     def _fetch_impaired(self) -> Mapping[ProviderId, str]:
-        questions = [{"Name": f"{check}-status.status", "Value.1": "impaired"} for check in _CHECKS]
+        by_check = [{"Name": f"{check}-status.status", "Value.1": "impaired"} for check in _CHECKS]
         codes = {f"Value.{number}": code for number, code in enumerate(_EVENTS, start=1)}
         found: dict[ProviderId, str] = {}
-        for question in (*questions, {"Name": "event.code", **codes}):
-            filters = {f"Filter.1.{name}": value for name, value in question.items()}
+        for query in (*by_check, {"Name": "event.code", **codes}):
+            filters = {f"Filter.1.{name}": value for name, value in query.items()}
             for page in self._driver.pages(Action.DESCRIBE_INSTANCE_STATUS, filters):
                 for item in set_in(page, "instanceStatusSet"):
-                    if said := "; ".join(_complaints(item)):
-                        found[ProviderId(text_in(item, "instanceId"))] = said
+                    if complaints := "; ".join(_complaints(item)):
+                        found[ProviderId(text_in(item, "instanceId"))] = complaints
         return found
 
     def _log_new_failure(self, why: str) -> None:
-        """Once for each kind of failure."""
+        """Log a failure unless the previous one was the same."""
         if why != self._failure:
             self._log.warning("health_not_known", why=why, what="whether EC2 calls an instance unhealthy")
         self._failure = why

@@ -1,4 +1,4 @@
-"""``provider = ec2``: the cloud port on Amazon EC2, and on what speaks its query API."""
+"""``provider = ec2``: the cloud port for Amazon EC2 and for other servers with its query API."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, L
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
-# EC2 says "too fast", not how long to wait. Its buckets fill within some tens of seconds.
+# A throttled call does not say how long to wait. EC2's token buckets refill within some tens of seconds.
 THROTTLED_WAIT_S = 2.0
 THROTTLED_WAIT_MAX_S = 60.0
 
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+", re.ASCII)
 
-# How each kind of leftover is deleted, and the parameter that names it.
+# The call that deletes each kind of leftover, and the parameter that names the leftover.
 _REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
     LeftoverKind.VOLUME: (Action.DELETE_VOLUME, "VolumeId"),
     LeftoverKind.INTERFACE: (Action.DELETE_NETWORK_INTERFACE, "NetworkInterfaceId"),
@@ -52,9 +52,9 @@ _REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
 
 
 class Ec2Cloud:
-    """One account, region and cluster (:class:`nodemanager.core.ports.CloudPort`).
+    """The cloud port of one account, region and cluster (:class:`nodemanager.core.ports.CloudPort`).
 
-    What is listed is what carries the cluster's name: an account has other tenants, and they are never asked for.
+    It lists only instances tagged with the cluster's name, and never queries those of the account's other users.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class Ec2Cloud:
         self._call_timeout_s = call_timeout_s
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._sweeper = LeftoverSweeper()
-        self._throttled_in_a_row = 0  # calls in a row
+        self._throttled_in_a_row = 0
         self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Create the node of a launch. Raises :class:`CloudError`."""
         started_s = self._clock.monotonic_s()
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
         placement = self._placements.get(node_type.name, Ec2Placement())
@@ -89,10 +90,11 @@ class Ec2Cloud:
         with self._as_cloud_errors(creating=True):
             made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
             if len(made) != 1:
-                raise malformed_reply(f"one instance was asked for, {len(made)} were answered")
+                raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
             return made[0]
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every instance tagged with the cluster's name. Raises :class:`CloudError`."""
         with self._as_cloud_errors():
             listed = [
                 node
@@ -108,18 +110,23 @@ class Ec2Cloud:
             yield replace(node, impaired=impaired[node.provider_id]) if node.provider_id in impaired else node
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Terminate an instance. One that no longer exists is no error. Raises :class:`CloudError`."""
         if not _INSTANCE_ID.fullmatch(provider_id):
-            return  # EC2 has no such instance, and would refuse to look for it
+            return  # EC2 has no such instance and would reject the id
         with self._as_cloud_errors(gone_is_fine=True):
             reply = self._driver.call(Action.TERMINATE_INSTANCES, {"InstanceId.1": provider_id})
             if provider_id not in {text_in(item, "instanceId") for item in set_in(reply, "instancesSet")}:
-                raise malformed_reply(f"{provider_id} was to be terminated, and is not in it")
+                raise malformed_reply(f"it does not mention {provider_id}, which was to be terminated")
 
     def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the leftovers that two sweeps in a row found, and return them."""
         return self._sweeper.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
-        """Listed before the nodes are: so one whose node is made meanwhile has it in the list."""
+        """Return this cluster's resources that belong to no node.
+
+        They are listed before the nodes. So if a node is created in between, its resources are not leftovers.
+        """
         ours = _tag_filter(TAG_CLUSTER_UUID, self._cluster_uuid)
         free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available", "MaxResults": "500"}
         with self._as_cloud_errors():
@@ -130,12 +137,12 @@ class Ec2Cloud:
             left |= set(leftover_addresses(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
         if not left:
             return frozenset()
-        standing = {
+        live_launches = {
             node.identity.launch
             for node in self.list_nodes()
             if node.identity is not None and node.state is not CloudState.TERMINATED
         }
-        return frozenset(leftover for leftover in left if leftover.launch not in standing)
+        return frozenset(leftover for leftover in left if leftover.launch not in live_launches)
 
     def _remove(self, leftover: Leftover) -> None:
         action, parameter = _REMOVALS[leftover.kind]
@@ -143,19 +150,19 @@ class Ec2Cloud:
             self._driver.call(action, {parameter: leftover.provider_id})
 
     def _disks_of(self, image: str) -> tuple[Disk, ...]:
-        """The volumes that an image brings, asked once: images do not change."""
+        """Return the volumes that an image defines. They are read once, because images do not change."""
         if image not in self._disks:
             disks = None
             with self._as_cloud_errors(gone_is_fine=True):
                 disks = disks_of_image(self._driver.read(Action.DESCRIBE_IMAGES, {"ImageId.1": image}))
             if disks is None:
-                raise CloudError(FailureKind.CONFIG, f"there is no image {image} in this region for this account")
+                raise CloudError(FailureKind.CONFIG, f"this account has no image {image} in this region")
             self._disks[image] = disks
         return self._disks[image]
 
     @contextmanager
     def _as_cloud_errors(self, *, creating: bool = False, gone_is_fine: bool = False) -> Iterator[None]:
-        """Turn what may go wrong outside into :class:`CloudError`. Anything else is a bug, and passes."""
+        """Convert foreseen errors to :class:`CloudError`. Any other exception is a bug and passes through."""
         try:
             yield
         except (BaseHTTPError, LibcloudError, OSError) as error:
@@ -166,7 +173,7 @@ class Ec2Cloud:
         self._throttled_in_a_row = 0
 
     def _with_throttle_wait(self, failure: CloudError) -> CloudError:
-        """Give a throttled call a wait where the provider named none: longer each time in a row."""
+        """Add a wait to a throttled call if the provider named none. The wait doubles with each call in a row."""
         if failure.kind is not FailureKind.THROTTLED:
             return failure
         wait_s = min(THROTTLED_WAIT_MAX_S, THROTTLED_WAIT_S * 2.0 ** min(self._throttled_in_a_row, 10))

@@ -1,7 +1,7 @@
-"""What EC2 answers, read: XML of one namespace into our values, and nothing else into an error.
+"""Parses EC2's XML replies into values. Any other reply raises an error.
 
-The shapes are those of the EC2 API of 2016-11-15. An empty list is believed only from a whole reply of the right
-kind: a manager that takes a foreign one for "no nodes" buys everything again.
+The shapes are those of the EC2 API version 2016-11-15. An empty list counts only if the reply is complete and of
+the right kind: a manager that mistakes a malformed reply for "no nodes" buys the whole fleet again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nodemanager.core.slots import Market
 _NS = f"{{{NAMESPACE}}}"
 _SHOWN_MAX_CHARS = 200
 
-# Put together once: these are asked for ten thousand times in a list.
+# Built once, because parsing a list looks them up ten thousand times.
 _ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE = (
     _NS + name
     for name in (
@@ -39,12 +39,12 @@ _ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE = (
 )
 _ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv6Address"))
 
-# More than half of what EC2 says of an instance lies in these, and nothing of it is read: a tree without them is
-# built in half the time. The text of a tag cannot be taken for them, since its "<" is written "&lt;".
+# More than half of an instance's description is in these elements, and nothing here reads them. Parsing without
+# them takes half the time. The text of a tag cannot match them, because XML writes its "<" as "&lt;".
 _UNREAD_ELEMENTS = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"placement", b"cpuOptions")
 
-# A state that is not listed here means: it exists, and it costs. A stopped instance costs its disks, and ours do
-# not stop: their shutdown terminates them.
+# An instance in any other state counts as running, because it exists and costs money. A stopped instance still
+# costs its disks. Ours never stop: a shutdown terminates them.
 _STATES: Mapping[str, CloudState] = MappingProxyType(
     {
         "pending": CloudState.PENDING,
@@ -55,7 +55,7 @@ _STATES: Mapping[str, CloudState] = MappingProxyType(
 )
 _ALIVE = frozenset({"pending", "running"})
 
-# Who ended it, by the codes that EC2 gives.
+# The cause of an instance's end, by EC2's code.
 _END_CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "Client.UserInitiatedShutdown": "user",
@@ -75,38 +75,39 @@ _END_CAUSES: Mapping[str, str] = MappingProxyType(
 
 
 def parse_xml(content: bytes) -> Element:
-    """The tree of a reply. Raises :class:`MalformedResponseError` for what is no XML, or is cut."""
+    """Return the root element of a reply. Raises :class:`MalformedResponseError` on truncated or invalid XML."""
     if b"<DescribeInstancesResponse" in content[:500]:
         content = _drop_unread(content)
     try:
-        return ET.fromstring(content)  # noqa: S314 - from the endpoint of the site; expat bounds what entities grow to
+        return ET.fromstring(content)  # noqa: S314 - the site's own endpoint; expat limits entity expansion
     except ET.ParseError as error:
-        raise malformed_reply(f"it is no XML, or cut: {error}", content) from error
+        raise malformed_reply(f"it is truncated or not XML: {error}", content) from error
 
 
 def _drop_unread(content: bytes) -> bytes:
     for name in _UNREAD_ELEMENTS:
         head, *parts = content.split(b"<%s>" % name)
-        # Where the end of one is missing, all the rest goes with it, and what is left is no whole document.
+        # If an end tag is missing, this drops the rest of the document, so the parser reports it as truncated.
         content = b"".join([head, *(part.partition(b"</%s>" % name)[2] for part in parts)])
     return content
 
 
 def malformed_reply(why: str, content: bytes = b"") -> MalformedResponseError:
+    """Build the error for a reply that EC2's API does not allow. ``why`` continues "the reply is not EC2's: "."""
     shown = content[:_SHOWN_MAX_CHARS].decode(errors="replace")
     return MalformedResponseError(f"the reply is not EC2's: {why}", body=shown)
 
 
 def require_reply(root: Element, action: str) -> Element:
-    """The reply to an action; raises :class:`MalformedResponseError` for one to anything else."""
-    wanted = f"{_NS}{action}Response"
-    if root.tag != wanted:
-        raise malformed_reply(f"its root is {root.tag}, not {wanted}")
+    """Return ``root`` if it is the reply to the action. Raises :class:`MalformedResponseError` if it is not."""
+    expected = f"{_NS}{action}Response"
+    if root.tag != expected:
+        raise malformed_reply(f"its root is {root.tag}, not {expected}")
     return root
 
 
 def set_in(root: Element, name: str) -> Element:
-    """A list within a reply. One that is missing is no empty one."""
+    """Return a list element of a reply. Raises :class:`MalformedResponseError` if it is missing."""
     found = root.find(_NS + name)
     if found is None:
         raise malformed_reply(f"it has no {name}")
@@ -114,28 +115,30 @@ def set_in(root: Element, name: str) -> Element:
 
 
 def text_in(element: Element, path: str) -> str:
+    """Return the text at ``path``, such as ``stateReason/code``; "" if it is missing."""
     return element.findtext("/".join(_NS + part for part in path.split("/"))) or ""
 
 
 def error_text_in(content: bytes) -> str:
-    """The "Code: message" of an error, whatever its namespace; "" where there is none."""
+    """Return "Code: message" from an error reply in any namespace; "" if the reply has none."""
     try:
         root = ET.fromstring(content)  # noqa: S314 - as above
     except ET.ParseError:
         return ""
-    said = {element.tag.rpartition("}")[2]: (element.text or "").strip() for element in root.iter()}
-    return f"{said['Code']}: {said.get('Message', '')}" if "Code" in said else ""
+    texts = {element.tag.rpartition("}")[2]: (element.text or "").strip() for element in root.iter()}
+    return f"{texts['Code']}: {texts.get('Message', '')}" if "Code" in texts else ""
 
 
 # --- instances --------------------------------------------------------------------------------------------
 
 
 def nodes_in(reservation: Element) -> Iterator[CloudNode]:
-    """The instances of a reservation, and those of the reply to RunInstances."""
+    """Return the instances of a reservation, or of the reply to RunInstances."""
     return (node_from_instance(item) for item in set_in(reservation, "instancesSet"))
 
 
 def node_from_instance(item: Element) -> CloudNode:
+    """Convert an instance. Raises :class:`MalformedResponseError` if it has no id or state."""
     provider_id = item.findtext(_ID)
     states = item.find(_STATE)
     state = states.findtext(_NAME) if states is not None else None
@@ -154,6 +157,7 @@ def node_from_instance(item: Element) -> CloudNode:
 
 
 def tags_in(item: Element) -> dict[str, str]:
+    """Return the tags of an instance or another resource."""
     tags = item.find(_TAGS)
     if tags is None:
         return {}
@@ -161,7 +165,7 @@ def tags_in(item: Element) -> dict[str, str]:
 
 
 def _parse_time(text: str | None) -> float | None:
-    """Seconds since the epoch. EC2 writes UTC; without a zone it is taken for that."""
+    """Return seconds since the epoch, None if unreadable. EC2 writes UTC, so a missing zone means UTC."""
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError:
@@ -171,34 +175,37 @@ def _parse_time(text: str | None) -> float | None:
 
 def _end_reason(item: Element) -> str:
     code = text_in(item, "stateReason/code")
-    said = text_in(item, "stateReason/message") or text_in(item, "reason") or "EC2 gives no reason"
-    who = _END_CAUSES.get(code) or ("host failure" if code.startswith("Server.") else "unknown cause")
-    return f"{who}: {said}" if code in said else f"{who}: {code}: {said}"
+    message = text_in(item, "stateReason/message") or text_in(item, "reason") or "EC2 gives no reason"
+    cause = _END_CAUSES.get(code) or ("host failure" if code.startswith("Server.") else "unknown cause")
+    return f"{cause}: {message}" if code in message else f"{cause}: {code}: {message}"
 
 
-# --- what instances leave behind ---------------------------------------------------------------------------
+# --- leftovers ---------------------------------------------------------------------------------------------
 
 
 def leftover_volumes(root: Element) -> Iterator[Leftover]:
+    """Yield the volumes that no instance uses."""
     for item in set_in(root, "volumeSet"):
         if text_in(item, "status") == "available":
             yield from _tagged_leftover(LeftoverKind.VOLUME, text_in(item, "volumeId"), item)
 
 
 def leftover_interfaces(root: Element) -> Iterator[Leftover]:
+    """Yield the network interfaces that no instance uses."""
     for item in set_in(root, "networkInterfaceSet"):
         if text_in(item, "status") == "available":
             yield from _tagged_leftover(LeftoverKind.INTERFACE, text_in(item, "networkInterfaceId"), item)
 
 
 def leftover_addresses(root: Element) -> Iterator[Leftover]:
+    """Yield the Elastic IP addresses that no instance uses."""
     for item in set_in(root, "addressesSet"):
         if not text_in(item, "associationId") and not text_in(item, "instanceId"):
             yield from _tagged_leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)
 
 
 def _tagged_leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:
-    """It, unless its launch is not known: then nobody can say that its node is gone."""
+    """Yield the leftover only if a tag names its launch: without the launch, its node may still exist."""
     launch = tags_in(item).get(TAG_LAUNCH)
     if provider_id and launch:
         yield Leftover(kind, ProviderId(provider_id), LaunchId(launch))
@@ -209,14 +216,14 @@ def _tagged_leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A volume that an image brings."""
+    """A volume that an image defines."""
 
     device: str
     size_gib: str
 
 
 def disks_of_image(root: Element) -> tuple[Disk, ...] | None:
-    """The volumes that an image brings; None where the reply has no image."""
+    """Return the volumes that an image defines; None if the reply has no image."""
     for image in set_in(root, "imagesSet"):
         mapping = image.find(f"{_NS}blockDeviceMapping")
         items = () if mapping is None else tuple(mapping)

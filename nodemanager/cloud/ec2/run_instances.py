@@ -1,4 +1,4 @@
-"""RunInstances: all that is asked of EC2 when a node is made, as the parameters of its query API."""
+"""Builds the parameters of RunInstances, the query API call that creates a node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market
 
-TOKEN_MAX_CHARS = 64  # and ASCII: what EC2 takes for a ClientToken
+TOKEN_MAX_CHARS = 64  # EC2's limit for a ClientToken, which must also be ASCII
 TAG_VALUE_MAX_CHARS = 256
 
-# What is made with an instance, and tagged as it is: so it is found if it stays behind.
+# EC2 creates these together with an instance. They get the same tags, so a sweep finds them if they are left over.
 _TAGGED_RESOURCES = ("instance", "volume", "network-interface")
 
 
@@ -27,9 +27,10 @@ def _empty() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Ec2Placement:
-    """Where and as what the nodes of one type are put. ``subnets``: one a zone, in the order of the site.
+    """The network and access settings of one node type's nodes.
 
-    ``instance_profile`` is a name or an ARN. "" and empty leave it to the account's defaults.
+    ``subnets`` maps a zone to its subnet, in the site's order. ``instance_profile`` is a name or an ARN. An empty
+    value means the account's default.
     """
 
     subnets: Mapping[str, str] = field(default_factory=_empty)
@@ -39,9 +40,9 @@ class Ec2Placement:
 
 
 def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence[Disk]) -> dict[str, str]:
-    """The parameters that make one node. ``disks``: the volumes that its image brings.
+    """Return the parameters that create one node. ``disks`` are the volumes that its image defines.
 
-    The same request gives the same parameters: EC2 refuses a token that comes again with others.
+    The same request always gives the same parameters: EC2 refuses a repeated token with other parameters.
     """
     return {
         "ImageId": request.node_type.image,
@@ -50,9 +51,9 @@ def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence
         "MaxCount": "1",
         "ClientToken": client_token(request.client_token),
         "UserData": base64.b64encode(request.user_data.encode()).decode(),
-        # A node ends its own cost by powering off, also when nobody can tell it to.
+        # A node ends its own cost by powering off, even if the manager is gone.
         "InstanceInitiatedShutdownBehavior": "terminate",
-        # The user-data and the role's keys are given to nobody but root on the node itself, by a session (IMDSv2).
+        # Only IMDSv2 sessions on the node itself can read the user-data and the role's keys.
         "MetadataOptions.HttpTokens": "required",
         "MetadataOptions.HttpEndpoint": "enabled",
         "MetadataOptions.HttpPutResponseHopLimit": "1",
@@ -67,7 +68,7 @@ def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence
 
 
 def client_token(token: str) -> str:
-    """The token as EC2 takes it: one that is too long, or not ASCII, by its digest."""
+    """Return the token, or its digest if the token is too long for EC2 or not ASCII."""
     if len(token) <= TOKEN_MAX_CHARS and token.isascii():
         return token
     return hashlib.sha256(token.encode()).hexdigest()
@@ -78,21 +79,24 @@ def _market(request: NodeRequest) -> dict[str, str]:
         return {}
     return {
         "InstanceMarketOptions.MarketType": "spot",
-        # Once, and gone when it is taken away: what is to come instead is ours to decide.
+        # EC2 must not replace a reclaimed node: the manager decides about that.
         "InstanceMarketOptions.SpotOptions.SpotInstanceType": "one-time",
         "InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior": "terminate",
     }
 
 
 def _zone_and_subnet(request: NodeRequest, placement: Ec2Placement) -> dict[str, str]:
-    """A subnet lies in one zone, so it says the zone too. Without a zone the first one of the type is meant."""
+    """Return the subnet or the zone to create the node in. A subnet implies its zone.
+
+    If the request names no zone, the type's first one is used. Raises ``CloudError`` if the zone has no subnet.
+    """
     zone, subnets = request.zone or next(iter(request.node_type.zones), ""), placement.subnets
     if not subnets:
         return {"Placement.AvailabilityZone": zone} if zone else {}
     if zone and zone not in subnets:
         raise CloudError(
             FailureKind.CONFIG,
-            f"no subnet is given for zone {zone}, in which {request.name} was to be made; there are "
+            f"no subnet is configured for zone {zone}, which {request.name} needs; the configured zones are "
             f"{', '.join(subnets)}",
         )
     return {"SubnetId": subnets[zone] if zone else next(iter(subnets.values()))}
@@ -106,7 +110,7 @@ def _profile(instance_profile: str) -> dict[str, str]:
 
 
 def _disks(disks: Sequence[Disk]) -> dict[str, str]:
-    """An image may say that its volumes outlive the instance. Ours do not."""
+    """Delete every volume together with its instance, even if the image says otherwise."""
     mapping: dict[str, str] = {}
     for number, disk in enumerate(disks, start=1):
         mapping[f"BlockDeviceMapping.{number}.DeviceName"] = disk.device
@@ -120,9 +124,9 @@ def _tags(request: NodeRequest) -> dict[str, str]:
     tags = {"Name": request.name[:TAG_VALUE_MAX_CHARS], **request.tags}
     for number, resource in enumerate(_TAGGED_RESOURCES, start=1):
         parameters[f"TagSpecification.{number}.ResourceType"] = resource
-        for place, (key, value) in enumerate(tags.items(), start=1):
-            parameters[f"TagSpecification.{number}.Tag.{place}.Key"] = key
-            parameters[f"TagSpecification.{number}.Tag.{place}.Value"] = value
+        for index, (key, value) in enumerate(tags.items(), start=1):
+            parameters[f"TagSpecification.{number}.Tag.{index}.Key"] = key
+            parameters[f"TagSpecification.{number}.Tag.{index}.Value"] = value
     return parameters
 
 

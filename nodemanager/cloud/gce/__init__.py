@@ -1,1 +1,1 @@
-"""Google Compute Engine."""
+"""The adapter for Google Compute Engine."""

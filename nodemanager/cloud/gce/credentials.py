@@ -1,7 +1,7 @@
-"""Whose project it is: the tokens that calls to Google are made with, by a key or by the machine that this runs on.
+"""Fetches the access tokens for calls to Google.
 
-A service account's key signs a request for a token (RFC 7523); on an instance of Google Compute Engine its metadata
-service gives one. Either is kept in memory only, and renewed before it ends.
+There are two sources. The key of a service account signs a request for a token (RFC 7523). On a Compute Engine
+instance, the metadata service supplies a token. A token is kept only in memory and renewed before it expires.
 """
 
 from __future__ import annotations
@@ -22,78 +22,86 @@ from libcloud.common.types import LibcloudError
 from nodemanager.cloud.common.transport import NoRetry, malformed_reply, raise_http_error
 from nodemanager.core.ports import Clock
 
-METADATA_SERVICE = "http://metadata.google.internal"  # link-local, the same on every instance
+METADATA_SERVICE = "http://metadata.google.internal"  # link-local; the same on every instance
 SCOPE = "https://www.googleapis.com/auth/compute"
 _METADATA_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 _METADATA_TIMEOUT_S = 10.0
-_RENEW_BEFORE_S = 225.0  # the metadata service has a new one from then on, at the latest
+_RENEW_BEFORE_S = 225.0  # by then the metadata service offers a new token
 _RETRY_S = 20.0
-_RETRYABLE_4XX = (408, 429)  # of the 4xx those that say nothing of the key
+_RETRYABLE_4XX = (408, 429)  # statuses that do not blame the key
 
-TokenGrant = tuple[str, float]  # a token, and for how many seconds it is good
+TokenGrant = tuple[str, float]  # a token, and its lifetime in seconds
 
 
 class TokenSource(Protocol):
-    """What a driver needs. ``access_token`` raises what ``PatientPort`` reads."""
+    """Supplies tokens to a driver. ``access_token`` raises only exceptions that ``RetryingPort`` converts."""
 
     @property
-    def access_token(self) -> str: ...
+    def access_token(self) -> str:
+        """A valid token."""
+        ...
 
     def forget(self) -> None:
-        """The token was refused: the next call gets a new one."""
+        """Discard a token that Google refused, so that the next call fetches a new one."""
         ...
 
 
 class CachedTokens:
-    """A token that is asked for when the first is needed. Belongs to one thread."""
+    """Keeps a token until shortly before it expires. It fetches the first token on first use. Serves one thread."""
 
-    def __init__(self, ask: Callable[[], TokenGrant], clock: Clock) -> None:
-        self._ask = ask
+    def __init__(self, fetch: Callable[[], TokenGrant], clock: Clock) -> None:
+        self._fetch = fetch
         self._clock = clock
         self._token = ""
         self._renew_s = 0.0
-        self._ends_s = 0.0
+        self._expires_s = 0.0
 
     @property
     def access_token(self) -> str:
+        """Return a valid token, and fetch or renew it if necessary."""
         now_s = self._clock.monotonic_s()
         if not self._token or now_s >= self._renew_s:
             try:
-                self._token, good_s = self._ask()
-                self._ends_s = now_s + good_s
-                self._renew_s = max(self._ends_s - _RENEW_BEFORE_S, now_s + _RETRY_S)
+                self._token, lifetime_s = self._fetch()
+                self._expires_s = now_s + lifetime_s
+                self._renew_s = max(self._expires_s - _RENEW_BEFORE_S, now_s + _RETRY_S)
             except (BaseHTTPError, LibcloudError, OSError):
-                if not self._token or now_s >= self._ends_s:
+                if not self._token or now_s >= self._expires_s:
                     raise
-                self._renew_s = now_s + _RETRY_S  # the one that we have is good for a while yet
+                self._renew_s = now_s + _RETRY_S  # the current token is still valid
         return self._token
 
     def forget(self) -> None:
+        """Discard the token."""
         self._token = ""
 
 
 def key_token_fetcher(service_account: str, key: str, **connection: Any) -> Callable[[], TokenGrant]:
-    """Tokens of a service account (its mail address), by its key, PEM or JSON. ``connection``: as libcloud's."""
+    """Return a function that fetches tokens with the key of a service account.
 
-    def ask() -> TokenGrant:
+    ``service_account`` is the account's mail address. ``key`` is PEM or Google's JSON. ``connection`` holds keyword
+    arguments for libcloud's connection.
+    """
+
+    def fetch() -> TokenGrant:
         try:
             login = _Login(service_account, key, [SCOPE], **connection)  # type: ignore[no-untyped-call]
             signed: Any = login.get_new_token
             return _parse_grant(signed())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Without what it says: that may be of the key.
-            what = "the key of the service account is no RSA key, in PEM or in Google's JSON"
+            # Do not show the exception's text: it may contain part of the key.
+            what = "the key of the service account is not an RSA key in PEM or in Google's JSON"
             raise GoogleAuthError(what) from error  # type: ignore[no-untyped-call]
 
-    return ask
+    return fetch
 
 
 def instance_token_fetcher(service: str = METADATA_SERVICE) -> Callable[[], TokenGrant]:
-    """Tokens of the service account of the instance that this runs on."""
-    # Without the proxies of the environment: the service answers nobody but its own instance.
+    """Return a function that fetches tokens for the service account of this Compute Engine instance."""
+    # Bypass the proxies of the environment: the service answers only its own instance.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def ask() -> TokenGrant:
+    def fetch() -> TokenGrant:
         request = urllib.request.Request(  # noqa: S310 - a service of this instance, by the site's environment
             service + _METADATA_PATH, headers={"Metadata-Flavor": "Google"}
         )
@@ -101,17 +109,17 @@ def instance_token_fetcher(service: str = METADATA_SERVICE) -> Callable[[], Toke
             with opener.open(request, timeout=_METADATA_TIMEOUT_S) as reply:
                 content = reply.read()
         except urllib.error.HTTPError as refused:
-            refused.close()  # it holds the connection
-            _raise_refusal(refused.code, f"{service} gives no token of a service account: HTTP {refused.code}", {})
+            refused.close()  # the exception keeps the connection open
+            _raise_refusal(refused.code, f"{service} returns no token: HTTP {refused.code}", {})
         except (OSError, http.client.HTTPException) as error:
-            what = f"no key is given, and {service} has no token of a service account: {error}"
+            what = f"no key is configured, and {service} returns no token: {error}"
             raise GoogleAuthError(what) from error  # type: ignore[no-untyped-call]
         try:
             return _parse_grant(json.loads(content))
         except ValueError as error:
             raise _unusable_reply() from error
 
-    return ask
+    return fetch
 
 
 class _Reply(JsonResponse):
@@ -123,15 +131,15 @@ class _Reply(JsonResponse):
             body = json.loads(self.body or "")
         except ValueError:
             body = None
-        said = (body.get("error"), body.get("error_description")) if isinstance(body, dict) else ()
-        words = ": ".join(word for word in said if isinstance(word, str)) or f"HTTP {self.status}"
-        _raise_refusal(self.status, f"Google refuses the key of the service account: {words}", self.headers)
+        texts = (body.get("error"), body.get("error_description")) if isinstance(body, dict) else ()
+        reason = ": ".join(text for text in texts if isinstance(text, str)) or f"HTTP {self.status}"
+        _raise_refusal(self.status, f"Google refuses the key of the service account: {reason}", self.headers)
 
 
 class _Login(GoogleServiceAcctAuthConnection):
-    """libcloud's, as far as the signature; what is answered is read by us."""
+    """libcloud's login. It signs the request; this module parses the reply."""
 
-    responseCls: Any = _Reply  # noqa: N815 - libcloud names its hooks so
+    responseCls: Any = _Reply  # noqa: N815 - libcloud's name for the hook
     retryCls: Any = NoRetry  # noqa: N815
 
     def _token_request(self, request_body: dict[str, Any]) -> Any:
@@ -146,18 +154,17 @@ def _raise_refusal(status: int, what: str, headers: Any) -> NoReturn:
 
 
 def _parse_grant(reply: Any) -> TokenGrant:
-    """The token in a reply. One that cannot be sent, or has no end, would be kept for ever."""
+    """Return the token in a reply. Reject a token that no header can hold, or whose lifetime is not finite."""
     try:
-        token, good_s = reply["access_token"], float(reply["expires_in"])
-        fit = token.isascii() and token.isprintable() and 0 < good_s < float("inf")
+        token, lifetime_s = reply["access_token"], float(reply["expires_in"])
+        is_usable = token.isascii() and token.isprintable() and 0 < lifetime_s < float("inf")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unusable_reply() from error
-    if not (token and fit):
+    if not (token and is_usable):
         raise _unusable_reply()
-    return token, good_s
+    return token, lifetime_s
 
 
 def _unusable_reply() -> LibcloudError:
-    return malformed_reply(
-        "the reply to the login has no token that can be used", ""
-    )  # what it has may be half a secret
+    # Do not show the reply: it may contain part of a secret.
+    return malformed_reply("the reply to the login has no usable token", "")

@@ -1,6 +1,6 @@
-"""libcloud's connection to Google Compute Engine, made safe, and the few calls of the API that a fleet needs.
+"""A safe connection to Google Compute Engine, and the few API calls that a fleet needs.
 
-libcloud's own create, list and destroy are not used: they ask for zones, sizes, images and every disk of the
+It does not use libcloud's own create, list and destroy: they query zones, sizes, images and every disk of the
 project, and wait for minutes. The API: https://cloud.google.com/compute/docs/reference/rest/v1.
 """
 
@@ -24,7 +24,7 @@ _EMPTY_ZONE = "NO_RESULTS_ON_PAGE"
 
 
 class ApiError(GoogleBaseError):
-    """What the API refused, with its code and headers. ``finished``: an operation that had begun ended in this."""
+    """An error of the API. ``finished`` is true if a running operation ended with this error."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str], *, finished: bool) -> None:
         super().__init__(f"{code}: {message}" if code else message, status, code)  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class ApiError(GoogleBaseError):
 
 
 class _Response(GCEResponse):
-    """Every reply is a JSON object; one that holds an error is raised, whatever its status."""
+    """Parses a reply as a JSON object. Raises :class:`ApiError` if it holds an error, whatever its HTTP status."""
 
     def parse_body(self) -> Any:
         try:
@@ -57,26 +57,26 @@ class _Connection(GCEConnection):
 
     def __init__(self, user_id: str, key: str, secure: bool, project: str = "", **named: Any) -> None:
         named = {name: value for name, value in named.items() if name in ("timeout", "proxy_url")}
-        # Not by way of Google's: it asks for a token at once, and begins in a thread that must not fail.
+        # Do not call GCEConnection.__init__: it fetches a token at once, and starting a thread must not fail.
         ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, **named)  # type: ignore[no-untyped-call]
         self.request_path = f"/compute/v1/projects/{project}"
         self.gce_params = None
 
     def request(self, *arguments: Any, **named: Any) -> Any:
-        # Not by way of Google's: it repeats whatever met a reset connection, creates too.
+        # Do not call GCEConnection.request: if a connection is reset, it repeats every request, even a create.
         try:
             return Connection.request(self, *arguments, **named)  # type: ignore[no-untyped-call]
         except ApiError as error:
             if error.http_code != _UNAUTHORIZED:
                 raise
-        # The token ended before its time, and nothing was done: once more, with a new one.
+        # The token became invalid early, and the request had no effect. Repeat it once with a new token.
         tokens: Any = self.oauth2_credential
         tokens.forget()
         return Connection.request(self, *arguments, **named)  # type: ignore[no-untyped-call]
 
 
 class GceDriver(GCENodeDriver):
-    """One project. Belongs to one thread. Makes no call before it is asked to."""
+    """Calls the API for one project. Serves one thread. Constructing it makes no call."""
 
     connectionCls: Any = _Connection
 
@@ -88,7 +88,7 @@ class GceDriver(GCENodeDriver):
         timeout_s: float = 60.0,
         endpoint: str = "",
     ) -> None:
-        """``endpoint`` stands in a test for Google's own."""
+        """``endpoint`` replaces Google's own endpoint in tests."""
         super().__init__("", "", project=project, auth_type="SA", timeout=timeout_s)  # type: ignore[no-untyped-call]
         connection: Any = self.connection
         connection.oauth2_credential = tokens
@@ -101,22 +101,23 @@ class GceDriver(GCENodeDriver):
         return {"project": self.project}
 
     def instances(self, label: str, value: str) -> list[dict[str, Any]]:
-        """Every instance in any zone that carries the label, from however many pages."""
+        """Return every instance with the label, from all zones and all pages."""
         return list(self._pages("/aggregated/instances", {"filter": f'labels.{label} = "{value}"'}))
 
     def instance(self, zone: str, name: str) -> dict[str, Any]:
+        """Read one instance."""
         return self._call(f"/zones/{zone}/instances/{name}")
 
     def insert(self, zone: str, instance: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin to make an instance; give the operation."""
+        """Start creating an instance, and return the operation."""
         return self._require_operation(self._call(f"/zones/{zone}/instances", method="POST", data=dict(instance)))
 
     def operation(self, zone: str, name: str) -> dict[str, Any]:
-        """How far an operation is. Raises :class:`ApiError` once it has failed."""
+        """Return the state of an operation. Raises :class:`ApiError` if the operation failed."""
         return self._require_operation(self._call(f"/zones/{zone}/operations/{name}"))
 
     def delete(self, zone: str, name: str) -> None:
-        """Begin to delete an instance, and what of its disks is to go with it."""
+        """Start deleting an instance and its auto-delete disks."""
         self._require_operation(self._call(f"/zones/{zone}/instances/{name}", method="DELETE"))
 
     def _call(self, path: str, **named: Any) -> dict[str, Any]:
@@ -126,28 +127,28 @@ class GceDriver(GCENodeDriver):
 
     def _require_operation(self, reply: dict[str, Any]) -> dict[str, Any]:
         if not (isinstance(reply.get("name"), str) and isinstance(reply.get("status"), str)):
-            raise malformed_reply("an operation was expected", reply)
+            raise malformed_reply("the reply is not an operation", reply)
         return reply
 
-    def _pages(self, path: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        params: dict[str, Any] = {**asked, "maxResults": _PAGE_ITEMS}
+    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        params: dict[str, Any] = {**query, "maxResults": _PAGE_ITEMS}
         for _ in range(PAGES_MAX):
             reply = self._call(path, params=params)
             yield from _instances_in(reply)
-            following = reply.get("nextPageToken")
-            if not following:
+            next_token = reply.get("nextPageToken")
+            if not next_token:
                 return
-            if following == params.get("pageToken"):
+            if next_token == params.get("pageToken"):
                 break
-            params["pageToken"] = following
+            params["pageToken"] = next_token
         raise malformed_reply("the list of instances does not end", params)
 
 
 def _instances_in(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The instances of one page. A zone that could not be asked makes the list a part of one."""
+    """Yield the instances of one page. Raises if the page is incomplete because a zone could not be listed."""
     items = reply.get("items", {}) if reply.get("id") else None
     if not isinstance(items, dict) or reply.get("unreachables"):
-        raise malformed_reply("the list of instances is not whole", reply.get("unreachables") or sorted(reply))
+        raise malformed_reply("the list of instances is incomplete", reply.get("unreachables") or sorted(reply))
     for zone, found in items.items():
         warning = object_in(found, zone).get("warning") or {}
         if object_in(warning, zone).get("code", _EMPTY_ZONE) != _EMPTY_ZONE:
@@ -159,10 +160,10 @@ def _instances_in(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _first_error(error: Any) -> tuple[str, str]:
-    """The code and the words of an error, in whichever of Google's forms it came."""
+    """Return the code and the message of an error, in any of Google's forms."""
     if not isinstance(error, dict):
         return "", str(error)
     errors = error.get("errors")
     first = errors[0] if isinstance(errors, list) and errors and isinstance(errors[0], dict) else {}
     code = first.get("reason") or first.get("code") or error.get("status") or ""
-    return str(code), str(first.get("message") or error.get("message") or "no words")
+    return str(code), str(first.get("message") or error.get("message") or "no message")

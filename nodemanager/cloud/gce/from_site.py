@@ -1,4 +1,4 @@
-"""Google Compute Engine as a site has it: its ports, where its nodes are put."""
+"""Builds Compute Engine ports from a site's configuration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from nodemanager.core.slots import TypeName
 
 
 def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port keeps a token of its own."""
     placements = placements_of(site)
-    ask = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
+    fetch_token = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
 
     def port() -> CloudPort:
-        driver = GceDriver(site.cloud.project, CachedTokens(ask, clock), timeout_s=site.cloud.call_timeout_s)
+        tokens = CachedTokens(fetch_token, clock)
+        driver = GceDriver(site.cloud.project, tokens, timeout_s=site.cloud.call_timeout_s)
         return GceCloud(
             driver,
             placements,
@@ -42,7 +44,10 @@ def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
 def token_fetcher(
     secrets: Mapping[str, str], environment: Mapping[str, str], timeout_s: float
 ) -> Callable[[], TokenGrant]:
-    """Where tokens come from: the site's key, else the instance (at ``GCE_METADATA_HOST``, as Google's tools)."""
+    """Return a function that fetches tokens with the site's key, or else from the instance's metadata service.
+
+    Like Google's tools, it finds that service at ``GCE_METADATA_HOST`` if the variable is set.
+    """
     if "service_account" in secrets:
         return key_token_fetcher(secrets["service_account"], secrets["key"], timeout=timeout_s)
     host = environment.get("GCE_METADATA_HOST")
@@ -50,6 +55,7 @@ def token_fetcher(
 
 
 def placements_of(site: Site) -> dict[TypeName, GcePlacement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
     cloud = site.cloud
     return {
         name: GcePlacement(node.network or cloud.network, node.zones or cloud.zones)

@@ -1,7 +1,8 @@
-"""``provider = gce``: the cloud port on Google Compute Engine.
+"""``provider = gce``: the cloud port for Google Compute Engine.
 
-A name is taken only once in a zone, and a launch is looked for by its label in all zones before it is made. Labels
-hold little (no capitals, no dots), so a node's identity is in its metadata; the labels are for finding it.
+Before a create, the port searches all zones for the launch's label. An instance's name is unique in its zone and
+derived from the launch, so a repeated create makes no second node. Labels allow no capitals and no dots, so the
+identity of a node is in its metadata, and the labels serve only to find it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LABEL_CLUSTER = "fnm-cluster"
 LABEL_LAUNCH = "fnm-launch"
 
 POLL_S = 1.0
-POLL_MAX_S = 30.0  # an insert that takes longer is left to the lists
+POLL_MAX_S = 30.0  # the port stops waiting for a longer insert; later lists show its instance
 
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
@@ -44,7 +45,7 @@ _STATES: Mapping[str, NodeState] = MappingProxyType(
         "PROVISIONING": NodeState.PENDING,
         "STAGING": NodeState.PENDING,
         "STOPPING": NodeState.STOPPING,
-        # Powered off or preempted. Its disk still costs, and it must be deleted to leave the list.
+        # Powered off or preempted. Its disk still costs money, and it stays in the list until it is deleted.
         "TERMINATED": NodeState.ERROR,
         "STOPPED": NodeState.ERROR,
     }
@@ -73,14 +74,14 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GcePlacement:
-    """Where the instances of a node type are put."""
+    """The network and zones of a node type's instances."""
 
     network: str  # "global/networks/NAME" or "regions/REGION/subnetworks/NAME"
-    zones: tuple[str, ...]  # tried in their order
+    zones: tuple[str, ...]  # tried in this order
 
 
 class GceCloud(RetryingPort):
-    """One project, and the instances in it that carry our cluster's label."""
+    """The cloud port of one project. It sees only instances with the cluster's label."""
 
     def __init__(
         self,
@@ -101,11 +102,12 @@ class GceCloud(RetryingPort):
         self._placements = placements
 
     def destroy(self, provider_id: ProviderId) -> None:
-        named = _PROVIDER_ID.fullmatch(provider_id)
-        if named is None:
-            return  # nothing has an id of another form
+        """Delete an instance, given as ``ZONE/NAME``. One that no longer exists is no error."""
+        zone_and_name = _PROVIDER_ID.fullmatch(provider_id)
+        if zone_and_name is None:
+            return  # no instance can have such an id
         with self._ignoring_gone():
-            self.driver.delete(named[1], named[2])
+            self.driver.delete(zone_and_name[1], zone_and_name[2])
 
     def _fetch_nodes(self) -> Sequence[Node]:
         return [self._libcloud_node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
@@ -126,7 +128,7 @@ class GceCloud(RetryingPort):
                 return self._create_in_zone(zone, request, launch)
             except CloudError as error:
                 if error.kind is not FailureKind.CAPACITY:
-                    raise  # only what proves that nothing was made lets the next zone be tried
+                    raise  # try the next zone only after an error that proves nothing was created
                 self._refuse_late_create(started_s)
         return self._create_in_zone(zones[-1], request, launch)
 
@@ -147,22 +149,22 @@ class GceCloud(RetryingPort):
         try:
             return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
         except CloudError:
-            # It exists, or is about to: what is not known of it now, the next list will say.
+            # The instance exists or will soon. The next list shows its details.
             extra = {"metadata": dict(request.tags)}
             return Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra)
 
     def _instance_named(self, zone: str, name: str) -> Node:
-        """The instance that has the name. It may be what an insert of ours made whose reply was lost."""
+        """Return the instance with this name. An earlier insert may have created it and lost the reply."""
         try:
             return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
         except CloudError as error:
-            raise _ambiguous(f"{zone} has an instance {name}, which cannot be looked at", error) from error
+            raise _ambiguous(f"{zone} has an instance {name}, which cannot be read", error) from error
 
     def _await_insert(self, zone: str, operation: Mapping[str, Any]) -> None:
-        """Wait until an insert is done, or long enough. Raises why it failed: whether there is room shows here.
+        """Wait until an insert is done, ``POLL_MAX_S`` at most. Raises its error, such as a lack of capacity.
 
-        An insert that was accepted has made nothing only where its operation says that it ended in an error. A look
-        at it that is refused says nothing of the instance.
+        Only an operation that ended with an error proves that nothing was created. If the operation cannot be read,
+        the instance may exist all the same, so the error is ``AMBIGUOUS``.
         """
         polled_s, pause_s = 0.0, POLL_S
         while operation["status"] != "DONE" and polled_s < POLL_MAX_S:
@@ -177,9 +179,7 @@ class GceCloud(RetryingPort):
                 if isinstance(refused, ApiError) and refused.finished:
                     raise
                 if error.kind is not FailureKind.THROTTLED:
-                    raise _ambiguous(
-                        "the insert was accepted, and its operation cannot be looked at", error
-                    ) from error
+                    raise _ambiguous("the insert was accepted, but its operation cannot be read", error) from error
                 pause_s = min(POLL_MAX_S, max(2 * pause_s, error.retry_after_s))
 
     def _instance_body(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class GceCloud(RetryingPort):
             "networkInterfaces": [{"subnetwork" if "/subnetworks/" in network else "network": network}],
         }
         if node_type.gpus:
-            # It cannot be moved to another host while it runs, and Google refuses what does not say so.
+            # An instance with GPUs cannot migrate to another host. Google requires the request to say so.
             instance["scheduling"] = {"onHostMaintenance": "TERMINATE"}
         if node_type.market is Market.SPOT:
             instance["scheduling"] = {
@@ -210,7 +210,7 @@ class GceCloud(RetryingPort):
         return instance
 
     def _libcloud_node(self, found: Mapping[str, Any]) -> Node:
-        """An instance as libcloud's node, without the calls that libcloud would make for it."""
+        """Convert an instance to libcloud's node without the extra calls that libcloud would make."""
         try:
             zone = str(found["zone"]).rpartition("/")[2]
             interfaces = found.get("networkInterfaces") or []
@@ -227,22 +227,18 @@ class GceCloud(RetryingPort):
                     "metadata": {_tag_of_key(item["key"]): str(item.get("value", "")) for item in items},
                     "status": found["status"],
                 },
-                # libcloud gives none: it has the moment in extra only.
+                # libcloud would leave this empty and put the time into ``extra`` only.
                 created_at=datetime.fromisoformat(found["creationTimestamp"]),
             )
         except _PARSE_ERRORS as error:
-            raise malformed_reply(
-                f"an instance lacks what every instance has ({error!r})", sorted(found)
-            ) from error
+            raise malformed_reply(f"an instance lacks a required field ({error!r})", sorted(found)) from error
 
     def _tags(self, node: Node) -> Mapping[str, str]:
         metadata: Mapping[str, str] = node.extra["metadata"]
         return metadata
 
     def _died_because(self, node: Node) -> str:
-        return (
-            f"in state {node.extra['status']}: powered off, or preempted" if node.state == NodeState.ERROR else ""
-        )
+        return f"in state {node.extra['status']}: powered off or preempted" if node.state == NodeState.ERROR else ""
 
     def _cloud_node(self, node: Node) -> CloudNode:
         seen = super()._cloud_node(node)
@@ -257,14 +253,15 @@ class GceCloud(RetryingPort):
 
 
 def _ambiguous(what: str, error: CloudError) -> CloudError:
-    """The failure of a create whose node may stand, whatever kept us from looking at it."""
+    """Build the error of a create whose node may exist but cannot be read."""
     return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
 
 
 def _metadata_key(tag: str) -> str:
-    """``fnm:slot`` as a key of the metadata, which has no colon: ``fnm-slot``."""
+    """Convert a tag to a metadata key, which allows no colon: ``fnm:slot`` becomes ``fnm-slot``."""
     return tag.replace(":", "-", 1)
 
 
 def _tag_of_key(key: str) -> str:
+    """Reverse :func:`_metadata_key`."""
     return key.replace("-", ":", 1) if key.startswith("fnm-") else key

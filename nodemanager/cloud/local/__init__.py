@@ -1,1 +1,1 @@
-"""A cloud of local processes, for laptops and tests."""
+"""The adapter for a cloud of local processes, for laptops and tests."""

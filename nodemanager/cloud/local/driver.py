@@ -1,8 +1,8 @@
-"""A libcloud driver whose nodes are processes on this machine: each a session and a folder of its own.
+"""A libcloud driver whose nodes are processes on this machine. Each node has its own session and folder.
 
-What it says is worded as EC2 words it (error codes, state reasons), so that one classifier reads both. Nodes
-outlive the process that made them; any process that opens the same directory sees the same nodes. A driver
-object belongs to one thread, as any driver of libcloud does.
+It uses EC2's error codes and state reasons, so the same code classifies both. Nodes outlive the process that
+created them. Every process that opens the same directory sees the same nodes. A driver serves one thread, like
+every libcloud driver.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _END_REASONS = {
     BOOT_FAILURE: "the node failed to boot",
     HOST_FAILURE: "the node's processes ended without being asked to",
 }
-# A node on record without a process was abandoned by a manager that was killed while it started one. The process
-# may yet appear.
+# A node record without a process means that a manager was killed while it started the process. Until this time has
+# passed, the process may still appear.
 _START_WAIT_S = 30.0
 _THROTTLED_S = 1
 _RETRY_AFTER = {"retry-after": str(_THROTTLED_S)}
 
 
 class LocalNodeDriver(NodeDriver):
-    """Nodes in ``state_dir``; the knobs are ``faults`` and the file ``STATE/faults.json``.
+    """Manages the nodes in ``state_dir``. ``faults`` and the file ``STATE/faults.json`` inject faults.
 
-    Terminated nodes are listed for ``terminated_ttl_s`` more, and as long their tokens give them back. Then
-    their folders go; with ``keep_logs``, to ``STATE/logs``.
+    A terminated node stays listed for ``terminated_ttl_s``, and a repeated create with its token returns it. Then
+    the driver deletes its folder or, with ``keep_logs``, moves it to ``STATE/logs``.
     """
 
     type = "local"
@@ -65,9 +65,9 @@ class LocalNodeDriver(NodeDriver):
         faults: Faults | None = None,
         terminated_ttl_s: float = 60.0,
         keep_logs: bool = False,
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
-        # Not the base's: it connects to a host.
+        # Do not call NodeDriver.__init__: it connects to a host.
         self.key = str(state_dir)
         self.faults = faults if faults is not None else Faults()
         self.store = Store(state_dir)
@@ -75,10 +75,10 @@ class LocalNodeDriver(NodeDriver):
         self._wall_at = wall_at
         self._terminated_ttl_s = terminated_ttl_s
         self._keep_logs = keep_logs
-        self._dice = dice or random.Random()
+        self._rng = rng or random.Random()
 
     def list_nodes(self) -> list[Node]:
-        """Every node, in the order of creation. Raises :class:`BaseHTTPError` if one of them is unreadable."""
+        """Return every node in order of creation. Raises :class:`BaseHTTPError` if one is unreadable."""
         self._admit()
         with self._locked_store():
             return [self._libcloud_node(record) for record in self._observe()]
@@ -88,18 +88,18 @@ class LocalNodeDriver(NodeDriver):
         name: str,
         size: NodeSize,
         image: NodeImage,
-        location: NodeLocation | None = None,  # noqa: ARG002 - there is but this machine,
-        auth: NodeAuthSSHKey | NodeAuthPassword | None = None,  # noqa: ARG002 - and nobody logs in
+        location: NodeLocation | None = None,  # noqa: ARG002 - there is only this machine
+        auth: NodeAuthSSHKey | NodeAuthPassword | None = None,  # noqa: ARG002 - nobody logs in
         *,
         ex_userdata: str = "",
         ex_metadata: Mapping[str, str] | None = None,
         ex_clienttoken: str = "",
     ) -> Node:
-        """Make a node that runs ``ex_userdata``, a script with a ``#!`` line, once it has booted.
+        """Create a node that runs ``ex_userdata``, a script with a ``#!`` line, after it has booted.
 
-        The same ``ex_clienttoken`` gives the same node, living or terminated, as long as it is listed.
-        ``ex_metadata`` are its tags. Raises :class:`BaseHTTPError` if it was refused, ``ConnectionError`` if
-        the reply is to be lost.
+        While a node is listed, alive or terminated, the same ``ex_clienttoken`` returns it again. ``ex_metadata``
+        holds its tags. Raises :class:`BaseHTTPError` if the create is refused, and ``ConnectionError`` if the
+        injected fault is a lost reply.
         """
         faults = self._admit()
         order = CreateRequest(name, size.id, image.id, ex_clienttoken, dict(ex_metadata or {}))
@@ -115,11 +115,11 @@ class LocalNodeDriver(NodeDriver):
             return self._libcloud_node(record)
 
     def destroy_node(self, node: Node) -> bool:
-        """Kill all that belongs to the node. One that is gone already is no error."""
+        """Kill every process of the node. A node that no longer exists is no error."""
         return self.ex_destroy_nodes([node])
 
     def ex_destroy_nodes(self, nodes: Sequence[Node]) -> bool:
-        """Destroy several nodes with one look at the machine's processes."""
+        """Destroy several nodes with one scan of the machine's processes."""
         self._admit()
         wanted = frozenset(node.id for node in nodes)
         with self._locked_store():
@@ -130,14 +130,14 @@ class LocalNodeDriver(NodeDriver):
         return True
 
     def ex_console_output(self, node: Node) -> str:
-        """What the node's user-data printed so far; "" for a node that is forgotten."""
+        """Return the output of the node's user-data so far; "" if the node's folder was deleted."""
         try:
             return (self.store.folder(str(node.id)) / "console.log").read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
 
     def _admit(self) -> Faults:
-        """Let a call in, as fast as the knobs let it; or refuse it."""
+        """Apply the injected latency and throttling to a call, and return the current faults."""
         with self._locked_store():
             faults = self._fault_board.current()
             throttled = self._fault_board.count_down("throttle")
@@ -149,7 +149,7 @@ class LocalNodeDriver(NodeDriver):
 
     @contextmanager
     def _locked_store(self) -> Iterator[None]:
-        """The world under its lock, its damages in the words of a provider."""
+        """Hold the store's lock, and raise damage to its files as a provider's errors."""
         try:
             with self.store.locked():
                 yield
@@ -159,10 +159,10 @@ class LocalNodeDriver(NodeDriver):
             raise _refusal(400, "InvalidParameterValue", str(error)) from error
 
     def _boot(self, record: NodeRecord, faults: Faults) -> NodeRecord:
-        """Start a node's init. If the machine has no room for one more process, there is no node either."""
-        drawn = self._dice.random()
-        fate = "fail" if drawn < faults.p_boot_fail else "boot"
-        if faults.p_boot_fail <= drawn < faults.p_boot_fail + faults.p_boot_hang:
+        """Start a node's init. If the machine cannot start another process, remove the node and raise."""
+        draw = self._rng.random()
+        fate = "fail" if draw < faults.p_boot_fail else "boot"
+        if faults.p_boot_fail <= draw < faults.p_boot_fail + faults.p_boot_hang:
             fate = "hang"
         try:
             init = start(self.store.init, self.store.folder(record.id), record.id, float(faults.boot_delay_s), fate)
@@ -173,7 +173,7 @@ class LocalNodeDriver(NodeDriver):
         return self.store.save(replace(record, init=init))
 
     def _observe(self) -> list[NodeRecord]:
-        """Look at every node: finish what ends, forget what ended long ago, return the others."""
+        """Update every node's record. Kill the nodes that must end, forget old ones, return the rest."""
         now_at = self._wall_at()
         records = [self._note_end(record, now_at) for record in self.store.read_all()]
         records = self._kill_ending(records, now_at)
@@ -183,11 +183,11 @@ class LocalNodeDriver(NodeDriver):
         return [record for record in records if record.id not in old]
 
     def _note_end(self, record: NodeRecord, now_at: float) -> NodeRecord:
-        """A node whose init is no more has ended, and whatever it left behind must end too."""
+        """If a node's init has ended, mark the node as ending, so that its remaining processes are killed too."""
         if record.ending:
             return record
         if record.init is None:
-            # Whoever made it was killed halfway: we hold the lock, so it is not at it any more.
+            # Its creator was killed halfway. It cannot be still at work, because this process holds the lock.
             init = find_init(record.id)
             if init is not None:
                 return self.store.save(replace(record, init=init))
@@ -202,7 +202,7 @@ class LocalNodeDriver(NodeDriver):
         return record.terminated_at is not None and now_at - record.terminated_at > self._terminated_ttl_s
 
     def _kill_ending(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
-        """Kill what is to end. A node is terminated only once nothing of it lives."""
+        """Kill the nodes that must end. A node counts as terminated only after its last process has ended."""
         ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
         if not ending:
             return records
@@ -237,7 +237,7 @@ class LocalNodeDriver(NodeDriver):
         )
 
     def _status(self, record: NodeRecord) -> tuple[str, NodeState]:
-        """EC2's word for the node's state, and libcloud's."""
+        """Return the node's state in EC2's terms and in libcloud's."""
         if record.terminated_at is not None:
             return "terminated", NodeState.TERMINATED
         if record.ending:
@@ -258,13 +258,13 @@ def _find_by_token(records: Sequence[NodeRecord], token: str) -> NodeRecord | No
 def _refuse_beyond_limits(records: Sequence[NodeRecord], faults: Faults) -> None:
     living = sum(record.terminated_at is None for record in records)
     if faults.quota_max is not None and living >= faults.quota_max:
-        raise _refusal(400, "InstanceLimitExceeded", f"{living} nodes stand, quota_max is {faults.quota_max}")
+        raise _refusal(400, "InstanceLimitExceeded", f"{living} nodes exist, quota_max is {faults.quota_max}")
     if faults.nodes_max is not None and living >= faults.nodes_max:
         raise _refusal(
-            500, "InsufficientInstanceCapacity", f"{living} nodes stand, nodes_max is {faults.nodes_max}"
+            500, "InsufficientInstanceCapacity", f"{living} nodes exist, nodes_max is {faults.nodes_max}"
         )
 
 
 def _refusal(status: int, code: str, text: str, headers: dict[str, str] | None = None) -> BaseHTTPError:
-    """An error as libcloud's EC2 driver raises it: status, and "Code: text" as its message."""
+    """Build an error like those of libcloud's EC2 driver: a status, and "Code: text" as the message."""
     return BaseHTTPError(status, f"{code}: {text}", headers)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""What goes wrong at the local cloud, on demand: knobs on the driver, and in a file beside its nodes.
+"""Injects faults into the local cloud. The driver's ``faults`` and a file next to its nodes set them.
 
-The file is read at each call, so that a running service can be disturbed from outside:
-``echo '{"lost_reply": 1}' > STATE/faults.json``. A knob that the file names wins over the driver's.
+Example: ``echo '{"lost_reply": 1}' > STATE/faults.json``. Every call reads the file, so you can disturb a running
+service from outside. A setting in the file overrides the driver's.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(slots=True)
 class Faults:
-    """The knobs. ``None`` for a limit is no limit."""
+    """The faults to inject. A limit of ``None`` means no limit."""
 
-    boot_delay_s: Seconds = 0.0  # pending for so long
-    p_boot_fail: Probability = 0.0  # of all boots: terminated, Server.InternalError
-    p_boot_hang: Probability = 0.0  # of all boots: running for the cloud, user-data never runs
-    nodes_max: Count | None = None  # more than that: InsufficientInstanceCapacity
-    quota_max: Count | None = None  # more than that: InstanceLimitExceeded
-    lost_reply: Count = 0  # the next so many creates are carried out and never answered
-    throttle: Count = 0  # the next so many calls are refused
-    api_latency_s: Seconds = 0.0  # each call takes so long
+    boot_delay_s: Seconds = 0.0  # how long a node is pending
+    p_boot_fail: Probability = 0.0  # share of boots that end terminated, with Server.InternalError
+    p_boot_hang: Probability = 0.0  # share of boots that look running but never run their user-data
+    nodes_max: Count | None = None  # a create beyond it fails: InsufficientInstanceCapacity
+    quota_max: Count | None = None  # a create beyond it fails: InstanceLimitExceeded
+    lost_reply: Count = 0  # how many of the next creates succeed without an answer
+    throttle: Count = 0  # how many of the next calls are refused
+    api_latency_s: Seconds = 0.0  # how long each call takes
 
 
 class FaultsUnreadableError(ValueError):
-    """The file of knobs does not hold knobs."""
+    """The faults file is invalid."""
 
 
 class FaultBoard:
-    """The knobs of one driver and of the file, as one. To be used under the lock of the file's directory."""
+    """Combines the faults of one driver and of the file. Call it only while you hold the directory's lock."""
 
     def __init__(self, path: Path, faults: Faults) -> None:
         self._path = path
         self._faults = faults
 
     def current(self) -> Faults:
-        """What is disturbed now. Raises :class:`FaultsUnreadableError`."""
+        """Return the faults in effect. Raises :class:`FaultsUnreadableError`."""
         return replace(self._faults, **self._in_file())
 
     def count_down(self, countdown: Countdown) -> bool:
-        """Whether this call is one of those counted, and count it."""
+        """Return whether the fault applies to this call, and count the call."""
         in_file = self._in_file()
         left = int(in_file.get(countdown, getattr(self._faults, countdown)))
         if left == 0:
@@ -66,21 +66,21 @@ class FaultBoard:
         except FileNotFoundError:
             return {}
         try:
-            # An empty file is one that is just being written.
-            named = json.loads(text or "{}")
-            known = _FAULTS_ADAPTER.dump_python(_FAULTS_ADAPTER.validate_python(named))
+            # The file is empty for a moment while somebody writes it.
+            in_file = json.loads(text or "{}")
+            known = _FAULTS_ADAPTER.dump_python(_FAULTS_ADAPTER.validate_python(in_file))
         except ValueError as error:
-            raise FaultsUnreadableError(f"{self._path}: {_why_invalid(error)}; mend it or remove it") from error
-        unknown = sorted(named.keys() - known.keys())
+            raise FaultsUnreadableError(f"{self._path}: {_why_invalid(error)}; correct or remove it") from error
+        unknown = sorted(in_file.keys() - known.keys())
         if unknown:
             raise FaultsUnreadableError(
-                f"{self._path}: no such knob: {', '.join(unknown)}; there are {', '.join(known)}"
+                f"{self._path}: unknown faults: {', '.join(unknown)}; the known ones are {', '.join(known)}"
             )
-        return {name: known[name] for name in named}
+        return {name: known[name] for name in in_file}
 
-    def _write(self, knobs: dict[str, Any]) -> None:
+    def _write(self, faults: dict[str, Any]) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(knobs), encoding="utf-8")
+        new.write_text(json.dumps(faults), encoding="utf-8")
         new.replace(self._path)
 
 

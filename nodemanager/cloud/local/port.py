@@ -1,4 +1,4 @@
-"""``provider = local``: the cloud port over processes of this machine."""
+"""``provider = local``: the cloud port whose nodes are processes on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _MIB = 2**20
 
 
 class LocalCloud(LibcloudPort):
-    """The nodes in ``directory``. Its knobs are ``driver.faults``, and ``directory/faults.json``."""
+    """The cloud port of the nodes in ``directory``.
+
+    To inject faults, set ``driver.faults`` or write ``directory/faults.json``.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
-"""The processes of local nodes: how they start, which of them live, how all of them end.
+"""Starts, finds and kills the processes of local nodes.
 
-A process is known by its pid, the tick at which it started and the boot of the machine (proc(5): ``PID/stat`` and
-``sys/kernel/random/boot_id``), so that neither a pid used anew nor a machine booted anew passes for it.
-Whatever a node starts belongs to the session of its init or carries ``FNM_NODE`` in its environment; only a
-process that leaves both behind is out of reach.
+A process is identified by its pid, its start tick and the machine's boot id (proc(5): ``PID/stat`` and
+``sys/kernel/random/boot_id``). So a reused pid or a reboot cannot lead to a mix-up. Every process of a node is in
+the session of its init or has ``FNM_NODE`` in its environment. A process that leaves both is not found.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NODE_ID_VARIABLE = "FNM_NODE"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 INIT_SCRIPT = """\
-# The init of a local node: boots, runs the user-data, and outlives it, as a machine does.
+# The init of a local node: boots, runs the user-data, and keeps running afterwards, like a machine.
 # Usage: sh init FOLDER BOOT_DELAY_S boot|fail|hang
 folder=$1 boot_delay_s=$2 fate=$3
 umask 022
@@ -34,10 +33,10 @@ if [ "$fate" = fail ]; then
 fi
 echo running > "$folder/phase"
 if [ "$fate" = boot ]; then
-    # A machine's /tmp ends with it. The path is short, for sockets lie below it.
+    # The node's own /tmp, deleted when the node ends. The path is short because sockets are created below it.
     TMPDIR=$(mktemp -d /tmp/fnm-node.XXXXXX) || exit 1
     echo "$TMPDIR" > "$folder/tmp"
-    # In the foreground: a shell lets what it starts in the background ignore SIGINT, jobs of Flux included.
+    # Run it in the foreground: background processes of a shell, and the Flux jobs they start, would ignore SIGINT.
     env -i PATH="$PATH" HOME="$HOME" TMPDIR="$TMPDIR" FNM_NODE="$FNM_NODE" "$folder/user-data"
     echo $? > "$folder/user-data.exit"
 fi
@@ -47,7 +46,7 @@ while :; do sleep 86400; done
 _NODE_ID_ASSIGNMENT = f"\0{NODE_ID_VARIABLE}=".encode()
 _ROUNDS_MAX = 3
 _DEATH_WAIT_S = 2.0
-# What a shell, nohup or Python itself may have told us to ignore, and a new machine does not know of.
+# Signals that this process may ignore because of a shell, nohup or Python. A new machine ignores none of them.
 _SIGNALS_RESET = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -57,14 +56,14 @@ _SIGNALS_RESET = (
     signal.SIGCHLD,
     signal.SIGXFSZ,
 )
-# What reading the files of a process raises when it is gone, or another user's. Not every OSError: to have no
-# file descriptor left says nothing about the process.
+# Raised by reading the files of a process that has ended or belongs to another user. Other OSErrors, such as a lack
+# of file descriptors, tell nothing about the process.
 _UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """One process of this machine, never mistaken for another one."""
+    """Identifies one process of this machine, even after its pid is reused."""
 
     pid: int
     start_tick: int
@@ -73,7 +72,7 @@ class LocalProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """The fields of ``/proc/PID/stat`` that we read."""
+    """The fields of ``/proc/PID/stat`` that this module uses."""
 
     state: str
     parent: int
@@ -86,7 +85,10 @@ class _Stat:
 
 
 def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str) -> LocalProcess:
-    """Start a node's init in a session of its own. Raises ``OSError`` when the machine has no room for it."""
+    """Start a node's init in its own session. Raises ``OSError`` if the machine cannot start a process.
+
+    ``fate`` is ``boot``, ``fail`` or ``hang``.
+    """
     console = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         "/bin/sh",
@@ -103,12 +105,12 @@ def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str
     )
     stat = _stat_of(pid)
     if stat is None:
-        raise ProcessLookupError(f"the init of node {node_id} (pid {pid}) is not in /proc right after its start")
+        raise ProcessLookupError(f"the init of node {node_id} (pid {pid}) has just started and is not in /proc")
     return LocalProcess(pid, stat.start_tick, _boot_id())
 
 
 def is_alive(process: LocalProcess) -> bool:
-    """Whether it still runs. One that ended and is our child is waited for, so that no zombie stays."""
+    """Return whether the process still runs. If it has ended and is a child of this process, reap it."""
     stat = _stat_if_same(process)
     if stat is None:
         return False
@@ -118,7 +120,7 @@ def is_alive(process: LocalProcess) -> bool:
 
 
 def find_init(node_id: str) -> LocalProcess | None:
-    """The init of a node, found by its mark; None if it was never started, or has ended."""
+    """Find a node's init by ``FNM_NODE`` in its environment; None if it never started or has ended."""
     leaders = [
         process
         for process, _ in _living_processes({node_id: None})
@@ -128,9 +130,9 @@ def find_init(node_id: str) -> LocalProcess | None:
 
 
 def end_nodes(inits: Mapping[str, LocalProcess | None]) -> frozenset[str]:
-    """Kill every process of these nodes, by node id, with one look at ``/proc`` a round.
+    """Kill every process of these nodes, given as node id -> init. Each round scans ``/proc`` once.
 
-    Returns the ids of the nodes of which something still lived after the last round.
+    Returns the ids of the nodes that still have a process after the last round.
     """
     found: dict[LocalProcess, str] = {}
     deadline_s = time.monotonic() + _DEATH_WAIT_S
@@ -151,14 +153,14 @@ def end_nodes(inits: Mapping[str, LocalProcess | None]) -> frozenset[str]:
 
 
 def marked_pids(node_ids: frozenset[str]) -> frozenset[int]:
-    """The pids of all living processes that carry the mark of one of these nodes."""
+    """Return the pids of all living processes that have one of these node ids in their environment."""
     return frozenset(process.pid for process, _ in _living_processes(dict.fromkeys(node_ids)))
 
 
 def _living_processes(inits: Mapping[str, LocalProcess | None]) -> Iterator[tuple[LocalProcess, str]]:
-    """All living processes of these nodes, each with its node's id."""
+    """Yield all living processes of these nodes, each with its node's id."""
     boot_id = _boot_id()
-    # A session's number is surely ours only as long as its leader holds the pid.
+    # A session id certainly belongs to the node only while the session's leader holds that pid.
     sessions = {init.pid: node_id for node_id, init in inits.items() if init is not None and _stat_if_same(init)}
     for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         stat = _stat_of(pid)
@@ -170,14 +172,14 @@ def _living_processes(inits: Mapping[str, LocalProcess | None]) -> Iterator[tupl
 
 
 def _node_id_of(pid: int) -> str:
-    """The node that a process's environment names, "" if none or if it is not ours to read."""
+    """Return the node id in a process's environment; "" if there is none or the environment is unreadable."""
     environment = _read_proc(f"/proc/{pid}/environ") or b""
     _, found, rest = (b"\0" + environment).partition(_NODE_ID_ASSIGNMENT)
     return rest.partition(b"\0")[0].decode(errors="replace") if found else ""
 
 
 def _kill_group(init: LocalProcess | None) -> None:
-    """Kill an init with its group at one stroke: nothing can fork its way out in between."""
+    """Kill an init and its process group in one call, so that no member can escape by forking."""
     if init is not None and _stat_if_same(init):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(init.pid, signal.SIGKILL)
@@ -185,7 +187,7 @@ def _kill_group(init: LocalProcess | None) -> None:
 
 def _kill(process: LocalProcess) -> None:
     with suppress(ProcessLookupError, PermissionError), closing(_PidFd(process.pid)) as handle:
-        # Once the handle is held its process cannot change any more: compare, then send.
+        # An open pidfd always refers to the same process. So check the process's identity first, then send.
         if _stat_if_same(process):
             signal.pidfd_send_signal(handle.fd, signal.SIGKILL)
 
@@ -199,7 +201,7 @@ def _await_end(process: LocalProcess, deadline_s: float) -> None:
 
 
 class _PidFd:
-    """A pidfd (pidfd_open(2)): it refers to one process, even after the pid is used anew."""
+    """A pidfd (pidfd_open(2)). It refers to one process, even after the pid is reused."""
 
     def __init__(self, pid: int) -> None:
         self.fd = os.pidfd_open(pid)
@@ -215,7 +217,7 @@ def _reap(process: LocalProcess, stat: _Stat) -> None:
 
 
 def _stat_if_same(process: LocalProcess) -> _Stat | None:
-    """The process's stat, zombie or not; None if it is no more, whoever has its pid now."""
+    """Return the process's stat, even of a zombie; None if it no longer exists, or another one has its pid."""
     stat = _stat_of(process.pid)
     if stat is None or stat.start_tick != process.start_tick or process.boot_id != _boot_id():
         return None
@@ -226,15 +228,18 @@ def _stat_of(pid: int) -> _Stat | None:
     stat = _read_proc(f"/proc/{pid}/stat")
     if stat is None:
         return None
-    # The name stands in parentheses and may hold any character: the fields begin after the last one.
+    # The process name is in parentheses and may contain any character. The fields follow the last parenthesis.
     fields = stat.rpartition(b")")[2].split()
     return _Stat(fields[0].decode(), parent=int(fields[1]), session=int(fields[3]), start_tick=int(fields[19]))
 
 
 def _read_proc(path: str) -> bytes | None:
-    """The file of a process, None if that is out of sight. Unbuffered: a look at all of them is a hot loop."""
+    """Read a file of a process; None if the process has ended or belongs to another user.
+
+    Reads unbuffered, because scanning all processes is a hot loop.
+    """
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib would double its cost
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib takes twice as long
             return file.readall()
     except _UNREADABLE:
         return None

@@ -1,13 +1,13 @@
-"""The local cloud's memory: a directory that any process may open, under one lock.
+"""Stores the local cloud's nodes in a directory. Any process may open it; one lock protects it.
 
-    STATE/lock         flock(2), held over each call
-    STATE/init         what each node runs first
-    STATE/making/ID/   a node not yet, or no longer, in the world
+    STATE/lock         flock(2), held during each call
+    STATE/init         the script that each node runs first
+    STATE/making/ID/   a node that is being created or deleted
     STATE/nodes/ID/    node.json, user-data (0700), console.log, phase, user-data.exit, root/
-    STATE/logs/ID/     the folders of forgotten nodes, where they are kept
+    STATE/logs/ID/     the folders of forgotten nodes, if the driver keeps them
 
-A folder comes to ``nodes/`` by one rename, its ``node.json`` inside, before any process of it exists. So one that
-lacks it, or whose ``node.json`` cannot be read, is damage: it is said, never passed over as if there were no node.
+A folder, with its ``node.json``, is moved to ``nodes/`` by one rename before any process of the node starts. So a
+folder without a readable ``node.json`` is damaged. The store reports it and never treats it as "no node".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCK_RETRY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """What was asked for, as it was asked for."""
+    """The arguments of a create, unchanged."""
 
     name: str
     size: str
@@ -43,32 +43,32 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node, as ``node.json`` holds it. Whether it runs is seen at its processes and its phase file.
+    """A node as stored in ``node.json``. Its processes and its phase file show whether it runs.
 
-    Nodes outlive the manager that wrote this: a field that is added needs a default.
+    A node may outlive the manager that wrote its record, so every new field needs a default.
     """
 
     id: str
     sequence: int
     order: CreateRequest
     created_at: float
-    init: LocalProcess | None = None  # None until it was started
-    ending: str = ""  # why its end began, as EC2 codes it
+    init: LocalProcess | None = None  # None until the process starts
+    ending: str = ""  # the cause of its end as an EC2 code; "" until it ends
     terminated_at: float | None = None
 
 
 class NodeUnreadableError(ValueError):
-    """A node's folder does not say what node it is."""
+    """A node's folder has no valid ``node.json``."""
 
 
 class Store:
-    """All nodes of one directory. Every method but :meth:`locked` is to be called under the lock."""
+    """The nodes of one directory. Hold the lock (:meth:`locked`) while you call any other method."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
         self.init = self.directory / "init"
         for name in ("nodes", "making", "logs"):
-            # What a node is told at boot may be secret from other users of the machine.
+            # A node's user-data may hold secrets, so other users of the machine must not read it.
             (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.locked():
             if not self.init.exists() or self.init.read_text(encoding="utf-8") != INIT_SCRIPT:
@@ -76,7 +76,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory's lock. Raises ``TimeoutError`` when another one holds it for too long."""
+        """Hold the directory's lock. Raises ``TimeoutError`` if another process holds it for too long."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _wait_for_lock(lock, self.directory / "lock")
@@ -85,16 +85,17 @@ class Store:
             os.close(lock)
 
     def folder(self, node_id: str) -> Path:
+        """Return the folder of a node."""
         return self.directory / "nodes" / node_id
 
     def read_all(self) -> list[NodeRecord]:
-        """All nodes in the order of their creation. Raises :class:`NodeUnreadableError`."""
+        """Return all nodes in order of creation. Raises :class:`NodeUnreadableError`."""
         records = [_read_record(folder) for folder in (self.directory / "nodes").iterdir()]
         return sorted(records, key=lambda record: record.sequence)
 
     def add(self, sequence: int, order: CreateRequest, user_data: str, created_at: float) -> NodeRecord:
-        """Bring a new node into the world, without a process as yet."""
-        # Unique on the machine, not only here: a process is found by the id it carries.
+        """Store a new node, which has no process yet."""
+        # The id must be unique on the whole machine, because it identifies processes by their environment.
         record = NodeRecord(f"local-{sequence:06d}-{token_hex(4)}", sequence, order, created_at)
         making = self.directory / "making" / record.id
         (making / "root").mkdir(parents=True)
@@ -106,18 +107,19 @@ class Store:
         return record
 
     def save(self, record: NodeRecord) -> NodeRecord:
+        """Write a node's record and return it."""
         _replace_file(self.folder(record.id) / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         return record
 
     def phase(self, node_id: str) -> str:
-        """What the node's init last said: "" (nothing yet), "running" or "failed"."""
+        """Return the last phase that the node's init wrote: "" (none yet), "running" or "failed"."""
         try:
             return (self.folder(node_id) / "phase").read_text(encoding="ascii", errors="replace").strip()
         except FileNotFoundError:
             return ""
 
     def clear_tmp(self, node_id: str) -> None:
-        """Take away what stood in the node's own ``/tmp``: a broker that was killed leaves its sockets there."""
+        """Delete the node's own ``/tmp``, where a killed broker leaves its sockets."""
         try:
             tmp = Path((self.folder(node_id) / "tmp").read_text(encoding="ascii").strip())
         except FileNotFoundError:
@@ -126,7 +128,7 @@ class Store:
             shutil.rmtree(tmp, ignore_errors=True)
 
     def forget(self, node_id: str, *, keep_logs: bool = False) -> None:
-        """Take a node out of the world, at one stroke, and then its folder off the disk."""
+        """Remove a node by one rename, then delete its folder. With ``keep_logs``, keep the folder in ``logs/``."""
         self.folder(node_id).rename(self.directory / ("logs" if keep_logs else "making") / node_id)
         for leftover in (self.directory / "making").iterdir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -140,7 +142,7 @@ def _wait_for_lock(lock: int, path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(
-                    f"{path} is held by another process for more than {_LOCK_WAIT_S:g} s; find it with fuser"
+                    f"{path} is held by another process for more than {_LOCK_WAIT_S:g} s: find it with fuser"
                 ) from None
             time.sleep(_LOCK_RETRY_S)
 
@@ -155,7 +157,7 @@ def _read_record(folder: Path) -> NodeRecord:
             "environment, then remove the folder"
         ) from error
     if record.id != folder.name:
-        raise NodeUnreadableError(f"{path} is that of {record.id}: put it where it belongs, or remove the folder")
+        raise NodeUnreadableError(f"{path} belongs to {record.id}: move it to that node, or remove the folder")
     return record
 
 
@@ -166,7 +168,7 @@ def _why_invalid(error: OSError | ValidationError) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Write a file so that it is read whole, as it was or as it is, also after the power went."""
+    """Replace a file atomically: a reader gets the old or the new text, even after a power failure."""
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -1,1 +1,1 @@
-"""OpenStack Nova."""
+"""The adapter for OpenStack Nova."""

@@ -1,7 +1,7 @@
-"""libcloud's driver for Nova, made safe: tokens that end, catalogs, errors, pages, foreign replies.
+"""A safe form of libcloud's driver for Nova: expired tokens, catalogs, errors, pages and malformed replies.
 
-Nova's API: https://docs.openstack.org/api-ref/compute/. Microversion 2.52 is the least that can create a server
-with tags on it; from 2.37 on, the networks of a server must be named.
+Nova's API: https://docs.openstack.org/api-ref/compute/. Creating a server with tags needs microversion 2.52. Since
+2.37, a create must name the server's networks.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from nodemanager.cloud.common.transport import (
 )
 
 _UNAUTHORIZED = 401
-# What libcloud raises on foreign replies.
+# The exceptions that libcloud raises on malformed replies.
 _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStackAccount:
-    """Who calls, and which cloud. An application credential needs no project and no domain: it has its own."""
+    """A login to one cloud. An application credential implies its project and domain."""
 
     auth_url: str
-    user: str  # a user's name, or an application credential's id
+    user: str  # a user's name or an application credential's id
     secret: str = field(repr=False)
     application_credential: bool = False
     project: str = ""
     user_domain: str = "Default"  # by name
     project_domain_id: str = "default"
-    region: str = ""  # "": the only one there is
+    region: str = ""  # "" means the only one
     microversion: str = "2.52"
 
 
 class _Response(OpenStack_1_1_Response):
-    """Errors in the service's words, whatever they came as."""
+    """Raises errors with the service's own message, in whatever form it arrives."""
 
     def parse_error(self) -> str:
         raise_http_error(self.status, _error_text(self), self.headers)
 
 
 class _Connection:
-    """Over one of libcloud's connections to a service that the catalog names."""
+    """Mixin for libcloud's connections to the services in the catalog: retries, tokens, endpoints."""
 
     retryCls: Any = NoRetry
     responseCls: Any = _Response
@@ -73,7 +73,7 @@ class _Connection:
         except BaseHTTPError as error:
             if error.code != _UNAUTHORIZED:
                 raise
-        # The token ended before its time. libcloud has dropped it, and nothing was done: once more, with a new one.
+        # The token expired early, libcloud has dropped it, and the request had no effect. Repeat it once.
         try:
             return super().request(*arguments, **named)  # type: ignore[misc]
         except BaseHTTPError as error:
@@ -87,7 +87,10 @@ class _Connection:
         return identity
 
     def get_endpoint(self) -> str:
-        """The public endpoint by type and region. libcloud wants one by name too, which differs between clouds."""
+        """Return the public endpoint for the service type and region.
+
+        libcloud also requires a service name, but names differ between clouds. Raises ``MisconfiguredError``.
+        """
         this: Any = self
         region = this._ex_force_service_region
         urls = {
@@ -101,7 +104,7 @@ class _Connection:
                 f"the catalog has {len(urls)} public endpoints of type {this.service_type} in region "
                 f'"{region or ""}"; its regions are: {regions}'
             )
-        # libcloud puts the version into the paths of all services but compute.
+        # libcloud adds the version to the paths of all services except compute.
         (url,) = urls
         return str(url) if this.service_type == "compute" else re.sub(r"/v[0-9.]+/?$", "", str(url))
 
@@ -125,7 +128,10 @@ class _Neutron(_Connection, OpenStack_2_NetworkConnection):
 
 
 class NovaDriver(OpenStack_2_NodeDriver):
-    """One account in one region. Belongs to one thread. Makes no call before it is asked to."""
+    """Calls Nova, Glance and Neutron for one account in one region.
+
+    Serves one thread. Constructing it makes no call.
+    """
 
     connectionCls = _Nova
     image_connectionCls = _Glance
@@ -148,13 +154,13 @@ class NovaDriver(OpenStack_2_NodeDriver):
         )
 
     def tagged_servers(self, tags: Sequence[str]) -> list[Node]:
-        """Every server that carries all the tags, oldest first, from however many pages."""
-        asked = {"tags": ",".join(tags), "sort_key": "created_at", "sort_dir": "asc"}
-        servers = list(_pages(self.connection, "/servers/detail", "servers", asked))
+        """Return every server that carries all the tags, oldest first, from all pages."""
+        query = {"tags": ",".join(tags), "sort_key": "created_at", "sort_dir": "asc"}
+        servers = list(_pages(self.connection, "/servers/detail", "servers", query))
         return [self._read_tagged_server(server, set(tags)) for server in servers]
 
     def post_server(self, server: Mapping[str, Any]) -> str:
-        """Have one server made; give its id. That is all a create answers."""
+        """Create one server and return its id. The reply holds nothing else of use."""
         reply = _call(self.connection, "/servers", method="POST", data={"server": dict(server)})
         made = object_in(object_in(reply, "a created server").get("server"), "a created server")
         if not isinstance(made.get("id"), str):
@@ -162,87 +168,90 @@ class NovaDriver(OpenStack_2_NodeDriver):
         return str(made["id"])
 
     def server(self, server_id: str) -> Node:
+        """Read one server."""
         reply = object_in(_call(self.connection, f"/servers/{server_id}"), "a server")
         return self._read_server(object_in(reply.get("server"), "a server"))
 
     def flavor_id(self, name: str) -> str:
-        """The id of a flavor by its name, or by its id. Raises ``MisconfiguredError`` if there is none."""
+        """Return the id of a flavor, given its name or id. Raises ``MisconfiguredError`` if there is none."""
         for flavor in _pages(self.connection, "/flavors", "flavors", {}):
             if name in (flavor.get("name"), flavor.get("id")):
                 return str(flavor.get("id"))
         raise MisconfiguredError(f'there is no flavor "{name}"')
 
     def image_id(self, name: str) -> str:
-        """The id of the one active image of that name."""
+        """Return the id of the only active image with that name. Raises ``MisconfiguredError``."""
         reply = _call(self.image_connection, "/v2/images", params={"name": name, "status": "active"})
         return _require_one("image", name, objects_in(reply, "images", "the list of images"))
 
     def network_id(self, name: str) -> str:
-        """The id of the one network of that name."""
+        """Return the id of the only network with that name. Raises ``MisconfiguredError``."""
         reply = _call(self.network_connection, "/v2.0/networks", params={"name": name})
         return _require_one("network", name, objects_in(reply, "networks", "the list of networks"))
 
     def _read_tagged_server(self, server: dict[str, Any], tags: set[str]) -> Node:
         if not isinstance(server.get("tags"), list) or not tags <= set(server["tags"]):
-            # A service that does not know the filter leaves it out, and shows everything.
-            raise malformed_reply(f"servers were listed that lack the tags {sorted(tags)}", server.get("tags"))
+            # A service that does not know the filter ignores it and lists every server.
+            raise malformed_reply(f"the list has a server without the tags {sorted(tags)}", server.get("tags"))
         return self._read_server(server)
 
     def _read_server(self, server: dict[str, Any]) -> Node:
         try:
             node: Node = self._to_node(server)  # type: ignore[no-untyped-call]
         except _PARSE_ERRORS as error:
-            # So looks a server, too, whose cell does not answer: nothing but its id.
-            raise malformed_reply(f"a server lacks what every server has ({error!r})", sorted(server)) from error
+            # If a server's cell is down, Nova lists only the server's id.
+            raise malformed_reply(f"a server lacks a required field ({error!r})", sorted(server)) from error
         return node
 
 
 def _call(connection: Any, path: str, **named: Any) -> Any:
-    """The body of a service's answer."""
+    """Make one call and return the body of the reply."""
     return connection.request(path, **named).object
 
 
 def _error_text(response: Any) -> str:
-    """The service's own words for a refusal, or its status line."""
+    """Return the service's message for a refusal, or the status line."""
     try:
         body = response.parse_body()
     except LibcloudError:
         body = None
     if isinstance(body, dict):
-        words = [str(fault["message"]) for fault in body.values() if isinstance(fault, dict) and "message" in fault]
-        if words:
-            # What was sent is said back where its form was wrong, and user-data may hold a secret.
-            return re.sub(r" Value: .*", " ...", "; ".join(words), flags=re.DOTALL)
+        messages = [
+            str(fault["message"]) for fault in body.values() if isinstance(fault, dict) and "message" in fault
+        ]
+        if messages:
+            # Nova's message repeats an invalid request, and the user-data in it may hold a secret.
+            return re.sub(r" Value: .*", " ...", "; ".join(messages), flags=re.DOTALL)
     return f"HTTP {response.status} {response.error or ''}".strip()
 
 
-def _pages(connection: Any, path: str, key: str, asked: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Every object of a list, page after page, as the service links them."""
+def _pages(connection: Any, path: str, key: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield every object of a list, following the service's links from page to page."""
     marker: str | None = None
     for _ in range(PAGES_MAX):
-        reply = _call(connection, path, params={**asked, **({"marker": marker} if marker else {})})
+        reply = _call(connection, path, params={**query, **({"marker": marker} if marker else {})})
         yield from objects_in(reply, key, f"the list of {key}")
-        following = _next_marker(reply.get(f"{key}_links"))
-        if following is None:
+        next_marker = _next_marker(reply.get(f"{key}_links"))
+        if next_marker is None:
             return
-        if following == marker:
+        if next_marker == marker:
             break
-        marker = following
+        marker = next_marker
     raise malformed_reply(f"the list of {key} does not end", marker)
 
 
 def _next_marker(links: Any) -> str | None:
-    """The marker of the page that comes next, None behind the last one."""
+    """Return the marker of the next page; None after the last page."""
     if links is None:
         return None
     if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
         raise malformed_reply("the links of a list cannot be read", links)
-    following = [str(link.get("href")) for link in links if link.get("rel") == "next"]
-    if not following:
+    next_links = [str(link.get("href")) for link in links if link.get("rel") == "next"]
+    if not next_links:
         return None
-    markers = parse_qs(urlsplit(following[0]).query).get("marker")
+    markers = parse_qs(urlsplit(next_links[0]).query).get("marker")
     if not markers:
-        raise malformed_reply("the link to the next page has no marker", following[0])
+        raise malformed_reply("the link to the next page has no marker", next_links[0])
     return markers[0]
 
 

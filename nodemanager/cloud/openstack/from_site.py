@@ -1,4 +1,4 @@
-"""OpenStack as a site has it: its account, its ports, where its nodes are put."""
+"""Builds OpenStack ports from a site's configuration."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nodemanager.core.slots import TypeName
 
 
 def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port logs in on its own."""
     account, placements = account_of(site), placements_of(site)
     return lambda: OpenStackCloud(
         account,
@@ -26,24 +27,25 @@ def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Ca
 
 
 def account_of(site: Site) -> OpenStackAccount:
+    """Return the login in the site's credentials: an application credential if there is one, or else a user."""
     cloud = site.cloud
-    given = site.secrets
-    application_credential = "application_credential_id" in given
+    secrets = site.secrets
+    application_credential = "application_credential_id" in secrets
     return OpenStackAccount(
         auth_url=cloud.auth_url,
-        user=given["application_credential_id" if application_credential else "username"],
-        secret=given["application_credential_secret" if application_credential else "password"],
+        user=secrets["application_credential_id" if application_credential else "username"],
+        secret=secrets["application_credential_secret" if application_credential else "password"],
         application_credential=application_credential,
-        project=given.get("project", ""),
-        user_domain=given.get("user_domain", "Default"),
-        project_domain_id=given.get("project_domain_id", "default"),
+        project=secrets.get("project", ""),
+        user_domain=secrets.get("user_domain", "Default"),
+        project_domain_id=secrets.get("project_domain_id", "default"),
         region=cloud.region,
         microversion=cloud.microversion,
     )
 
 
 def placements_of(site: Site) -> dict[TypeName, OpenStackPlacement]:
-    """What each node type's servers get: what its section says, else what ``[Cloud]`` says."""
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
     cloud = site.cloud
     return {
         name: OpenStackPlacement(

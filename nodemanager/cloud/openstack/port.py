@@ -1,8 +1,9 @@
-"""``provider = openstack``: the cloud port on Nova.
+"""``provider = openstack``: the cloud port for Nova.
 
-Nova has no idempotency token. So a node carries its identity in its metadata and in two server tags, by which it
-is looked for before its create is sent: one that was carried out and not answered is found, not repeated. Whether
-there is room shows only after the create was taken: a server that ends in ERROR says why in its fault.
+Nova has no idempotency token. So each node carries its identity in its metadata, and two server tags to find it by.
+Before a create, the port looks for a server with the launch's tags. If an earlier create succeeded and its reply
+was lost, the port finds that server instead of creating a second one. Nova reports a lack of capacity only after it
+has accepted a create: the server ends in state ERROR, and its fault gives the reason.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ _FORBIDDEN, _TOO_LARGE = 403, 413
 
 @dataclass(frozen=True, slots=True)
 class OpenStackPlacement:
-    """What the servers of a node type get beside flavor and image."""
+    """The settings of a node type's servers other than flavor and image."""
 
-    networks: tuple[str, ...]  # by id or name; Nova takes no server without
+    networks: tuple[str, ...]  # ids or names; Nova requires at least one
     security_groups: tuple[str, ...] = ()
     key_name: str = ""
     config_drive: bool = False
 
 
 class OpenStackCloud(RetryingPort):
-    """One project in one region, and the servers in it that carry our cluster's tag."""
+    """The cloud port of one project in one region. It sees only servers with the cluster's tag."""
 
     def __init__(
         self,
@@ -62,10 +63,11 @@ class OpenStackCloud(RetryingPort):
             self.driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
         )
         self._placements = placements
-        self._ids: dict[tuple[str, str], str] = {}  # of flavors, images and networks, by kind and name
+        self._ids: dict[tuple[str, str], str] = {}  # cache: (kind, name) of a flavor, image or network -> id
 
     def destroy(self, provider_id: ProviderId) -> None:
-        if _is_uuid(provider_id):  # nothing at Nova has an id of another form
+        """Delete a server. One that no longer exists is no error. Raises :class:`CloudError`."""
+        if _is_uuid(provider_id):  # no server can have another form of id
             super().destroy(provider_id)
 
     def _fetch_nodes(self) -> Sequence[Node]:
@@ -73,16 +75,16 @@ class OpenStackCloud(RetryingPort):
 
     def _create_node(self, request: NodeRequest) -> Node:
         started_s = self._clock.monotonic_s()
-        made = self._find_existing(LaunchId(request.tags[TAG_LAUNCH]))
-        if made is not None:
-            return made
+        existing = self._find_existing(LaunchId(request.tags[TAG_LAUNCH]))
+        if existing is not None:
+            return existing
         server = self._server_body(request)
         self._refuse_late_create(started_s)
         server_id = self._post_server(server)
         try:
             return self._read_with_retries(lambda: self.driver.server(server_id))
         except CloudError:
-            # It exists: what is not known of it now, the next list will say.
+            # The server exists. The next list shows its details.
             return Node(server_id, request.name, NodeState.PENDING, [], [], self.driver, extra=_extra(request.tags))
 
     def _find_existing(self, launch: LaunchId) -> Node | None:
@@ -91,10 +93,10 @@ class OpenStackCloud(RetryingPort):
         return next((node for node in found if self._was_made_for(node, launch)), None)
 
     def _server_body(self, request: NodeRequest) -> dict[str, Any]:
-        """The body of the create, everything looked up that the site has by name."""
+        """Return the body of the create. Looks up the ids of everything that the site names."""
         node_type, launch = request.node_type, LaunchId(request.tags[TAG_LAUNCH])
         placement = self._placements[node_type.name]
-        wanted = {
+        body = {
             "name": unique_name(request.name, launch),
             "flavorRef": self._look_up_id("flavor", node_type.size, self.driver.flavor_id),
             "imageRef": self._look_up_id("image", node_type.image, self.driver.image_id),
@@ -109,7 +111,7 @@ class OpenStackCloud(RetryingPort):
             "config_drive": placement.config_drive,
             "availability_zone": request.zone or next(iter(node_type.zones), ""),
         }
-        return {key: value for key, value in wanted.items() if value or key == "networks"}
+        return {key: value for key, value in body.items() if value or key == "networks"}
 
     def _look_up_id(self, kind: str, name: str, look_up: Callable[[str], str]) -> str:
         if kind != "flavor" and _is_uuid(name):
@@ -124,7 +126,7 @@ class OpenStackCloud(RetryingPort):
                 return self.driver.post_server(server)
         except CloudError as error:
             if error.kind is FailureKind.CONFIG:
-                self._ids.clear()  # what was looked up may be there anew, under its old name
+                self._ids.clear()  # a name may refer to a new id by now
             raise
 
     def _tags(self, node: Node) -> Mapping[str, str]:
@@ -136,7 +138,7 @@ class OpenStackCloud(RetryingPort):
             return ""
         fault = node.extra.get("fault")
         message = fault.get("message") if isinstance(fault, dict) else None
-        return str(message or "").strip() or "in state ERROR, and no fault is shown"
+        return str(message or "").strip() or "in state ERROR, without a fault"
 
     def _cloud_node(self, node: Node) -> CloudNode:
         seen = super()._cloud_node(node)
@@ -144,16 +146,16 @@ class OpenStackCloud(RetryingPort):
             return replace(seen, state=CloudState.STOPPING)
         if seen.state is not CloudState.FAILED:
             return seen
-        # Another type may be had, and this one again later: so it is with whatever a host or the scheduler says.
-        of_quota = _QUOTA_WORDS.search(seen.died_because) is not None
-        return replace(seen, died_of=FailureKind.QUOTA if of_quota else FailureKind.CAPACITY)
+        # Treat every fault but a quota as a lack of capacity: another type may work, and so may this one later.
+        is_quota = _QUOTA_WORDS.search(seen.died_because) is not None
+        return replace(seen, died_of=FailureKind.QUOTA if is_quota else FailureKind.CAPACITY)
 
     def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
         failed = super()._to_cloud_error(error, creating=creating)
         status = getattr(error, "code", None)
         if status == _FORBIDDEN and _QUOTA_WORDS.search(failed.detail):
             kind = FailureKind.QUOTA
-        elif status == _TOO_LARGE:  # of old it said that too much was asked, at once or at all
+        elif status == _TOO_LARGE:  # old services answer 413 for both throttling and quota
             kind = FailureKind.THROTTLED if failed.retry_after_s else FailureKind.QUOTA
         else:
             return failed
@@ -161,12 +163,12 @@ class OpenStackCloud(RetryingPort):
 
 
 def cluster_tag(cluster: str) -> str:
-    """The server tag of all nodes of a cluster's name. Tags have 60 characters at the most, and no "," or "/"."""
+    """Return the server tag for all nodes of a cluster. Nova allows 60 characters in a tag, and no "," or "/"."""
     return f"fnm-cluster-{cluster}"
 
 
 def launch_tag(launch: LaunchId) -> str:
-    """The server tag of one launch."""
+    """Return the server tag for the node of one launch."""
     return f"fnm-launch-{launch_digest(launch)}"
 
 

@@ -33,7 +33,7 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
-)  # of the budget: if the forecast exceeds this part, only the cheapest types are bought
+)  # of the budget: if the forecast reaches this part, only the cheapest types are bought
 
 WHOLE_SITE = ""  # the owner of the site's own budget
 KEEP_AGAIN_S = 1.0  # after a failed write of the record
@@ -42,6 +42,8 @@ PERIODS_KEPT = 4  # so many days and months, before and after now by the clock
 
 @dataclass(frozen=True, slots=True)
 class Period:
+    """A day or a month. The moments are seconds since the epoch."""
+
     name: str
     begins_at: int
     ends_at: int
@@ -145,6 +147,7 @@ def _jobs_just_ended(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fa
 
 
 def accounts_of(userid: int, queue: str) -> tuple[str, str]:
+    """The accounts of a job: its user and its queue."""
     return f"user {userid}", f"queue {queue}"
 
 
@@ -180,9 +183,9 @@ def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
     price = Decimal(0)
     for held in job.allocations:
         rank = snapshot.ranks.get(held.rank)
-        place = policy.index_of_slot.get(rank.host) if rank is not None else None
-        if place is not None:
-            node_type = policy.types[place[0]]
+        type_and_index = policy.index_of_slot.get(rank.host) if rank is not None else None
+        if type_and_index is not None:
+            node_type = policy.types[type_and_index[0]]
             price += node_type.price_per_hour * held.cores / node_type.cores
         elif rank is not None and (owner := node_index_of(snapshot).launch_of_rank.get(held.rank)) is not None:
             tariff = billing.tariff_of(snapshot.nodes[owner].launch, policy)
@@ -224,6 +227,7 @@ def apply_spend_record(snapshot: Snapshot, on_record: Spend) -> Snapshot:
 
 
 def apply_spend_written(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
+    """After the record was written, or the write failed: then it is tried again soon."""
     if isinstance(fact, SpendKept):
         return replace(snapshot, spend_on_record=fact.spend, spend_kept_s=snapshot.now_s, spend_write=Source())
     again_s = snapshot.now_s + KEEP_AGAIN_S

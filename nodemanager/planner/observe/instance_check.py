@@ -28,16 +28,16 @@ def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
     if not of_host:
         return None
     missing = [slot for slot in policy.type_of_slot if slot not in of_host]
-    otherwise = [
+    differing = [
         text for slot in policy.type_of_slot if slot in of_host and (text := _slot_mismatch(of_host[slot], policy))
     ]
-    if not missing and not otherwise:
+    if not missing and not differing:
         return None
     return because(
         "instance_differs",
-        why=_describe(missing, otherwise),
+        why=_describe(missing, differing),
         missing=len(missing),
-        otherwise=len(otherwise),
+        otherwise=len(differing),
         slots=len(policy.type_of_slot),
     )
 
@@ -53,9 +53,9 @@ def _slot_mismatch(rank: FluxRank, policy: Policy) -> str:
     return f"{rank.host} has {has}, a {node_type.name} {wants}"
 
 
-def _describe(missing: Sequence[str], otherwise: Sequence[str]) -> str:
+def _describe(missing: Sequence[str], differing: Sequence[str]) -> str:
     parts = []
     if missing:
         more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
         parts.append(f"it lacks the slots {', '.join(missing[:NAMED_MAX])}{more}")
-    return "; ".join([*parts, *otherwise[:NAMED_MAX]])
+    return "; ".join([*parts, *differing[:NAMED_MAX]])

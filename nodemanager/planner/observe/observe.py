@@ -203,7 +203,7 @@ def _change_nodes(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[
 
 def _require_look(snapshot: Snapshot) -> Snapshot:
     """Make a look at the ranks due; nothing is bought before it."""
-    return replace(snapshot, stirred_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
+    return replace(snapshot, look_due_since_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
 
 
 def _drop_ended_leases(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:

@@ -67,6 +67,7 @@ def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -
 
 
 def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
+    """The snapshot without an operator's hold or retirement of a launch."""
     if not snapshot.steering.blocks_work_on(launch):
         return snapshot
     return replace(snapshot, steering=_without(snapshot.steering, launch))
@@ -105,6 +106,7 @@ def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
 
 
 def apply_steering_written(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
+    """After the record was written, or the write failed: then it is tried again soon."""
     if isinstance(fact, SteeringKept):
         return replace(snapshot, steering_on_record=fact.steering, steering_write=Source())
     failed = replace(

@@ -70,6 +70,7 @@ def unsettled_since_s(snapshot: Snapshot) -> float:
 
 
 def waits_for(node: Node, kind: CallKind) -> bool:
+    """Whether a call of this kind is in flight for the node."""
     return node.call is not None and node.call.kind is kind
 
 
@@ -90,6 +91,7 @@ def undo_order(node: Node, fact: OrderLapsed) -> Node:
 
 
 def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
+    """The snapshot after a look at the ranks. Looks that are older than what we know are ignored."""
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
     named = {rank.rank: rank for rank in fact.ranks}
@@ -98,14 +100,14 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     else:
         ranks = {**fact.previous, **named} if named else fact.previous
     changes = _changed_ranks(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
-    stirred_s = snapshot.stirred_s
-    if stirred_s is not None and stirred_s <= fact.started_s:
-        stirred_s = None
-    same_size = _same_resources(changes)
-    same_hosts = same_size or all(was and is_ and was.host == is_.host for was, is_ in changes)
+    look_due_since_s = snapshot.look_due_since_s
+    if look_due_since_s is not None and look_due_since_s <= fact.started_s:
+        look_due_since_s = None
+    same_resources = _same_resources(changes)
+    same_hosts = same_resources or all(was and is_ and was.host == is_.host for was, is_ in changes)
     if not same_hosts:
         snapshot = _update_launch_ranks(snapshot, ranks.values())
-    same_division = same_size or (
+    same_slot_types = same_resources or (
         same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
     )
     changed = _nodes_after_look(snapshot, ranks, changes, fact.started_s, policy)
@@ -114,9 +116,9 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if same_division else _slot_types_seen(ranks, snapshot),
+        slot_types=snapshot.slot_types if same_slot_types else _slot_types_seen(ranks, snapshot),
         wish=fact.wish,
-        stirred_s=stirred_s,
+        look_due_since_s=look_due_since_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
     )
@@ -129,7 +131,7 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
         rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
         rank_index=updated_rank_index(known, ranks, changes, policy),
         site_mismatch=snapshot.site_mismatch
-        if same_size
+        if same_resources
         else instance_check.find_mismatch(tuple(ranks.values()), policy),
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_since_s(snapshot),
@@ -360,6 +362,7 @@ def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Polic
 
 
 def apply_cordon(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Policy) -> Node:
+    """Apply the answer to a cordon, which includes a look at the rank."""
     del policy
     node = end_call(node, CallKind.DRAIN)
     if fact.started_s < _rank_seen_s(node, snapshot):
@@ -379,11 +382,13 @@ def apply_create(snapshot: Snapshot, fact: NodeCreated, policy: Policy) -> Snaps
 
 
 def apply_create_to_node(node: Node, fact: NodeCreated, snapshot: Snapshot, policy: Policy) -> Node:
+    """The node after the provider answered its create."""
     del policy
     return _apply_listing(end_call(node, CallKind.CREATE), fact.node, snapshot, snapshot.now_s)
 
 
 def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
+    """The snapshot after a list of the cloud. Lists that are older than what we know are ignored."""
     if _is_old(snapshot.cloud, fact.started_s):
         return snapshot
     pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
@@ -494,6 +499,7 @@ def _clear_retries(node: Node) -> Node:
 
 
 def apply_cloud_failure(snapshot: Snapshot, fact: CloudCallFailed, policy: Policy) -> Snapshot:
+    """The snapshot after a call to the cloud failed."""
     if fact.operation == "list":
         wait_s = max(fact.retry_after_s, 1.0)
         failed = replace(snapshot.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)

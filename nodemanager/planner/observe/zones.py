@@ -52,6 +52,7 @@ def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reaso
 
 
 def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
+    """Why no zone offers the type now, by the block that ends first; None if a zone does."""
     blocks = [block_on(node_type, zone, snapshot) for zone in zones_of(node_type)]
     if any(block is None for block in blocks):
         return None
@@ -60,4 +61,5 @@ def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
 
 
 def block_reason(block: Block) -> Reason:
+    """The reason that explains a block and when it ends."""
     return because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)

@@ -52,9 +52,11 @@ class AccountBudget:
         return rate * (Decimal(span_s) / SECONDS_PER_HOUR if within else self.hours_left)
 
     def refuses(self, cost: Decimal) -> bool:
+        """Whether the budget is used up, or the job would exceed it."""
         return self.reserved >= self.limit or self.reserved + cost > self.limit
 
     def refusal(self, cost: Decimal) -> Reason:
+        """Why a job with this cost gets no node."""
         return because(
             "budget_of_account",
             account=self.account,

@@ -40,9 +40,11 @@ class Work:
 
     @property
     def jobs(self) -> int:
+        """How many jobs there are."""
         return sum(end - begin for _, _, begin, end in self.runs)
 
     def job(self, number: int) -> JobId:
+        """The id of the job with this number. Raises ``IndexError`` if there is none."""
         for _, ids, begin, end in self.runs:
             if number < end - begin:
                 return ids[begin + number]
@@ -156,23 +158,36 @@ class Allocation:
         return cores
 
     def _pack_work(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
+        """Pack work in place, and return whether all of it fits.
+
+        Few pieces are packed onto all nodes at once. Many go first onto nodes with other work, then onto booting
+        nodes, then onto nodes on sale.
+        """
         first = len(self.works)
         self.works += works
         span_s = max((work.span_s for work in works), default=0.0)
         if sum(item.pieces for item in items) <= PIECES_EXACT:
-            return self._pack_onto(items, first, span_s, None, stacks=share, paid=True, on_sale=True)
+            return self._pack_onto(items, first, span_s, None, use_groups=share, use_ordered=True, use_on_sale=True)
         pieces = [item.pieces for item in items]
         if share:
-            self._pack_onto(items, first, span_s, pieces, stacks=True, paid=False, on_sale=False)
-        # Booting nodes are filled in the order in which they were ordered, so the work they were bought for fits
-        # again.
+            self._pack_onto(items, first, span_s, pieces, use_groups=True, use_ordered=False, use_on_sale=False)
+        # Fill booting nodes in the order of their purchase, so that the work they were bought for fits again.
         coming = [number for number, offer in enumerate(self.offers) if offer.is_ordered]
         for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
             self._pack_onto(
-                items, first, span_s, pieces, stacks=False, paid=True, on_sale=False, only=list(together)
+                items,
+                first,
+                span_s,
+                pieces,
+                use_groups=False,
+                use_ordered=True,
+                use_on_sale=False,
+                only=list(together),
             )
         few = sum(pieces) <= PIECES_EXACT
-        return self._pack_onto(items, first, span_s, pieces, stacks=few and share, paid=few, on_sale=True)
+        return self._pack_onto(
+            items, first, span_s, pieces, use_groups=few and share, use_ordered=few, use_on_sale=True
+        )
 
     def _pack_onto(
         self,
@@ -181,9 +196,9 @@ class Allocation:
         span_s: float,
         pieces: list[int] | None,
         *,
-        stacks: bool,
-        paid: bool,
-        on_sale: bool,
+        use_groups: bool,
+        use_ordered: bool,
+        use_on_sale: bool,
         only: Sequence[int] | None = None,
     ) -> bool:
         """Pack items onto some of the nodes, and return whether all fit. ``pieces`` is updated to what is left."""
@@ -192,18 +207,18 @@ class Allocation:
                 replace(item, pieces=count) if count != item.pieces else item
                 for item, count in zip(items, pieces, strict=True)
             ]
-        sources: list[NodeGroup | int] = list(self.groups) if stacks else []
+        sources: list[NodeGroup | int] = list(self.groups) if use_groups else []
         sources += [
             number
             for number, offer in enumerate(self.offers)
             if self.left[number]
-            and (paid if offer.is_ordered else on_sale and self.nodes_left > 0)
+            and (use_ordered if offer.is_ordered else use_on_sale and self.nodes_left > 0)
             and (only is None or number in only)
         ]
         sources = [source for source in sources if not isinstance(source, NodeGroup) or source.cores > 0]
-        lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
+        lots = [self._lot(source, span_s, sunk=use_on_sale) for source in sources]
         fits = self._fits(items, first, sources, lots)
-        if on_sale or pieces is None:
+        if use_on_sale or pieces is None:
             packed = pack(items, lots, fits, PackingLimits(self.nodes_left, self.price_left))
         else:
             packed = fill(items, lots, fits)
@@ -225,18 +240,13 @@ class Allocation:
         if offer.is_ordered:
             cost = 0 if sunk else self.cost(offer, span_s)
             return Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, count, cost, 0, bought=False)
-        return Lot(
-            node_type.cores,
-            node_type.gpus,
-            node_type.memory_bytes,
-            count,
-            self.cost(offer, span_s),
-            self.price(offer),
-        )
+        cost, price = self.cost(offer, span_s), self.price(offer)
+        return Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, count, cost, price)
 
     def _fits(
         self, items: Sequence[Item], first: int, sources: Sequence[NodeGroup | int], lots: Sequence[Lot]
     ) -> list[list[int]]:
+        """For each item, how many of its pieces an empty node of each lot takes."""
         fits: list[list[int]] = []
         for number, item in enumerate(items):
             work = self.works[first + number]
@@ -245,8 +255,7 @@ class Allocation:
                 for source, lot in zip(sources, lots, strict=True)
             ]
             if item.exclusive:
-                # Flux would start it even on a node that is too small. Use such nodes only if there are no larger
-                # ones.
+                # Flux starts it even on a node that is too small. Use such a node only if there is no larger one.
                 roomy = [self._is_roomy(source, work.shape) for source in sources]
                 if any(has and is_roomy for has, is_roomy in zip(row, roomy, strict=True)):
                     row = [has if is_roomy else 0 for has, is_roomy in zip(row, roomy, strict=True)]
@@ -258,8 +267,8 @@ class Allocation:
             return False
         offer = self.offers[source.offer if isinstance(source, NodeGroup) else source]
         if work.shape.one_zone:
-            stands = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
-            if self.zones[work.shape] not in stands:
+            zones = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
+            if self.zones[work.shape] not in zones:
                 return False
         return offer.suits(work.shape.constraint)
 
@@ -269,6 +278,7 @@ class Allocation:
         return node_type.cores >= slots * shape.cores_per_slot and node_type.gpus >= slots * shape.gpus_per_slot
 
     def _add_loads(self, packed: Packed, first: int, sources: list[NodeGroup | int]) -> None:
+        """Take the nodes of a packing from the offers and the groups."""
         for load in packed.loads:
             source = sources[load.lot]
             pieces = tuple((first + item, count) for item, count in load.pieces)
@@ -280,16 +290,9 @@ class Allocation:
             if not offer.is_ordered:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
-            node_type = offer.node_type
-            zone = self._zone_of(offer, pieces)
-            self.groups.append(
-                self._with_pieces(
-                    NodeGroup(
-                        source, load.nodes, zone, (), node_type.cores, node_type.gpus, node_type.memory_bytes
-                    ),
-                    pieces,
-                )
-            )
+            zone, size = self._zone_of(offer, pieces), offer.node_type
+            empty = NodeGroup(source, load.nodes, zone, (), size.cores, size.gpus, size.memory_bytes)
+            self.groups.append(self._with_pieces(empty, pieces))
 
     def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
         """The zone of a new group. Works packed together want the same zone or none; the placement ensures this."""
@@ -329,31 +332,31 @@ class AssignedNode(NamedTuple):
 class Assignment:
     """Which job gets which node."""
 
-    def __init__(self, shelf: Allocation) -> None:
-        self._works = shelf.works
-        self._offers = shelf.offers
-        self._stacks = shelf.groups
-        free = [offer.places() for offer in shelf.offers]
-        self._places = [list(islice(free[group.offer], group.nodes)) for group in shelf.groups]
-        self._begins: list[list[int]] = [[] for _ in shelf.works]  # by work: the first piece on each group
+    def __init__(self, allocation: Allocation) -> None:
+        self._works = allocation.works
+        self._offers = allocation.offers
+        self._groups = allocation.groups
+        free = [offer.places() for offer in allocation.offers]
+        self._places = [list(islice(free[group.offer], group.nodes)) for group in allocation.groups]
+        self._begins: list[list[int]] = [[] for _ in allocation.works]  # by work: the first piece on each group
         self._on: list[list[tuple[int, int]]] = [
-            [] for _ in shelf.works
+            [] for _ in allocation.works
         ]  # by work: the group, and how many pieces on each of its nodes
-        begins = [0] * len(shelf.works)
-        for number, group in enumerate(shelf.groups):
+        begins = [0] * len(allocation.works)
+        for number, group in enumerate(allocation.groups):
             for work, count in group.pieces:
                 self._begins[work].append(begins[work])
                 self._on[work].append((number, count))
                 begins[work] += group.nodes * count
         self._numbers: dict[BatchKey, list[int]] = {}
-        for number, those in enumerate(shelf.works):
+        for number, those in enumerate(allocation.works):
             for key in dict.fromkeys(run[0] for run in those.runs):
                 self._numbers.setdefault(key, []).append(number)
 
     def nodes(self) -> Iterator[AssignedNode]:
         """All nodes, group by group."""
         begins = [0] * len(self._works)
-        for group, places in zip(self._stacks, self._places, strict=True):
+        for group, places in zip(self._groups, self._places, strict=True):
             for index, place in enumerate(places):
                 pieces = tuple(
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)
@@ -400,7 +403,7 @@ class Assignment:
         at = bisect_right(self._begins[work], piece) - 1
         group, count = self._on[work][at]
         place = self._places[group][(piece - self._begins[work][at]) // count]
-        return place, self._offers[self._stacks[group].offer]
+        return place, self._offers[self._groups[group].offer]
 
 
 def _pieces_of_job(work: Work, job: int) -> range:

@@ -61,6 +61,7 @@ class Bin:
         return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
     def take(self, shape: Shape, slots: int) -> None:
+        """Take slots of the shape from the free resources."""
         self.is_empty = False
         if shape.exclusive:
             self.cores = self.gpus = 0
@@ -80,6 +81,7 @@ def pieces_of(shape: Shape) -> int:
 
 
 def slots_per_piece(shape: Shape) -> int:
+    """How many slots a piece of a job has."""
     return 1 if shape.nodes is None else shape.slots
 
 
@@ -147,6 +149,7 @@ class Seater:
         heapify(self._heads)
 
     def seat_all(self) -> Seating:
+        """Seat all jobs that find room."""
         while self._heads:
             self._seat_next_batch(stops_at_short=False)
         return self.seating

@@ -42,6 +42,7 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
 
 
 def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
+    """The sort key of node types, the cheapest first."""
     return node_type.price_per_hour, node_type.cores, node_type.name
 
 

@@ -29,6 +29,7 @@ class ZoneChoice:
 
     @property
     def obstacle(self) -> Reason | None:
+        """Why the zone cannot serve a whole job; None if it can."""
         if not self.short:
             return None
         return because("one_zone_short", zone=self.zone, have=self.pieces, short=self.short)

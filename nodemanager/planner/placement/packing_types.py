@@ -52,10 +52,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
+    """The most nodes that may be bought, and the most that they may cost per hour."""
+
     nodes: int
     price: int
 
     def allow(self, loads: Iterable[Load], lots: Sequence[Lot]) -> bool:
+        """Whether loads are within the limits."""
         nodes = price = 0
         for load in loads:
             nodes += load.nodes if lots[load.lot].bought else 0
@@ -65,11 +68,14 @@ class PackingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
+    """The result of a packing."""
+
     loads: tuple[Load, ...]
     left: tuple[int, ...]  # pieces of each item that were not placed
 
 
 def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
+    """The cost of all loads."""
     return sum(load.nodes * lots[load.lot].cost for load in loads)
 
 

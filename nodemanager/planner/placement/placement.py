@@ -41,14 +41,12 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 
-JobKind = tuple[Shape, float]  # a shape, and the step of the time limit
+JobKind = tuple[Shape, float]  # jobs of a kind share their shape, and the step of their time limit (``span_s``)
 QueuePosition = tuple[int, int]  # (-priority, id)
 QUEUE_END: QueuePosition = (2**63, 2**63)
 FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
 RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
-
-
-SHAPES_CACHED = 2**15  # size of the cache of shapes that could ever be served
+SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Placement:
     """Where each job runs. ``stuck``: the first job that cannot get its nodes; None if the scheduler fills gaps.
 
     In queue order no job starts behind the stuck one. So no node is kept or bought only for jobs behind it: it
-    would be idle, and under a limit it could block the stuck job for ever.
+    would be idle, and under a limit it could block the stuck job forever.
     """
 
     demand: Demand
@@ -92,25 +90,24 @@ class Placement:
         """Why the first unserved job of each batch is not served."""
         unserved: dict[BatchKey, Reason] = {}
         for key, ids in self.demand.batches.items():
-            want = _kind_of(key)
-            if want in self.infeasible:
-                unserved[key] = self.infeasible[want]
+            kind = _kind_of(key)
+            if kind in self.infeasible:
+                unserved[key] = self.infeasible[kind]
             elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
                 unserved[key] = self.cuts[key][1]
             elif key in self.batches and self.served[key] < len(ids):
-                if want in self.reasons:
-                    unserved[key] = self.reasons[want]
-                elif want in self.out_of_reach and self.on_offer is not None:
+                if kind in self.reasons:
+                    unserved[key] = self.reasons[kind]
+                elif kind in self.out_of_reach and self.on_offer is not None:
                     unserved[key] = infeasibility.why_not_now(
-                        key.shape, self.out_of_reach[want], self.supply, self.on_offer
+                        key.shape, self.out_of_reach[kind], self.supply, self.on_offer
                     )
         return unserved
 
 
 def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limits: BudgetLimits) -> Placement:
     """Place the waiting jobs on existing nodes, then on nodes that may be bought."""
-    # In queue order a job beyond its user's budget blocks the jobs behind it; under other policies it is passed
-    # over.
+    # In queue order a job beyond its user's budget blocks the jobs behind it. Other policies pass it over.
     fifo = policy.queue_policy is QueuePolicy.FIFO
     demand = read_demand(snapshot, {} if fifo else {key: why for key, (own, why) in limits.cuts.items() if not own})
     supply = current_supply(snapshot, policy, price_per_hour, limits)
@@ -166,14 +163,12 @@ class _PlacementBuilder:
     constraints: list[Constraint] = field(init=False)  # of all batches
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
-    known_rest: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
-    zone_choices: Mapping[Shape, ZoneChoice] = field(init=False)  # those that want all their nodes in one zone
+    known_unseated: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
+    zone_choices: Mapping[Shape, ZoneChoice] = field(init=False)  # for jobs that want all their nodes in one zone
     zones: Mapping[Shape, str] = field(init=False)
     memory: dict[Shape, int] = field(default_factory=dict)
     seating: Seating = field(init=False)
-    failed_from: dict[JobKind, QueuePosition] = field(
-        default_factory=dict
-    )  # from where on jobs of a kind get nothing
+    failed_from: dict[JobKind, QueuePosition] = field(default_factory=dict)  # from where on a kind gets nothing
     reasons: dict[JobKind, Reason] = field(default_factory=dict)
     known_obtainable: dict[Shape, int] = field(default_factory=dict)  # cache of ``_obtainable_pieces``
     price_decimals: int = field(init=False)  # with which prices are whole numbers
@@ -223,15 +218,15 @@ class _PlacementBuilder:
     @property
     def unseated(self) -> list[tuple[BatchKey, Sequence[JobId], int]]:
         """The batches with jobs that may need booting or new nodes, and how many jobs of each are seated."""
-        if self.known_rest is None:
+        if self.known_unseated is None:
             seated, failed = self.seating.seated, self.failed_from
-            self.known_rest = [
+            self.known_unseated = [
                 (key, ids, begin)
                 for key, ids in self.batches.items()
                 if (begin := seated.get(key, 0)) < len(ids)
                 and (-key.priority, ids[begin]) < (failed.get(_kind_of(key), QUEUE_END) if failed else QUEUE_END)
             ]
-        return self.known_rest
+        return self.known_unseated
 
     @property
     def cores_on_offer(self) -> int:
@@ -241,6 +236,7 @@ class _PlacementBuilder:
         return self.known_cores
 
     def build(self) -> Placement:
+        """Seat the jobs, allocate the rest, and put the placement together."""
         fifo = self.policy.queue_policy is QueuePolicy.FIFO
         if not self.batches:
             self.seating = Seating()
@@ -253,9 +249,9 @@ class _PlacementBuilder:
         allocation, stuck_at = self._serve(end, fifo=fifo)
         stuck: tuple[JobId, Shape, Reason] | None = None
         if stuck_at is not None and fifo:
-            key, place = stuck_at
-            stuck = JobId(place[1]), key.shape, self.reasons[_kind_of(key)]
-            end = place
+            key, position = stuck_at
+            stuck = JobId(position[1]), key.shape, self.reasons[_kind_of(key)]
+            end = position
         elif refused is not None:
             stuck = JobId(refused[0][1]), refused[1], refused[2]
         return self._placement(allocation, end, stuck)
@@ -265,41 +261,42 @@ class _PlacementBuilder:
 
         The result equals that of a full placement. If the case is not clear, all jobs are seated and it is None.
         """
-        usher = Seater(self.batches, self._bins(), {}, self.zones, matches=self.supply.matches)
-        self.seating = usher.seat_to_first_short()
+        seater = Seater(self.batches, self._bins(), {}, self.zones, matches=self.supply.matches)
+        self.seating = seater.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
             return None  # all jobs are seated
         key, job, short = first
-        place = (-key.priority, int(job))
+        position = (-key.priority, int(job))
         refused = self._first_refused()
         allocation = self._empty_allocation(self.offers)
-        if (refused is not None and refused[0] <= place) or allocation.takes_at_most(
-            self._work_of_job(key, job)
-        ) >= short:
-            usher.seat_all()
+        may_fit = allocation.takes_at_most(self._work_of_job(key, job)) >= short
+        if may_fit or (refused is not None and refused[0] <= position):
+            seater.seat_all()
             return None
-        why = self.reasons[_kind_of(key)] = self._why_stuck((key, place), allocation)
-        return self._placement(allocation, place, (job, key.shape, why))
+        why = self.reasons[_kind_of(key)] = self._why_stuck((key, position), allocation)
+        return self._placement(allocation, position, (job, key.shape, why))
 
     # -- which jobs are served
 
     def _serve(self, end: QueuePosition, *, fifo: bool) -> tuple[Allocation, tuple[BatchKey, QueuePosition] | None]:
         """The allocation of all jobs that can be served, and the position of the first that cannot."""
-        for anew in range(RESEATS_MAX, -1, -1):
-            whole = self._allocate_until(end)
-            if whole is not None:
-                return whole, None
+        for reseats_left in range(RESEATS_MAX, -1, -1):
+            full = self._allocate_until(end)
+            if full is not None:
+                return full, None
             allocation, stuck = self._longest_front(end)
             if stuck is None or fifo:
                 if stuck is not None:
                     self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
                 return allocation, stuck
-            filled = self._fill_gaps(allocation, stuck, may_reseat=anew > 0)
+            filled = self._fill_gaps(allocation, stuck, may_reseat=reseats_left > 0)
             if isinstance(filled, Allocation):
                 return filled, stuck
             # Jobs that failed behind it did so while it held the seats that it gives back: forget these failures.
-            self._seat({want: at for want, at in self.failed_from.items() if at <= filled}, give_back=anew - 1)
+            self._seat(
+                {kind: at for kind, at in self.failed_from.items() if at <= filled}, give_back=reseats_left - 1
+            )
         raise AssertionError("no job may be reseated in the last round")
 
     def _seat(self, failed: Mapping[JobKind, QueuePosition], give_back: int) -> None:
@@ -308,7 +305,7 @@ class _PlacementBuilder:
         A job that lacks more pieces than can be obtained fails at once: else it would fail later, and all jobs
         would have to be reseated.
         """
-        usher = Seater(
+        seater = Seater(
             self.batches,
             self._bins(),
             failed,
@@ -317,11 +314,12 @@ class _PlacementBuilder:
             give_back,
             self.supply.matches,
         )
-        self.seating, self.known_rest = usher.seat_all(), None
+        self.seating, self.known_unseated = seater.seat_all(), None
         beyond = self.seating.out_of_reach.items()
-        self.failed_from = {**failed, **{want: (-key.priority, int(job)) for want, (key, job, _) in beyond}}
+        self.failed_from = {**failed, **{kind: (-key.priority, int(job)) for kind, (key, job, _) in beyond}}
 
     def _obtainable_pieces(self, key: BatchKey, job: JobId) -> int:
+        """An upper bound for the pieces of a job that booting and new nodes can take."""
         if not self.cores_on_offer:
             return 0
         if key.shape not in self.known_obtainable:
@@ -330,10 +328,11 @@ class _PlacementBuilder:
         return self.known_obtainable[key.shape]
 
     def _bins(self) -> list[Bin]:
-        line = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
+        """The bins of existing nodes, as they are before any job is seated."""
+        queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
-        return free_bins(self.snapshot, self.policy) + bins_free_soon(self.snapshot, self.policy, line)
+        return free_bins(self.snapshot, self.policy) + bins_free_soon(self.snapshot, self.policy, queue_index)
 
     def _allocate_until(self, end: QueuePosition) -> Allocation | None:
         """An allocation that serves all jobs before a queue position; None if there is none."""
@@ -413,9 +412,9 @@ class _PlacementBuilder:
             for id_, (key, _) in self.seating.short.items()
             if key.priority == priority and (-priority, id_) < end
         ]
-        for key, those, begin in self.unseated:
+        for key, batch, begin in self.unseated:
             if key.priority == priority:
-                ids += those[begin : min(self._count_before_failure(key, those, end), begin + most)]
+                ids += batch[begin : min(self._count_before_failure(key, batch, end), begin + most)]
         return sorted(ids)[:most]
 
     def _count_before_failure(self, key: BatchKey, ids: Sequence[JobId], end: QueuePosition) -> int:
@@ -442,16 +441,17 @@ class _PlacementBuilder:
         if may_reseat and self._is_partly_seated(stuck):
             return stuck[1]
         for works in self._work_behind(stuck[1]):
-            place, allocation = self._serve_most(works, allocation)
-            if place is None:
+            position, allocation = self._serve_most(works, allocation)
+            if position is None:
                 continue
-            failed = _batch_at(works, place), place
+            failed = _batch_at(works, position), position
             self._fail(failed, allocation)
             if may_reseat and self._is_partly_seated(failed):
-                return place
+                return position
         return allocation
 
     def _fail(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> None:
+        """Note that this job and all later ones of its kind get nothing, and why."""
         self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
         self.failed_from[_kind_of(stuck[0])] = stuck[1]
 
@@ -486,14 +486,14 @@ class _PlacementBuilder:
         least = min(work.pieces_each * cores_of_piece(work.shape) for work in works)
         jobs = sum(work.jobs for work in works)
         high = min(jobs, allocation.cores_left(share=True) // least)
-        places = list(islice(_positions(works), high + 1))
+        positions = list(islice(_positions(works), high + 1))
         low, best = 0, allocation
         while low < high:
             middle = high if low == 0 and high == jobs else (low + high + 1) // 2
-            front = _works_before(works, places[middle]) if middle < jobs else works
+            front = _works_before(works, positions[middle]) if middle < jobs else works
             tried = allocation.with_work(front, share=True)
             low, high, best = (middle, high, tried) if tried is not None else (low, middle - 1, best)
-        return (places[low] if low < jobs else None), best
+        return (positions[low] if low < jobs else None), best
 
     # -- work
 
@@ -523,7 +523,7 @@ class _PlacementBuilder:
             if begin < stop:
                 runs.setdefault(_kind_of(key), []).append((key, ids, begin, stop))
         return [
-            *(Work(want[0], want[1], short, tuple(those)) for (want, short), those in parts.items()),
+            *(Work(kind[0], kind[1], short, tuple(those)) for (kind, short), those in parts.items()),
             *(unplaced_work(shape, span_s, those) for (shape, span_s), those in runs.items()),
         ]
 
@@ -538,11 +538,11 @@ class _PlacementBuilder:
         return Work(key.shape, key.span_s, short, ((key, ids, at, at + 1),))
 
     def _why_stuck(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> Reason:
-        key, place = stuck
-        gathered = self.zone_choices.get(key.shape)
-        if gathered is not None and gathered.obstacle is not None:
-            return gathered.obstacle
-        _, short = self.seating.short.get(JobId(place[1]), (key, pieces_of(key.shape)))
+        key, position = stuck
+        choice = self.zone_choices.get(key.shape)
+        if choice is not None and choice.obstacle is not None:
+            return choice.obstacle
+        _, short = self.seating.short.get(JobId(position[1]), (key, pieces_of(key.shape)))
         return infeasibility.why_not_now(key.shape, short, self.supply, self._left_to_buy(allocation))
 
     def _left_to_buy(self, allocation: Allocation) -> infeasibility.LeftToBuy:
@@ -618,12 +618,12 @@ class _PlacementBuilder:
         self, allocation: Allocation, end: QueuePosition, stuck: tuple[JobId, Shape, Reason] | None
     ) -> Placement:
         beyond = self.seating.out_of_reach
-        for want in beyond:
-            gathered = self.zone_choices.get(want[0])
-            if gathered is not None and gathered.obstacle is not None:
-                self.reasons[want] = gathered.obstacle
+        for kind in beyond:
+            choice = self.zone_choices.get(kind[0])
+            if choice is not None and choice.obstacle is not None:
+                self.reasons[kind] = choice.obstacle
             else:
-                self.reasons.pop(want, None)  # from an earlier seating
+                self.reasons.pop(kind, None)  # from an earlier seating
         return Placement(
             self.demand,
             self.seating,
@@ -635,7 +635,7 @@ class _PlacementBuilder:
             served_until=end,
             failed_from=self.failed_from,
             reasons=self.reasons,
-            out_of_reach={want: short for want, (_, _, short) in beyond.items()},
+            out_of_reach={kind: short for kind, (_, _, short) in beyond.items()},
             on_offer=self._left_to_buy(self._empty_allocation(self.offers)) if beyond else None,
             stuck=stuck,
             zones=self.zones,
@@ -658,8 +658,8 @@ def _count_served_before(
     return min(_count_before(key, ids, end), _count_before(key, ids, failed.get(_kind_of(key), QUEUE_END)))
 
 
-def _count_before(key: BatchKey, ids: Sequence[JobId], place: QueuePosition) -> int:
-    return count_up_to(key, ids, (place[0], place[1] - 1))
+def _count_before(key: BatchKey, ids: Sequence[JobId], position: QueuePosition) -> int:
+    return count_up_to(key, ids, (position[0], position[1] - 1))
 
 
 def _positions(works: Sequence[Work]) -> Iterator[QueuePosition]:
@@ -671,20 +671,22 @@ def _positions_in(key: BatchKey, ids: Sequence[JobId], begin: int, stop: int) ->
     return ((-key.priority, int(ids[index])) for index in range(begin, stop))
 
 
-def _batch_at(works: Sequence[Work], place: QueuePosition) -> BatchKey:
+def _batch_at(works: Sequence[Work], position: QueuePosition) -> BatchKey:
     """The batch of the job at a position."""
     for key, ids, begin, stop in (run for work in works for run in work.runs):
-        at = bisect_left(ids, place[1], begin, stop)
-        if at < stop and ids[at] == place[1]:
+        at = bisect_left(ids, position[1], begin, stop)
+        if at < stop and ids[at] == position[1]:
             return key
-    raise AssertionError(f"job {place[1]} is in none of these batches")
+    raise AssertionError(f"job {position[1]} is in none of these batches")
 
 
-def _works_before(works: Sequence[Work], place: QueuePosition) -> list[Work]:
+def _works_before(works: Sequence[Work], position: QueuePosition) -> list[Work]:
     """The part of the work before a position."""
     front = []
     for work in works:
-        runs = ((key, ids, begin, min(stop, _count_before(key, ids, place))) for key, ids, begin, stop in work.runs)
+        runs = (
+            (key, ids, begin, min(stop, _count_before(key, ids, position))) for key, ids, begin, stop in work.runs
+        )
         there = tuple(run for run in runs if run[2] < run[3])
         if there:
             front.append(Work(work.shape, work.span_s, work.pieces_each, there))

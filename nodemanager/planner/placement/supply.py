@@ -81,11 +81,11 @@ def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) 
     bins = []
     for number, (cores, gpus, in_s) in freed.items():
         rank = snapshot.ranks.get(number)
-        place = policy.index_of_slot.get(rank.host) if rank is not None else None
-        if rank is None or place is None or not (rank.online and rank.schedulable) or rank.cores_free > 0:
+        type_and_index = policy.index_of_slot.get(rank.host) if rank is not None else None
+        if rank is None or type_and_index is None or not (rank.online and rank.schedulable) or rank.cores_free > 0:
             continue
-        if in_s <= horizon_s[place[0]]:
-            properties = policy.types[place[0]].properties
+        if in_s <= horizon_s[type_and_index[0]]:
+            properties = policy.types[type_and_index[0]].properties
             whole = cores >= rank.cores
             zone = _zone_of(_node_of_rank(number, snapshot))
             bins.append(Bin(rank.host, number, properties, cores, gpus, Availability.SOON, whole, in_s, zone))
@@ -108,8 +108,8 @@ def _zone_of(node: Node | None) -> str:
 
 
 def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
-    place = policy.index_of_slot.get(rank.host)
-    properties = policy.types[place[0]].properties if place is not None else frozenset()
+    type_and_index = policy.index_of_slot.get(rank.host)
+    properties = policy.types[type_and_index[0]].properties if type_and_index is not None else frozenset()
     return Bin(
         rank.host,
         rank.rank,
@@ -160,9 +160,11 @@ class Offer:
 
     @property
     def is_ordered(self) -> bool:
+        """Whether the nodes are ordered already; if not, they are on sale."""
         return self.ordered_s is not None
 
     def suits(self, constraint: Constraint) -> bool:
+        """Whether the nodes meet a job's constraint."""
         return constraint is ANYWHERE or self.matches.suits(constraint, self.example[1])
 
 
@@ -257,6 +259,7 @@ class Supply:
 
     @lazy_property
     def feasibility(self) -> FeasibilityCache:
+        """The cache of shapes that could never be served, if it belongs to this policy; else a new one."""
         kept = self.rank_index.feasibility
         return kept if kept is not None and kept.policy is self.policy else FeasibilityCache(self.policy)
 
@@ -295,7 +298,7 @@ class Supply:
     def ending_indexes(self) -> Mapping[TypeName, Sequence[int]]:
         """By type, the indexes of slots that are free in a moment."""
         leased = self.leased_indexes.items()
-        return {name: sorted(place for place, ends in places.items() if ends) for name, places in leased}
+        return {name: sorted(index for index, ends in indexes.items() if ends) for name, indexes in leased}
 
     def offers(self, constraints: Sequence[Constraint]) -> list[Offer]:
         """The nodes on sale: for each type its free slots, then those that are free in a moment."""
@@ -307,11 +310,12 @@ class Supply:
         ]
 
     def count_free(self, type_name: TypeName) -> int:
+        """How many slots of the type are free now or in a moment."""
         vacant = len(self.rank_index.vacant.get(type_name, ()))
         return vacant - len(self.leased_indexes.get(type_name, ())) + len(self.ending_indexes.get(type_name, ()))
 
     def count_free_for(self, node_type: NodeType, constraint: Constraint) -> int:
-        """How many free slots of the type meet the constraint."""
+        """How many slots of the type are free now or in a moment and meet the constraint."""
         met = self._slots_that_meet(node_type, constraint)
         if met is None:
             return self.count_free(node_type.name)
@@ -331,18 +335,20 @@ class Supply:
         return None if met == slots else met
 
     def slots_free_now(self, node_type: NodeType) -> Iterator[SlotAndRank]:
+        """The slots of the type that are free now, in the order of the site."""
         leased = self.leased_indexes.get(node_type.name, ())
         vacant = self.rank_index.vacant.get(node_type.name, ())
-        free = self._places(node_type, (place for place in vacant if place not in leased))
+        free = self._places(node_type, (index for index in vacant if index not in leased))
         of_slot = node_index_of(self.snapshot).launch_of_slot
         return (place for place in free if place[0] not in of_slot)
 
     def slots_free_soon(self, node_type: NodeType) -> Iterator[SlotAndRank]:
+        """The slots of the type that are free in a moment, in the order of the site."""
         return self._places(node_type, self.ending_indexes.get(node_type.name, ()))
 
-    def _places(self, node_type: NodeType, places: Iterable[int]) -> Iterator[SlotAndRank]:
+    def _places(self, node_type: NodeType, indexes: Iterable[int]) -> Iterator[SlotAndRank]:
         rank_of_slot = self.snapshot.rank_of_slot
-        return ((slot, rank_of_slot[slot]) for place in places for slot in (node_type.slots[place],))
+        return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
     def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
@@ -402,25 +408,25 @@ def _leased_indexes(
     node_index = node_index_of(snapshot)
     held = {stray.node.identity.slot for stray in ownerless_strays(snapshot) if stray.node.identity is not None}
     leased: dict[TypeName, dict[int, bool]] = {}
-    ranks, rank_of_slot, places = snapshot.ranks, snapshot.rank_of_slot, policy.index_of_slot
+    ranks, rank_of_slot, index_of_slot = snapshot.ranks, snapshot.rank_of_slot, policy.index_of_slot
     # Simply busy nodes are left out: their slots are not vacant.
     for slot in (*[node.launch.slot for node in node_index.to_check.values()], *held):
         if slot not in rank_of_slot or (rank := ranks.get(rank_of_slot[slot])) is None or rank.online:
             continue
-        place = places.get(slot)
-        if place is None or not _is_vacant(rank_index, place):
+        type_and_index = index_of_slot.get(slot)
+        if type_and_index is None or not _is_vacant(rank_index, type_and_index):
             continue
         owner = node_index.launch_of_slot.get(slot)
         # The node is gone, and only its lease is left, which ends in a moment.
         ends = owner is not None and slot not in held and snapshot.nodes[owner].state is NodeState.GONE
-        leased.setdefault(place[0], {})[place[1]] = ends
+        leased.setdefault(type_and_index[0], {})[type_and_index[1]] = ends
     return leased
 
 
-def _is_vacant(rank_index: RankIndex, place: tuple[TypeName, int]) -> bool:
-    vacant = rank_index.vacant.get(place[0], ())
-    at = bisect_left(vacant, place[1])
-    return at < len(vacant) and vacant[at] == place[1]
+def _is_vacant(rank_index: RankIndex, type_and_index: tuple[TypeName, int]) -> bool:
+    vacant = rank_index.vacant.get(type_and_index[0], ())
+    at = bisect_left(vacant, type_and_index[1])
+    return at < len(vacant) and vacant[at] == type_and_index[1]
 
 
 # --- the cost of the fleet --------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class IllegalMoveError(Exception):
 
 
 def allows(node: Node, event: Event) -> bool:
+    """Whether the event is legal in the node's state."""
     return (node.state, event) in NEXT_STATE
 
 

@@ -86,6 +86,7 @@ class Policy:
 
     @cached_property
     def has_spares(self) -> bool:
+        """Whether any type keeps spare nodes."""
         return any(node_type.spares for node_type in self.node_types)
 
     @cached_property
@@ -95,6 +96,7 @@ class Policy:
 
     @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
+        """The node types by name."""
         return {node_type.name: node_type for node_type in self.node_types}
 
     @cached_property
@@ -108,4 +110,5 @@ class Policy:
 
     @cached_property
     def type_of_slot(self) -> Mapping[SlotName, NodeType]:
+        """The node type of each slot."""
         return {slot: node_type for node_type in self.node_types for slot in node_type.slots}

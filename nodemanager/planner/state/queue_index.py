@@ -91,6 +91,7 @@ def updated_queue_index(
 
 
 def key_of(job: Job) -> BatchKey:
+    """The batch to which a waiting job belongs."""
     return BatchKey(job.priority, job.shape, span_s(job), job.userid, job.queue)
 
 

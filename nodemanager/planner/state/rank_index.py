@@ -80,7 +80,11 @@ def updated_rank_index(
         if before is None or after is None or before.host != after.host:
             moved.append((before, after))
     if moved:
-        slots, feasibility, matches = _count_slots(slots, moved, policy), None, Matches(partial(_places, ranks, policy))
+        slots, feasibility, matches = (
+            _count_slots(slots, moved, policy),
+            None,
+            Matches(partial(_places, ranks, policy)),
+        )
     vacant = dict(index.vacant)
     for name in {**taken, **vacated}:
         came, went = vacated.get(name, set()), taken.get(name, set())
@@ -105,9 +109,9 @@ def is_vacant(rank: FluxRank) -> bool:
 
 
 def _note_vacancy(rank: FluxRank, policy: Policy, vacant: dict[TypeName, set[int]]) -> None:
-    place = policy.index_of_slot.get(rank.host)
-    if place is not None and is_vacant(rank):
-        vacant.setdefault(place[0], set()).add(place[1])
+    type_and_index = policy.index_of_slot.get(rank.host)
+    if type_and_index is not None and is_vacant(rank):
+        vacant.setdefault(type_and_index[0], set()).add(type_and_index[1])
 
 
 def _count_slots(
@@ -117,9 +121,9 @@ def _count_slots(
     counted = dict(slots)
     for change in changes:
         for rank, more in zip(change, (-1, 1), strict=True):
-            place = policy.index_of_slot.get(rank.host) if rank is not None else None
-            if place is not None:
-                counted[place[0]] = counted.get(place[0], 0) + more
+            type_and_index = policy.index_of_slot.get(rank.host) if rank is not None else None
+            if type_and_index is not None:
+                counted[type_and_index[0]] = counted.get(type_and_index[0], 0) + more
     return counted
 
 

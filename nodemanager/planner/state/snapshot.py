@@ -88,6 +88,7 @@ class Node:
 
     @property
     def exists_at_provider(self) -> bool:
+        """Whether the provider lists it and does not show it terminated."""
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
 
     @lazy_property
@@ -203,7 +204,7 @@ class Snapshot:
     newest_job_s: float | None = None  # when a job last started to wait
     unsettled_s: float | None = None  # since when news has arrived without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
-    stirred_s: float | None = None  # since when a look at the ranks is due
+    look_due_since_s: float | None = None  # since when a look at the ranks is due
 
     jobs_ended: int = 0  # of all users, as far as Flux remembers
 

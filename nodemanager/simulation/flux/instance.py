@@ -31,7 +31,7 @@ BROKER_STOP_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class JournalFollower:
-    """A reader of both journals. ``lost`` is called once, when the connection is lost; then nothing more comes."""
+    """A reader of both journals. ``lost`` is called once, when the connection is lost; no events follow."""
 
     on_job: Callable[[JobEvent], None]
     on_resource: Callable[[ResourceEvent], None]
@@ -228,7 +228,7 @@ class SimulatedFlux:
             self._pool.retype(self._rank_of[slot], of_type.cores, of_type.gpus, of_type.properties)
         self.unfinished_wish = wish.id
         self._pool.set_closed(closed=True)
-        self._lose_followers("the resource module is loaded anew")
+        self._lose_followers("the resource module was reloaded")
 
     def end_slot_change(self) -> None:
         self.unfinished_wish = None
@@ -475,7 +475,7 @@ class SimulatedFlux:
             self._jobs.housekeepers.kill(self._require_rank(rank), signal)
 
     def end_housekeeping(self) -> None:
-        """End all housekeeping, as an administrator does who looks into it."""
+        """End all housekeeping, as an administrator would by hand."""
         with self.world.lock:
             self._jobs.housekeepers.end_all()
 

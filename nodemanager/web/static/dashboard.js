@@ -1,4 +1,4 @@
-// One page over the service's own interface: it asks every two seconds, and follows the events as they come.
+// The dashboard: one page that polls the service's HTTP API every two seconds and follows the stream of events.
 import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
 
 const STATES = ["busy", "idle", "booting", "requested", "draining", "stopping", "lost", "gone"];
@@ -16,7 +16,7 @@ function made(name, className, text) {
   return element;
 }
 
-// --- asking ---------------------------------------------------------------------------------------------
+// --- requests -------------------------------------------------------------------------------------------
 
 const keptToken = () => sessionStorage.getItem("token");
 if (location.hash.startsWith("#token=")) {
@@ -32,7 +32,7 @@ async function ask(path) {
   return answer;
 }
 
-// --- words ----------------------------------------------------------------------------------------------
+// --- formats --------------------------------------------------------------------------------------------
 
 function money(amount) {
   if (amount === null || amount === undefined) return "–";
@@ -90,8 +90,8 @@ function showStatus(status) {
   the("cluster").textContent = status.cluster;
   const only = status.observed.length ? `, ${status.observed.join(", ")} only observed` : "";
   pill("mode", (status.mode === "act" ? "acts" : "observes") + only, status.mode === "act" && !only ? "" : "warn");
-  if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "stands still", status.paused ? "warn" : "bad");
-  else pill("decides", status.safe_mode.on ? "careful" : "decides", status.safe_mode.on ? "warn" : "good");
+  if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "decides nothing", status.paused ? "warn" : "bad");
+  else pill("decides", status.safe_mode.on ? "safe mode" : "decides", status.safe_mode.on ? "warn" : "good");
   the("clock").textContent = new Date(status.at * 1000).toLocaleString();
   the("sources").replaceChildren(...Object.entries(status.sources).map(([name, source]) => {
     const shown = made("span", source.stale ? "stale" : "");
@@ -101,7 +101,7 @@ function showStatus(status) {
   const { nodes, limits, jobs, spent } = status;
   const running = (jobs.run ?? 0) + (jobs.cleanup ?? 0);
   const waiting = (jobs.new ?? 0) + (jobs.depend ?? 0) + (jobs.priority ?? 0) + (jobs.sched ?? 0);
-  const extras = [[nodes.held, "held"], [nodes.to_retire, "to go"], [nodes.orphans, "ownerless"], [nodes.intruders, "intruders"]]
+  const extras = [[nodes.held, "held"], [nodes.to_retire, "to retire"], [nodes.orphans, "orphans"], [nodes.intruders, "intruders"]]
     .filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
   tile("tile-nodes", nodes.total.toLocaleString("en"), `of ${limits.nodes_max.toLocaleString("en")}`, extras || `${Object.values(nodes.wanted).reduce((sum, it) => sum + it, 0).toLocaleString("en")} wanted`);
   bar("bar-nodes", nodes.total / Math.max(1, limits.nodes_max));
@@ -109,16 +109,16 @@ function showStatus(status) {
   tile("tile-running", running.toLocaleString("en"), "", `${(jobs.inactive ?? 0).toLocaleString("en")} have ended`);
   tile("tile-price", money(status.price_per_hour), `of ${money(limits.price_per_hour_max)}`, `${money(limits.price_per_hour_left)} left`);
   bar("bar-price", status.price_per_hour / Math.max(1e-9, limits.price_per_hour_max));
-  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service began" : "an estimate, UTC day");
+  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service started" : "an estimate, UTC day");
   showTroubles(status);
 }
 
 function showTroubles(status) {
   const lines = [];
   if (status.stands_still) lines.push([status.stands_still.text, status.paused ? "" : "bad"]);
-  if (status.safe_mode.on) lines.push(["A list lacked a large part of the fleet at once. It is doubted until it is confirmed.", ""]);
-  if (status.nodes.intruders) lines.push([`${status.nodes.intruders} nodes carry our cluster's name and another UUID. They are never touched.`, "bad"]);
-  for (const block of status.blocks) lines.push([`${block.node_type === "*" ? "No type" : block.node_type}${block.zone ? ` in ${block.zone}` : ""} is not bought until ${clockTime(block.until_at)}: ${block.reason.text}`, ""]);
+  if (status.safe_mode.on) lines.push(["A list lacked a large part of the fleet at once. The manager changes nothing until that is confirmed.", ""]);
+  if (status.nodes.intruders) lines.push([`${status.nodes.intruders} machines have our cluster's name but another UUID. They are never touched.`, "bad"]);
+  for (const block of status.blocks) lines.push([`${block.node_type === "*" ? "All types" : block.node_type}${block.zone ? ` in ${block.zone}` : ""}: not bought until ${clockTime(block.until_at)}: ${block.reason.text}`, ""]);
   for (const warning of status.warnings) lines.push([warning.text, ""]);
   for (const [name, source] of Object.entries(status.sources)) if (source.failure) lines.push([`${name}: ${source.failure}`, source.stale ? "bad" : ""]);
   the("troubles").hidden = lines.length === 0;
@@ -141,7 +141,7 @@ function showHistory({ samples }) {
     { name: "running", colour: "running", values: samples.map((it) => it.jobs_running) },
     { name: "waiting", colour: "waiting", values: samples.map((it) => it.jobs_waiting) },
   ]);
-  charts.price.show(at, [{ name: "an hour", colour: "price", values: samples.map((it) => it.price_per_hour) }]);
+  charts.price.show(at, [{ name: "per hour", colour: "price", values: samples.map((it) => it.price_per_hour) }]);
   legend(the("legend-nodes"), seen.map((state) => [state, state]));
   legend(the("legend-queue"), [["running", "running"], ["waiting", "waiting"]]);
 }
@@ -174,7 +174,7 @@ function showStrips(nodes) {
       const left = made("i");
       left.style.width = `${(100 * node.window.left_s) / node.window.length_s}%`;
       paid.append(left);
-      strip.addEventListener("pointermove", (event) => showTip(tip, event, `${node.slot} (${node.node_type})\npaid for ${span(node.window.left_s)} of ${span(node.window.length_s)} more\n${money(node.cost)} so far`));
+      strip.addEventListener("pointermove", (event) => showTip(tip, event, `${node.slot} (${node.node_type})\n${span(node.window.left_s)} left of the paid ${span(node.window.length_s)}\n${money(node.cost)} so far`));
       strip.addEventListener("pointerleave", () => { tip.hidden = true; });
     }
     const why = node.jobs.length ? `${node.jobs.length === 1 ? "job" : "jobs"} ${node.jobs.join(", ")}` : node.reason?.text ?? "";
@@ -189,7 +189,7 @@ function showStrips(nodes) {
 function showJobs(jobs) {
   const waiting = jobs.jobs.filter((job) => job.waits_s !== null);
   const total = Object.values(jobs.waiting).reduce((sum, it) => sum + it, 0);
-  the("jobs-note").textContent = jobs.shown ? (waiting.length < total ? `the first ${waiting.length} of ${total.toLocaleString("en")}` : "") : "shown with the token only";
+  the("jobs-note").textContent = jobs.shown ? (waiting.length < total ? `the first ${waiting.length} of ${total.toLocaleString("en")}` : "") : "shown only with the token";
   const rows = waiting.slice(0, 100).map((job) => {
     const row = made("tr");
     row.append(made("td", "id", job.job), made("td", "", job.user), made("td", "", job.reason?.text ?? job.state), made("td", "number", span(job.waits_s)));
@@ -201,7 +201,7 @@ function showJobs(jobs) {
   the("jobs").tBodies[0].replaceChildren(...rows);
 }
 
-// --- as it happens --------------------------------------------------------------------------------------
+// --- events ---------------------------------------------------------------------------------------------
 
 function showEvent(event) {
   const line = made("li");
@@ -227,7 +227,7 @@ function follow(after) {
   }
 }
 
-// --- why ------------------------------------------------------------------------------------------------
+// --- explain --------------------------------------------------------------------------------------------
 
 function list(pairs) {
   const holder = made("dl");
@@ -235,7 +235,7 @@ function list(pairs) {
   return holder;
 }
 
-// As it stands; of what is gone, what the journal has. at: when that was, where it is known.
+// Explains the present, or if the subject is gone, the time `at` from the history. at: undefined if unknown.
 async function explain(kind, name, at) {
   const body = the("drawer-body");
   const path = `/explain/${kind}/${encodeURIComponent(name)}`;
@@ -250,7 +250,7 @@ async function explain(kind, name, at) {
 
 function explanation(kind, answer) {
   const parts = [made("p", "note", kind), made("h3", "", answer.subject)];
-  const because = made("p", "because", answer.reason?.text ?? "Nothing is to be said of it.");
+  const because = made("p", "because", answer.reason?.text ?? "No reason is known.");
   if (answer.reason) because.append(made("code", "", answer.reason.code));
   parts.push(because);
   const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
@@ -262,18 +262,18 @@ function explanation(kind, answer) {
   if (subject) {
     parts.push(made("h4", "", answer.node ? "The node" : "The job"));
     const rows = shown.filter((key) => subject[key] !== null && subject[key] !== "" && !(Array.isArray(subject[key]) && !subject[key].length)).map((key) => [key, figure(key, subject[key])]);
-    if (answer.node?.window) rows.push(["paid for", `${span(answer.node.window.left_s)} of ${span(answer.node.window.length_s)} more`]);
+    if (answer.node?.window) rows.push(["paid window", `${span(answer.node.window.left_s)} left of ${span(answer.node.window.length_s)}`]);
     parts.push(list(rows));
   }
   if (answer.story?.length) {
     const story = made("ul");
     story.append(...[...answer.story].reverse().map((line) => made("li", "", line)));
-    parts.push(made("h4", "", "Its story, the latest first"), story);
+    parts.push(made("h4", "", "Its states, latest first"), story);
   }
   if (answer.history?.length) {
     const lines = made("ul");
     lines.append(...answer.history.toReversed().map((it) => made("li", "", `${clockTime(it.at)}  ${it.kind} ${it.what}  ${it.reason?.text ?? ""}`)));
-    parts.push(made("h4", "", "What is on record, the latest first"), lines);
+    parts.push(made("h4", "", "History, latest first"), lines);
   }
   return parts;
 }
@@ -281,7 +281,7 @@ function explanation(kind, answer) {
 the("drawer-close").addEventListener("click", () => { the("drawer").hidden = true; });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") the("drawer").hidden = true; });
 
-// --- themes, and the turns ------------------------------------------------------------------------------
+// --- themes, and polling --------------------------------------------------------------------------------
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 function useTheme() {
@@ -305,9 +305,9 @@ async function turn() {
     showStatus(await ask("/status"));
     await Promise.all([ask("/history").then(showHistory), showFleet(), ask("/jobs?limit=100").then(showJobs)]);
   } catch (error) {
-    pill("decides", "not reached", "bad");
+    pill("decides", "unreachable", "bad");
     the("troubles").hidden = false;
-    the("troubles").replaceChildren(made("p", "bad", `The service is not reached: ${error.message}`));
+    the("troubles").replaceChildren(made("p", "bad", `The service cannot be reached: ${error.message}`));
   }
   document.body.dataset.turns = Number(document.body.dataset.turns ?? 0) + 1;
   setTimeout(turn, EVERY_MS);

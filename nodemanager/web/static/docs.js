@@ -1,4 +1,4 @@
-// The description of the interface, as a page.
+// Shows the description of the HTTP API as a page.
 const made = (name, className, text) => Object.assign(document.createElement(name), { className, textContent: text });
 
 document.documentElement.dataset.theme = localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

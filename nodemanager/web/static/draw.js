@@ -1,4 +1,4 @@
-// Charts and the grid of nodes, on canvas. Colours are the page's own, by name, so that both themes are one code.
+// Charts and the grid of nodes, on canvas. Colours come from the stylesheet by name, so the same code draws both themes.
 
 const colours = () => getComputedStyle(document.documentElement);
 export const colour = (name) => colours().getPropertyValue(`--${name}`).trim();
@@ -17,7 +17,7 @@ function prepared(canvas, height) {
   return { pen, width, height };
 }
 
-// A step such as 1, 2 or 5 times a power of ten, so that a handful of lines reach the top.
+// Choose a step of 1, 2 or 5 times a power of ten, so that a few grid lines reach the top.
 export function niceStep(most, lines, whole) {
   const rough = Math.max(most, 1e-9) / lines;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -36,7 +36,7 @@ function shownNumber(value, whole, most = value) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-// series: [{name, colour, values}]; stacked areas, or lines. at: seconds since the epoch, ascending.
+// Draws stacked areas or lines. series: [{name, colour, values}]; at: seconds since the epoch, ascending.
 export class Chart {
   constructor(canvas, tip, { height = 190, stacked = false, whole = true, step = false } = {}) {
     Object.assign(this, { canvas, tip, height, stacked, whole, step, at: [], series: [], hover: null });
@@ -68,7 +68,7 @@ export class Chart {
     if (this.at.length < 2) {
       pen.fillStyle = colour("faint");
       pen.textAlign = "center";
-      pen.fillText("drawn as time passes", (box.left + box.right) / 2, (box.top + box.bottom) / 2);
+      pen.fillText("no data yet", (box.left + box.right) / 2, (box.top + box.bottom) / 2);
       return;
     }
     if (this.stacked) this.areas(pen, y);
@@ -105,7 +105,7 @@ export class Chart {
     }
   }
 
-  // The fleet does not glide from one number to the next, so what stands is drawn in steps.
+  // Counts change abruptly, so curves are drawn in steps.
   trace(pen, heights, forth) {
     const count = this.at.length;
     for (let index = 0; index < count; index += 1) {
@@ -171,7 +171,7 @@ export function showTip(tip, event, text) {
   tip.style.top = `${Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 8)}px`;
 }
 
-// Thousands of nodes: one cell each, filled from below by what is left of its paid window, grouped by type.
+// A grid for thousands of nodes: one cell each, grouped by type, filled from below by what is left of its paid window.
 export class Grid {
   constructor(canvas, tip, picked) {
     Object.assign(this, { canvas, tip, picked, places: [], fleet: null });
@@ -179,7 +179,7 @@ export class Grid {
       const index = this.at(event);
       if (index === null) { tip.hidden = true; return; }
       const { slot, states, state, types, type, left_s: left } = this.fleet;
-      const paid = left[index] === null ? "" : `\npaid for ${Math.round(left[index] / 60)} min more`;
+      const paid = left[index] === null ? "" : `\n${Math.round(left[index] / 60)} min left of its paid window`;
       showTip(tip, event, `${slot[index]}  ${types[type[index]]}\n${states[state[index]]}${paid}`);
     });
     canvas.addEventListener("pointerleave", () => { tip.hidden = true; });

@@ -1,4 +1,4 @@
-"""A site on EC2: what it needs, what does not go together, and what is made of it."""
+"""A site on EC2: the keys it needs, contradictions, and the values read from it."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_zone_without_a_subnet_where_others_have_one_is_refused(tmp_path: Path
     assert of_type.startswith("[Node c7i.large] zones")
 
 
-def test_all_faults_are_said_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     faults = faults_of(
         tmp_path,
         ("Cloud", "region", None),
@@ -224,7 +224,7 @@ def test_behind_an_endpoint_of_ones_own_zones_may_have_any_name(tmp_path: Path) 
     assert site.node_types[0].zones == ("rack-1",)
 
 
-def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
+def test_other_providers_do_not_need_the_keys_of_ec2(tmp_path: Path) -> None:
     assert site_of(tmp_path, ("Cloud", "provider", "local"), ("Cloud", "region", None)).cloud.region == ""
 
 
@@ -232,7 +232,7 @@ def test_what_ec2_needs_is_not_asked_of_others(tmp_path: Path) -> None:
 def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_the_unit(
     tmp_path: Path, name: str
 ) -> None:
-    # Its paths were relative: copied, they led to /etc/state, which the unit cannot write, and not to init's.
+    # The example's paths were relative. A copy then pointed to /etc/state, which the unit cannot write.
     quickstart = (EXAMPLE.parents[1] / "doc" / "quickstart-ec2.md").read_text(encoding="utf-8")
     unit = (EXAMPLE.parent / "systemd" / "flux-node-manager.service").read_text(encoding="utf-8")
     text = EXAMPLE.with_name(f"{name}.ini").read_text(encoding="utf-8")
@@ -252,7 +252,7 @@ def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_
 # --- what is said -----------------------------------------------------------------------------------------
 
 
-def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> None:
+def test_without_keys_a_warning_says_where_they_come_from(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     (said,) = provider_warnings(site, {})
     assert "empty, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set:" in said
@@ -262,7 +262,7 @@ def test_it_is_said_where_keys_come_from_when_none_are_given(tmp_path: Path) -> 
     assert provider_warnings(site, {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}) == ()
 
 
-def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: Path) -> None:
+def test_half_a_pair_of_keys_in_the_environment_gives_a_warning(tmp_path: Path) -> None:
     (said,) = provider_warnings(site_of(tmp_path), {"AWS_ACCESS_KEY_ID": "AKIA"})
     assert "empty, and AWS_ACCESS_KEY_ID is set without AWS_SECRET_ACCESS_KEY:" in said
     (said,) = provider_warnings(site_of(tmp_path), {"AWS_SECRET_ACCESS_KEY": "of-env"})
@@ -270,14 +270,14 @@ def test_half_of_a_pair_of_keys_in_the_environment_is_said_to_be_half(tmp_path: 
     assert "of-env" not in said
 
 
-def test_keys_with_characters_that_no_key_has_are_said_and_not_shown(tmp_path: Path) -> None:
+def test_keys_with_impossible_characters_give_a_warning_that_hides_them(tmp_path: Path) -> None:
     given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
     (said,) = provider_warnings(site_of(tmp_path), given)
     assert said.startswith("secret_access_key: contains characters that no key of AWS has")
     assert "of-env" not in said
 
 
-def test_nothing_is_said_of_keys_that_stand_in_the_site_or_of_other_clouds(tmp_path: Path) -> None:
+def test_keys_in_the_site_and_other_clouds_give_no_warning(tmp_path: Path) -> None:
     given = [("Cloud Credentials", "access_key_id", "AKIA"), ("Cloud Credentials", "secret_access_key", "secret")]
     assert provider_warnings(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()
     assert provider_warnings(site_of(tmp_path, ("Cloud", "provider", "local")), {"AWS_PROFILE": "ada"}) == ()

@@ -1,4 +1,4 @@
-"""What each provider needs of a site: everything that is wrong is said at once, where it stands."""
+"""The keys that each provider needs: all faults of a site are reported at once, each with its place."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_least_site_is_enough(tmp_path: Path, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", GOOD)
-def test_all_that_is_missing_is_said_at_once(tmp_path: Path, provider: str) -> None:
+def test_all_missing_keys_are_reported_at_once(tmp_path: Path, provider: str) -> None:
     missing = {
         "openstack": {
             ("Cloud", "auth_url"),
@@ -207,7 +207,7 @@ def test_an_application_credential_needs_nothing_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("networks", ["n1,n2", "n1, n2"])
-def test_openstack_is_told_what_the_site_says(tmp_path: Path, networks: str) -> None:
+def test_openstack_gets_the_values_of_the_site(tmp_path: Path, networks: str) -> None:
     cloud = GOOD["openstack"].replace(
         "image =", "region = north\nmicroversion = 2.90\nconfig_drive = yes\nsecurity_groups = a, b\nimage ="
     )
@@ -226,7 +226,7 @@ def test_openstack_is_told_what_the_site_says(tmp_path: Path, networks: str) -> 
     assert (placement.security_groups, placement.key_name, placement.config_drive) == (("c",), "mine", True)
 
 
-def test_gce_and_azure_are_told_what_the_site_says(tmp_path: Path) -> None:
+def test_gce_and_azure_get_the_values_of_the_site(tmp_path: Path) -> None:
     (gce,) = gce_site.placements_of(site_of(tmp_path, GOOD["gce"])).values()
     assert (gce.network, gce.zones) == ("global/networks/default", ("a", "b"))
     (azure,) = azure_site.placements_of(site_of(tmp_path, GOOD["azure"], NODE + "zones = 2\n")).values()

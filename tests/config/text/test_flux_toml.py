@@ -1,4 +1,4 @@
-"""The instance's configuration, changed in place: its slots, and nothing else."""
+"""Changes to the instance's configuration file: only its slots change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_file_and_running_configuration_say_the_same_and_may_be_written_again(ch
     assert tomllib.loads(text) == config_with_slot_types(tomllib.loads(TEXT), division, TYPES)
     assert read_slot_types(tomllib.loads(text)) == division
     assert toml_with_slot_types(text, division, TYPES) == text
-    # And back, to what each slot had.
+    # And back to the original type of each slot.
     assert read_slot_types(tomllib.loads(toml_with_slot_types(text, SITES, TYPES))) == SITES
 
 

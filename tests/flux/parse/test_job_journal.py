@@ -27,7 +27,7 @@ SUBMIT = {"userid": 1000, "urgency": 16, "flags": 0, "version": 1}
 
 
 class Journal:
-    """A queue that is fed a job's events, at one second each."""
+    """A queue that receives a job's events, one per second."""
 
     def __init__(self) -> None:
         self.queue = JobQueue()
@@ -41,7 +41,7 @@ class Journal:
         return self
 
     def waits(self, job: int) -> Journal:
-        """The job was submitted, and is in the scheduler's hands."""
+        """The job was submitted, and the scheduler has it."""
         return self.says(job, "submit", "validate", "depend").says(job, "priority", priority=16)
 
     def runs(self, job: int) -> Journal:
@@ -61,7 +61,7 @@ class Journal:
 
 
 def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
-    """By the recording: a job on two nodes, then one that gets a part of one of them."""
+    """From the recording: a job on two nodes, then a job on a part of one of them."""
     queue, began = JobQueue(), dict[JobId, Job]()
     for line in lines():
         if line["kind"] == "job-event":
@@ -106,7 +106,7 @@ _LISTED = ("state", "urgency", "priority", "userid", "t_submit", "duration")
 
 def _as_listed(job: Job) -> dict[str, object]:
     number = next(bit for bit, name in STATES.items() if name == job.state)
-    # The job list shows no priority before one was computed.
+    # The job list shows no priority until one is computed.
     priority = None if job.state is JobState.DEPEND else job.priority
     values = (number, job.urgency, priority, job.userid, job.submitted_at, job.duration_s)
     return dict(zip(_LISTED, values, strict=True))
@@ -158,7 +158,7 @@ def test_a_job_s_life() -> None:
     assert journal.says(7, "clean").ids() == []
 
 
-def test_what_a_job_is_told_with() -> None:
+def test_a_submitted_job_is_reported_with_its_values() -> None:
     job = Journal().says(7, "submit", urgency=31, userid=1001).job(7)
     assert job == Job(
         JobId(7), JobState.NEW, Shape(2, 1), 1.0, urgency=31, priority=31, duration_s=60.0, userid=1001
@@ -214,7 +214,7 @@ def test_updates_change_a_waiting_job() -> None:
 
 
 def test_updates_already_in_the_jobspec_may_be_applied_again() -> None:
-    # The journal begins with the jobspec as it is now, and then repeats every event.
+    # The journal begins with the current jobspec, and then repeats every event.
     now = {**JOBSPEC, "attributes": {"system": {"duration": 3600.0}}}
     journal = (
         Journal().says(7, "submit", jobspec=now).says(7, "jobspec-update", **{"attributes.system.duration": 90.0})
@@ -226,7 +226,7 @@ def test_updates_already_in_the_jobspec_may_be_applied_again() -> None:
 # --- changes ----------------------------------------------------------------------------------------------
 
 
-def test_each_change_is_told_once() -> None:
+def test_each_change_is_reported_once() -> None:
     journal = Journal().waits(7)
     seen = journal.queue.changes(3.0)
     assert (seen.started_s, seen.complete, [job.id for job in seen.jobs]) == (3.0, False, [7])
@@ -241,18 +241,18 @@ def test_each_change_is_told_once() -> None:
     assert not journal.queue.changes(8.0).ended
 
 
-def test_a_job_that_came_and_went_between_two_looks_is_never_told() -> None:
+def test_a_job_that_lives_only_between_two_looks_is_never_reported() -> None:
     seen = Journal().runs(7).says(7, "finish", "clean").queue.changes(1.0)
     assert (seen.jobs, seen.ended) == ((), ())
 
 
-def test_what_is_complete_needs_no_change_after_it() -> None:
+def test_the_complete_queue_includes_all_changes() -> None:
     journal = Journal().waits(7).waits(8)
     assert [job.id for job in journal.queue.complete(1.0).jobs] == [7, 8]
     assert not journal.queue.changes(2.0).jobs
 
 
-def test_a_job_that_changed_back_is_not_told() -> None:
+def test_a_job_that_changed_back_is_not_reported() -> None:
     journal = Journal().waits(7)
     journal.queue.changes(1.0)
     journal.says(7, "urgency", urgency=3).says(7, "urgency", urgency=16).says(7, "priority", priority=16)

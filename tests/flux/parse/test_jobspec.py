@@ -165,7 +165,7 @@ def test_dependencies_do_not_change_the_shape() -> None:
     assert read_shape(FORMS["submit-dependency-afterok"]["jobspec"]) == SIMPLEST
 
 
-def test_what_no_scheduler_heeds_is_said() -> None:
+def test_requests_that_no_scheduler_respects_are_listed() -> None:
     assert read_well(FORMS["submit-shape-memory"]["jobspec"]).unheeded == ("memory",)
     assert read_well(FORMS["submit-shape-socket"]["jobspec"]).unheeded == ("socket",)
 
@@ -174,7 +174,7 @@ def test_what_no_scheduler_heeds_is_said() -> None:
 
 
 def test_the_memory_of_a_slot_and_one_zone_for_all_nodes_are_read_from_the_attributes() -> None:
-    """As ``flux submit --setattr=node-manager.memory=1.5GiB --setattr=node-manager.one-zone`` writes them."""
+    """The attributes as ``flux submit --setattr=node-manager.memory=1.5GiB ...`` writes them."""
     job = read_well(a_jobspec(**{"node-manager": {"memory": "1.5GiB", "one-zone": 1}}))
     assert job.shape == Shape(1, 1, memory_bytes_per_slot=3 * 2**29, one_zone=True)
     assert job.unheeded == ("memory", "one-zone")
@@ -189,7 +189,7 @@ def a_slot_with(*within: object) -> dict[str, Any]:
     ("entry", "memory_bytes"),
     [
         ({"type": "memory", "count": 3, "unit": "GiB"}, 3 * 2**30),
-        ({"type": "memory", "count": 3, "unit": "MB"}, 3 * 2**20),  # the larger of the two things it may mean
+        ({"type": "memory", "count": 3, "unit": "MB"}, 3 * 2**20),  # the larger of its two meanings
         ({"type": "socket", "count": 2, "with": [{"type": "memory", "count": 1, "unit": "KB"}]}, 2 * 2**10),
         ({"type": "memory", "count": 3}, 0),  # of what?
         ({"type": "memory", "count": 3, "unit": "pages"}, 0),
@@ -216,11 +216,11 @@ def test_memory_beside_the_slot_belongs_to_no_slot() -> None:
         (1, "attributes.system.node-manager: an object is needed"),
     ],
 )
-def test_what_is_misspelt_is_told_and_not_passed_over(said: object, why: str) -> None:
+def test_a_misspelt_attribute_is_refused(said: object, why: str) -> None:
     assert why in refused(a_jobspec(**{"node-manager": said}))
 
 
-def test_what_is_said_to_us_is_kept_of_a_jobspec_that_is_trimmed() -> None:
+def test_a_trimmed_jobspec_keeps_requests_to_the_manager() -> None:
     spec = a_jobspec(**{"node-manager": {"one-zone": 1}})
     assert read(trim_jobspec(spec)) == read(spec)
 
@@ -431,7 +431,7 @@ def test_other_attributes_that_cannot_be_read() -> None:
     assert refused(None) == "jobspec: an object is needed, not nothing"
 
 
-def test_what_is_said_of_a_job_is_short() -> None:
+def test_the_fault_of_an_unreadable_job_is_short() -> None:
     assert len(refused(a_jobspec(constraints={"hostlist": ["x" * 100_000 + "["]}))) <= WHY_MAX
 
 
@@ -465,7 +465,7 @@ def test_trimming_changes_nothing_that_is_read(jobspec: object) -> None:
     assert read(trim_jobspec(jobspec)) == read(jobspec)
 
 
-def test_trimming_drops_what_is_large() -> None:
+def test_trimming_drops_the_large_parts() -> None:
     assert "files" in FORMS["batch"]["jobspec"]["attributes"]["system"]
     kept = trim_jobspec(FORMS["batch"]["jobspec"])
     assert kept == {

@@ -27,7 +27,7 @@ def look(moment: str) -> dict[str, FluxRank]:
 
 
 def an_r(*entries: tuple[str, str, str], nodelist: str | None = None) -> Reply:
-    """An R of (ranks, cores, gpus)."""
+    """An R with entries of (ranks, cores, gpus)."""
     lite = [
         {"rank": ranks, "children": {"core": cores} | ({"gpu": gpus} if gpus else {})}
         for ranks, cores, gpus in entries
@@ -37,7 +37,7 @@ def an_r(*entries: tuple[str, str, str], nodelist: str | None = None) -> Reply:
 
 
 class Instance:
-    """A leader and two nodes of 4 cores and 2 GPUs, up and idle, until something is changed."""
+    """A leader and two nodes with 4 cores and 2 GPUs each, at first up and idle."""
 
     def __init__(self) -> None:
         nodes = an_r(("1-2", "0-3", "0-1"))
@@ -176,7 +176,7 @@ def test_schedulable_is_the_scheduler_s_own_word() -> None:
     assert [rank.schedulable for rank in instance.ranks()] == [True, False]
 
 
-def test_what_holds_a_rank_back_is_told_apart() -> None:
+def test_drained_torpid_and_excluded_ranks_are_distinguished() -> None:
     instance = Instance()
     instance.resources |= {"drain": {"1-2": {"timestamp": 1.0, "reason": "both"}}, "torpid": "1", "exclude": "0,2"}
     first, second = instance.ranks()
@@ -217,7 +217,7 @@ def test_fluxion_says_null_where_nothing_is_allocated_or_down(
 
 
 @pytest.mark.parametrize("part", ["allocated", "down"])
-def test_what_is_not_said_at_all_is_no_sign_that_nothing_is(part: str) -> None:
+def test_a_missing_part_of_an_answer_is_refused(part: str) -> None:
     instance = Instance()
     del instance.scheduler[part]
     with pytest.raises(ValueError, match=f"sched.resource-status.{part}"):
@@ -341,7 +341,7 @@ DIVISIONS = st.sampled_from([{}, {SlotName("n1"): TypeName("cpu")}, {SlotName("n
 
 
 @given(st.lists(st.tuples(st.lists(SAID, max_size=3), ENDED, DIVISIONS), min_size=2, max_size=6))
-def test_whatever_is_said_otherwise_is_read(
+def test_every_changed_part_of_an_answer_is_read(
     looks: list[tuple[list[tuple[str, str, Any]], dict[Rank, float], dict[SlotName, TypeName]]],
 ) -> None:
     seen = Look()
@@ -371,6 +371,6 @@ def test_a_topology_has_cores_and_hardware_threads() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '<topology version="2.0"/>'])
-def test_what_is_no_topology_is_said(text: str) -> None:
+def test_an_unreadable_topology_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"resource\.topo-get"):
         read_topology(text)

@@ -1,4 +1,4 @@
-"""The record of a launch: what is written is read whole, or not at all."""
+"""The record of a launch: it is read completely or not at all."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def output(folder: Path) -> Path:
 
 
 def a_flux(folder: Path, script: str) -> str:
-    """A command that stands where flux would."""
+    """A command in place of flux."""
     command = folder / "bin of flux" / "flux"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
@@ -324,7 +324,7 @@ def test_the_user_data_ends_with_its_broker_at_sigterm(folder: Path, site: Site)
 
 
 def joining(folder: Path, join: str) -> Site:
-    """The site with another join; by FLUB, with one node type alone."""
+    """The site with another join method; with FLUB it has one node type only."""
     text = SITE.format(address="127.0.0.1").replace("[Cloud]", f"join = {join}\n[Cloud]")
     if join.startswith("flub"):
         text = text[: text.index("[Node gpu]")]
@@ -332,7 +332,7 @@ def joining(folder: Path, join: str) -> Site:
     return load_site(folder / "site.ini")
 
 
-def test_an_image_is_told_its_slot_and_nothing_else(folder: Path) -> None:
+def test_an_image_gets_only_its_slot(folder: Path) -> None:
     site = joining(folder, f'image\nimage_start = echo "$SLOT" > {folder}/slot')
     script = user_data(site, SLOT)  # with no flux on this machine
     subprocess.run(["/bin/sh", "-c", script], check=True)

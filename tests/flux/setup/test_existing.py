@@ -1,4 +1,4 @@
-"""What to add to an instance that is there: a diff that can be applied, and nothing done."""
+"""The proposal for an existing instance: a diff that can be applied, and no change to the instance."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_diff_can_be_applied_however_the_files_are_written(
     assert propose(site, folder).diff == ""
 
 
-def test_an_r_says_as_tables_what_it_said() -> None:
+def test_tables_declare_the_same_as_their_r() -> None:
     assert resource_tables_of_r(R) == TABLES
 
 
