@@ -1,12 +1,12 @@
 """Time one plan, and measure the memory, for queues that one user fills to hold up everybody else.
 
     python -m tests.benchmarks.bench_limits            # every case
-    python -m tests.benchmarks.bench_limits ranks not_hosts
+    python -m tests.benchmarks.bench_limits ranks "not hosts"
 
-Each case runs in a process of its own, which is ended after ``LIMIT_S``. The queue is read as from Flux: each job is a
-``submit`` event with its jobspec. ``read`` is the CPU time of that and of ``observe``; ``first`` and ``again`` are two
-plans in a row; ``RSS`` is the peak, less what the process had before. User 1000 fills the queue. User 2000 has submitted
-one plain job behind it: ``other`` is the reason of that job.
+Each case runs in a process of its own, which is ended after ``LIMIT_S``. The queue is read as from Flux: each job
+is a ``submit`` event with its jobspec. ``read`` is the CPU time of that and of ``observe``; ``first`` and ``again``
+are two plans in a row; ``RSS`` is the peak, less what the process had before. User 1000 fills the queue. User 2000
+has submitted one plain job behind it: ``other`` is the reason of that job.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
+from nodemanager.core.notation import parse_hostlist, parse_idset_ranges
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
         case "property":
             return HasProperty(rest[0])
         case "hosts":
-            return OnHosts(tuple(rest))
+            return OnHosts(tuple(map(_hostlist, rest)))
         case "ranks":
             return OnRanks(tuple(map(_idset, rest)))
         case "all":
@@ -68,6 +69,14 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
             raise ValueError(f"unknown constraint: {kind}")
 
 
+def _hostlist(written: str) -> str:
+    """A host list as text. Earlier versions wrote each host as a text of its own."""
+    parse_hostlist(written)
+    return written
+
+
 def _idset(written: str | int) -> str:
-    """An id set as text. Versions before 0.2 wrote each rank as a number, and each host as a text of its own."""
-    return written if isinstance(written, str) else str(written)
+    """An id set as text. Earlier versions wrote each rank as a number."""
+    text = str(written)
+    parse_idset_ranges(text)
+    return text

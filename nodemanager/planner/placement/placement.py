@@ -36,7 +36,8 @@ from nodemanager.planner.placement.supply import (
     current_supply,
     free_bins,
 )
-from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.placement.work_budget import batches_beyond
+from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
@@ -113,6 +114,9 @@ def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limi
     supply = current_supply(snapshot, policy, price_per_hour, limits)
     if not demand.batches:
         return _empty_placement(demand, supply, limits)
+    open_batches = {key: ids for key, ids in demand.batches.items() if key not in demand.put_off}
+    if beyond := batches_beyond(open_batches, supply):
+        demand = replace(demand, put_off={**demand.put_off, **beyond})
     return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
 
 

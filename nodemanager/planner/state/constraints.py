@@ -50,9 +50,9 @@ class Place(NamedTuple):
 class Matches:
     """Which ranks satisfy which constraints. Each constraint is evaluated once, for all ranks together.
 
-    A set of ranks is an integer: bit *n* stands for the rank with index *n*, in ascending order. It may be used as long
-    as the ranks, their hosts and their properties stay the same. ``places`` is called when the first constraint is
-    evaluated.
+    A set of ranks is an integer: bit *n* stands for the rank with index *n*, in ascending order. The value is valid
+    as long as the ranks, their hosts and their properties stay the same. ``places`` is called when the first
+    constraint is evaluated.
     """
 
     def __init__(self, places: Callable[[], Iterable[Place]] = tuple) -> None:
@@ -74,7 +74,11 @@ class Matches:
 
     def suits(self, constraint: Constraint, rank: Rank) -> bool:
         """Whether a rank satisfies a constraint."""
-        return bool(self.of(constraint) >> self.index(rank) & 1)
+        found = self._known.get(constraint)
+        if found is None:
+            found = self.of(constraint)
+        tables = self._tables
+        return found >> tables.index.get(rank, len(tables.ranks)) & 1 == 1
 
     def index(self, rank: Rank) -> int:
         """The index of a rank. All unknown ranks have one index, the number of ranks: no constraint holds there."""

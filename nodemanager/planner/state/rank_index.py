@@ -44,7 +44,7 @@ class RankIndex:
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # how many Flux knows
     feasibility: FeasibilityCache | None = field(default=None, compare=False, repr=False)
-    # Which ranks satisfy which constraints. Passes on as long as the ranks, their hosts and the types stay the same.
+    # Which ranks satisfy which constraints. Passes on as long as the ranks' hosts and the types stay the same.
     matches: Matches = field(default_factory=Matches, compare=False, repr=False)
 
 

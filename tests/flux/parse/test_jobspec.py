@@ -26,9 +26,9 @@ from nodemanager.flux.parse.constraint import CHARACTERS_MAX, DEPTH_MAX, TERMS_M
 from nodemanager.flux.parse.jobspec import (
     COUNT_MAX,
     WHY_MAX,
+    DroppedJobspec,
     read_job,
     read_shape,
-    size_bytes,
     trim_jobspec,
     with_updates,
 )
