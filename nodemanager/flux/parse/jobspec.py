@@ -137,7 +137,7 @@ def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
     Missing objects on a path are created. Raises ``ValueError`` if a path leads through something else.
     """
     if isinstance(jobspec, DroppedJobspec):
-        raise ValueError(jobspec.why)
+        raise ValueError(jobspec.why)  # noqa: TRY004 - the job is unreadable, as after any other ValueError
     updated = object_at(jobspec, "jobspec")
     for path, value in object_at(updates, "updates").items():
         keys = path.split(".")

@@ -171,7 +171,7 @@ class Offer:
 def coming_offers(
     snapshot: Snapshot, policy: Policy, constraints: Sequence[Constraint], matches: Matches
 ) -> list[Offer]:
-    """The booting nodes as offers, in the order in which they were ordered. Nodes of one meet the same constraints."""
+    """The booting nodes as offers, in the order in which they were ordered."""
     booting = [
         node
         for node in node_index_of(snapshot).to_check.values()
@@ -219,7 +219,7 @@ def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> 
 def _kinds(
     ranks: Iterable[Rank], constraints: Sequence[Constraint], matches: Matches
 ) -> Mapping[Rank, tuple[int, ...]]:
-    """For each rank a key that is equal for those that meet the same constraints; ranks that are missing have ()."""
+    """For each rank a key that is equal for ranks that meet the same constraints. The others have ()."""
     if not constraints:
         return {}
     by_index = {matches.index(rank): rank for rank in ranks}

@@ -4,8 +4,8 @@ The work is estimated in steps before any job is placed, so it depends on the qu
 costs something, and more for every group of nodes that it is compared with. A constraint that holds on some nodes
 only divides them into more groups. ``STEPS_MAX`` is about one second.
 
-The steps are shared fairly: the next batch is always one of the user who has used the fewest. A user whose next batch
-is too much gets no more, so it is the users with the most distinct shapes whose later ones wait.
+The steps are shared fairly: the next batch is always one of the user who has used the fewest. A user whose next
+batch is too much gets no more. So only the later shapes of the users with the most of them wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nodemanager.planner.state.queue_index import BatchKey
 
 STEPS_MAX = 1_000_000
 STEPS_PER_BATCH = 200
-STEPS_PER_GROUP = 1_500
+STEPS_PER_GROUP = 2_500
 STEPS_PER_COMPARISON = 5  # of a batch with a group
 STEPS_PER_PAIR_OF_SIZES = 2  # of two batches that want different amounts of cores, GPUs or memory
 
