@@ -152,7 +152,7 @@ def test_what_the_ingest_would_refuse_never_becomes_a_job() -> None:
     instance = Instance()
     with pytest.raises(ValueError, match="slot"):
         instance.flux.submit({"resources": [], "attributes": {"system": {"duration": 0}}})
-    with pytest.raises(ValueError, match="jobspec itself"):
+    with pytest.raises(ValueError, match="a jobspec contains its duration"):
         instance.flux.submit(write_jobspec(CORE), 60.0)
     assert instance.flux.active_jobs() == ()
 
