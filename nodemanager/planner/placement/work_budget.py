@@ -20,7 +20,7 @@ from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.state.queue_index import BatchKey
 
 STEPS_MAX = 1_000_000
-STEPS_PER_BATCH = 200
+STEPS_PER_BATCH = 350
 STEPS_PER_GROUP = 2_500
 STEPS_PER_COMPARISON = 5  # of a batch with a group
 STEPS_PER_PAIR_OF_SIZES = 2  # of two batches that want different amounts of cores, GPUs or memory

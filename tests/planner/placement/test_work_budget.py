@@ -156,7 +156,7 @@ def _a_constraint(draw: random.Random, depth: int = 0) -> Constraint:
             return Not(_a_constraint(draw, depth + 1))
         case _:
             parts = tuple(_a_constraint(draw, depth + 1) for _ in range(draw.choice([0, 1, 2, 3, 60 >> depth])))
-            return draw.choice([All, AnyOf])(parts)
+            return All(parts) if draw.random() < 0.5 else AnyOf(parts)
 
 
 def _a_shape(draw: random.Random) -> Shape:
