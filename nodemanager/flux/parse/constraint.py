@@ -9,8 +9,8 @@ from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty,
 from nodemanager.core.notation import parse_hostlist, parse_idset_ranges
 from nodemanager.flux.parse.json_fields import list_at, object_at, shorten, text_at
 
-# A constraint is matched with every slot, so it may not be of any size. The first two are flux-core's own limits
-# for the constraints of job-list. Every listed value, every host with brackets and every operator is a term.
+# A constraint is matched with every slot, so its size is limited. Every operator and every listed value is a term;
+# a hostlist with brackets, such as node[1-5000], is one.
 TERMS_MAX = 256
 DEPTH_MAX = 16
 CHARACTERS_MAX = 65_536  # of all values together
