@@ -166,8 +166,9 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank, note=note):
-                return NodeDrained(launch, *self._drain(rank, f"{drain_text(launch)} {note}".rstrip()))
+            case DrainNode(launch=launch, rank=rank, note=note, replaces=replaces):
+                text = f"{drain_text(launch)} {note}".rstrip()
+                return NodeDrained(launch, *self._drain(rank, text, replaces))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drain(rank, text))
             case UndrainNode(launch=launch, rank=rank):
@@ -209,9 +210,9 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         return SlotsChanged(wish.id, started_s, self._port.ranks())
 
-    def _drain(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
+    def _drain(self, rank: Rank, text: str, replaces: str | None = None) -> tuple[float, FluxRank]:
         """Drain a rank, then read it again: a job may have started before the drain took effect."""
-        self._port.drain(rank, text)
+        self._port.drain(rank, text, replaces)
         started_s = self._clock.monotonic_s()
         looked = {seen.rank: seen for seen in self._port.ranks()}
         if rank not in looked:

@@ -188,6 +188,8 @@ SENTENCES: Mapping[str, str] = {
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
     "held_by_drain": "drained by somebody else: {drain_reason}",
+    "drained_by_flux": "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
+    "{foreign_drain_after_s}",
     "held_by_operator": "held by {by} since {since_at}",
     "may_rejoin": "its broker disconnected {away_s} ago and may come back",
     "wanted_again": "needed again by {jobs}: kept",

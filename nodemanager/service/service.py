@@ -149,6 +149,8 @@ def policy_of(site: Site) -> Policy:
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
         misfit=site.policy.misfit,
+        foreign_drain=site.policy.foreign_drain,
+        foreign_drain_after_s=site.policy.foreign_drain_after_s,
         budgets=site.budget.limits,
         boot_failures_max=site.policy.boot_failures_max,
         boot_retry_s=site.timing.boot_retry_s,

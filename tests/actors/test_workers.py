@@ -164,8 +164,8 @@ class Flux:
         self._call("ranks")
         return (RANK,)
 
-    def drain(self, rank: Rank, reason: str) -> None:
-        self._call(f"drain {reason}")
+    def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
+        self._call(f"drain {reason}" + (f", which replaces {replaces}" if replaces is not None else ""))
 
     def undrain(self, rank: Rank) -> None:
         self._call("undrain")
@@ -445,6 +445,14 @@ def test_the_second_look_is_asked_after_the_drain() -> None:
     worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
     assert port.calls == ["drain flux-node-manager:cloud1-1", "ranks"]
     assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
+
+
+def test_a_drain_names_the_drain_of_flux_that_it_replaces() -> None:
+    port = Flux()
+    worker, _ = flux_worker(port)
+    order = DrainNode(LAUNCH.id, Rank(1), because("drained_by_flux"), note="its fan", replaces="prolog failed")
+    worker.on_receive(WithDeadline(order, NOW_S))
+    assert port.calls == ["drain flux-node-manager:cloud1-1 its fan, which replaces prolog failed", "ranks"]
 
 
 def test_without_a_second_look_no_drain_counts() -> None:

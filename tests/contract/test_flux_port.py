@@ -252,6 +252,23 @@ def test_a_drain_of_others_keeps_its_reason(subject: FluxSubject, actor: FluxPor
     assert look(actor, 1).drain_reason == (reason or "")
 
 
+BY_FLUX = "prolog failed for job ƒ2YXZLLFZPj"
+
+
+def test_exactly_the_drain_that_is_named_gets_our_reason(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.drain(Rank(1), BY_FLUX)
+    assert look(actor, 1).drained_at is not None
+    actor.drain(Rank(1), OURS, "epilog failed for job ƒ2YXZLLFZPj")
+    assert look(actor, 1).drain_reason == BY_FLUX
+    actor.drain(Rank(1), f"{OURS} {BY_FLUX}", BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
+
+
+def test_a_drain_may_be_undone_before_it_is_replaced(actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS, BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
+
+
 def test_draining_twice_keeps_the_first_reason(actor: FluxPort) -> None:
     actor.drain(Rank(1), OURS)
     actor.drain(Rank(1), "flux-node-manager:launch-8")

@@ -414,8 +414,8 @@ export SLOT
 {start}
 """
 
-# A guest's job connects to the broker's socket. On a local node, and in a job of an outer instance, the folder above
-# belongs to this user too.
+# A guest's job connects to the broker's socket. On a local node, and in a job of an outer instance, the folder
+# above belongs to this user too.
 _OPEN_RUNDIR = """
 # The instance admits guests: their jobs must reach the broker's socket.
 chmod go+x "${TMPDIR:-/tmp}" 2>/dev/null

@@ -26,6 +26,7 @@ from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
+from nodemanager.planner.observe.node_health import drained_nodes
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
@@ -104,6 +105,10 @@ def status(published: Publication) -> Document:
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
             "wanted": nodes_wanted(published),
             "held": len(snapshot.steering.holds),
+            "drained": {
+                by: {"count": drained.count, "price_per_hour": float(drained.price_per_hour)}
+                for by, drained in drained_nodes(snapshot, policy).items()
+            },
             "to_retire": len(snapshot.steering.retirements),
             "orphans": len(supply.ownerless_strays(snapshot)),
             "intruders": len(snapshot.intruders),
