@@ -9,6 +9,7 @@ from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.messages import Mailbox
+from nodemanager.actors.user_names import user_name
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import (
     BrokerStopped,
@@ -58,6 +59,7 @@ from nodemanager.core.orders import (
     WithDeadline,
 )
 from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
+from nodemanager.core.reason_text import with_user_names
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
@@ -143,8 +145,9 @@ class FluxWorker(CrashOnlyActor):
 
     def _show_on_jobs(self, order: ShowOnJobs) -> None:
         """Set the memos of jobs. A failure is ignored and not retried: nothing depends on memos."""
+        texts = {job: text and with_user_names(text, user_name) for job, text in order.texts.items()}
         with suppress(FluxError):
-            self._port.show_on_jobs(order.texts)
+            self._port.show_on_jobs(texts)
 
     def _carry_out(self, order: FluxEffect, start_before_s: float) -> None:
         started_s = self._clock.monotonic_s()

@@ -7,7 +7,14 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.core.reason_text import SENTENCES, ClockReading, format_duration, format_wall_time, to_sentence
+from nodemanager.core.reason_text import (
+    SENTENCES,
+    ClockReading,
+    format_duration,
+    format_wall_time,
+    to_sentence,
+    with_user_names,
+)
 from nodemanager.core.reasons import because
 
 EDGE = ClockReading(now_s=500.0, wall_at=1_800_000_000.0)
@@ -76,3 +83,13 @@ def test_durations(span_s: float, text: str) -> None:
 
 def test_clock_time() -> None:
     assert format_wall_time(0.0) == "1970-01-01T00:00:00Z"
+
+
+def test_users_are_named_by_name() -> None:
+    names = {1000: "ada"}
+    text = to_sentence(
+        "budget_of_account",
+        {"account": "user 1000", "period": "day", "budget": 5, "spent": 1, "left": 1, "costs": 1},
+    )
+    assert "with this job, user ada would exceed" in with_user_names(text, lambda userid: names[userid])
+    assert with_user_names("superuser 1000, user x", str) == "superuser 1000, user x"

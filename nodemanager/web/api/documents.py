@@ -7,20 +7,19 @@ site's currency, and an estimate. A reason has its code, its figures and a sente
 from __future__ import annotations
 
 import math
-import pwd
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
+from nodemanager.actors.user_names import user_name
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode
-from nodemanager.core.reason_text import ClockReading, to_sentence
+from nodemanager.core.reason_text import ClockReading, to_sentence, with_user_names
 from nodemanager.core.reasons import Figure, Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
@@ -55,7 +54,7 @@ def reason_fields(code: str, figures: Mapping[str, Figure]) -> Document:
     return {
         "code": code,
         "figures": {name: json_value(value) for name, value in figures.items()},
-        "text": to_sentence(code, figures),
+        "text": with_user_names(to_sentence(code, figures), user_name),
     }
 
 
@@ -322,14 +321,6 @@ def job_document(job: Job, published: Publication, edge: ClockReading) -> Docume
 def _host(rank: Rank, snapshot: Snapshot) -> str:
     known = snapshot.ranks.get(rank)
     return known.host if known is not None else str(rank)
-
-
-@lru_cache(maxsize=4096)
-def user_name(userid: int) -> str:
-    try:
-        return pwd.getpwuid(userid).pw_name
-    except (KeyError, OverflowError):
-        return str(userid)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
