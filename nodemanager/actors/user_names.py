@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def user_name(userid: int) -> str:
-    """Return a user's name; the number if the user is unknown here."""
+    """The name of a user id, or its number if it has no name."""
     try:
         return pwd.getpwuid(userid).pw_name
     except (KeyError, OverflowError):

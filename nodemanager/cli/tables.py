@@ -33,14 +33,17 @@ def clock(at: float | None) -> str:
 
 
 def money(amount: float | None) -> str:
+    """Format an amount of money."""
     return f"{amount:.2f}" if amount is not None else "-"
 
 
 def span(span_s: float | None) -> str:
+    """Format a duration."""
     return format_duration(span_s) if span_s is not None else "-"
 
 
 def why(reason: Mapping[str, Any] | None) -> str:
+    """The sentence of a reason; "" without a reason."""
     return str(reason["text"]) if reason else ""
 
 
@@ -154,6 +157,7 @@ def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def nodes(document: Mapping[str, Any]) -> Table:
+    """Format the list of nodes."""
     table = _table("slot", "type", "state", "since", "paid for", "cost", "because", right=["paid for", "cost"])
     for node in document["nodes"]:
         state = node["state"] + (" (held)" if node["held"] else " (to retire)" if node["to_retire"] else "")
@@ -170,6 +174,7 @@ def nodes(document: Mapping[str, Any]) -> Table:
 
 
 def jobs(document: Mapping[str, Any]) -> RenderableType:
+    """Format the list of jobs, or their counts if the client may not see them."""
     if not document["shown"]:
         return Text(f"{document['total']} jobs; only the owner may see them. {_counts(document['waiting'])}")
     table = _table("job", "user", "state", "wants", "waits", "because", right=["waits"])
@@ -204,6 +209,7 @@ NO_REASON_TEXTS: Mapping[str, str] = {
 
 
 def explanation(document: Mapping[str, Any]) -> Group:
+    """Format the explanation of a job, node or type."""
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
@@ -290,6 +296,7 @@ def _history(history: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plan(document: Mapping[str, Any]) -> Group:
+    """Format a plan."""
     table = _table("order", "node", "type", "for jobs", "because")
     would = [{**action, "order": f"would {action['order']}"} for action in document["would"]]
     for action in (*document["actions"], *would):
@@ -323,6 +330,7 @@ def event(document: Mapping[str, Any]) -> Text:
 
 
 def report(document: Mapping[str, Any]) -> Group:
+    """Format a report."""
     cost, waste = document["cost"], document["waste"]
     share = f" ({100 * waste / cost:.0f} %)" if cost else ""
     waits = document["waits"]

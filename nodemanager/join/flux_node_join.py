@@ -63,7 +63,7 @@ class JoinRefused(Exception):
         self.code = code
 
 
-class ServiceUnreachable(Exception):
+class JoinUnreachable(Exception):
     """No address of the service answered."""
 
 
@@ -158,7 +158,7 @@ class JoinClient:
     def _call(self, now_s: float) -> None:
         try:
             self._exchange()
-        except ServiceUnreachable as error:
+        except JoinUnreachable as error:
             self.machine.log("the join service cannot be reached: {}".format(error))
             self._call_later(now_s)
         except JoinRefused as refusal:
@@ -443,7 +443,7 @@ class LocalMachine:
     def ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
         """Send a request to the service. Try each address, first the one that answered last.
 
-        Raises :class:`JoinRefused` or :class:`ServiceUnreachable`.
+        Raises :class:`JoinRefused` or :class:`JoinUnreachable`.
         """
         faults = []
         count = len(self.settings.addresses)
@@ -457,7 +457,7 @@ class LocalMachine:
                 continue
             self.first_address = position
             return answer
-        raise ServiceUnreachable("; ".join(faults))
+        raise JoinUnreachable("; ".join(faults))
 
     def reclaim_notice(self) -> str:
         """Return the provider's notice that it will reclaim this node; "" if there is none or it is unreadable."""

@@ -1,4 +1,4 @@
-"""The contract of ``FluxPort``, held to by every adapter."""
+"""The contract of every ``FluxPort``."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def one_for_all(request: pytest.FixtureRequest) -> Iterator[FluxSubject]:
 
 @pytest.fixture
 def subject(one_for_all: FluxSubject) -> FluxSubject:
-    one_for_all.start_anew()
+    one_for_all.reset()
     return one_for_all
 
 
 @pytest.fixture
 def actor(subject: FluxSubject) -> FluxPort:
-    """The port of the manager that holds the name."""
+    """Return the port of the manager that holds the name."""
     port = subject.manager().port
     port.claim()
     return port
@@ -204,6 +204,7 @@ def test_a_text_for_a_job_that_has_ended_is_no_error(subject: FluxSubject, actor
     subject.bring_online(Rank(1))
     job, end = subject.job_on(Rank(1))
     end()
+    # It must not raise.
     actor.show_on_jobs({job: "too late"})
 
 
@@ -317,6 +318,7 @@ def test_a_stopped_broker_s_rank_goes_offline_and_may_come_again(subject: FluxSu
 
 
 def test_a_broker_that_was_never_there_is_stopped_already(actor: FluxPort) -> None:
+    # It must not raise.
     actor.stop_broker(Rank(3))
 
 
@@ -402,6 +404,7 @@ def test_there_is_nothing_to_repair(actor: FluxPort) -> None:
 
 def test_claiming_twice_is_no_error(actor: FluxPort) -> None:
     actor.claim()
+    # It must not raise.
     actor.record([a_launch(1, 1)])
 
 

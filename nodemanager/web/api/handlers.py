@@ -55,10 +55,12 @@ def _latest_publication(context: WebContext) -> Publication:
 
 
 def json_response(document: object, status: int = 200) -> Response:
+    """Answer with a JSON document."""
     return JSONResponse(document, status_code=status)
 
 
 def status(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the overview, the costs so far, and the age of the data."""
     del request, body
     document = documents.status(_latest_publication(context))
     return json_response(
@@ -76,17 +78,20 @@ def _cost_document(context: WebContext, now_at: float) -> Document:
 
 
 def nodes(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with all nodes."""
     del request, body
     published = _latest_publication(context)
     return json_response({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
 
 
 def fleet(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with all nodes in a compact form."""
     del request, body
     return json_response(documents.fleet(_latest_publication(context)))
 
 
 def history(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the samples of the fleet over time."""
     del request, body
     return json_response(
         {
@@ -106,6 +111,7 @@ def history(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def jobs(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the active jobs, or only their counts if the client may not see jobs."""
     del body
     published = _latest_publication(context)
     limit = int(_query_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
@@ -115,14 +121,17 @@ def jobs(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a job, now or at a past time."""
     return _explain(context, request, body, "job", explain.job)
 
 
 def explain_node(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a node, now or at a past time."""
     return _explain(context, request, body, "node", explain.node)
 
 
 def explain_type(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a node type, now or at a past time."""
     return _explain(context, request, body, "type", explain.node_type)
 
 
@@ -138,6 +147,7 @@ def _explain(
 
 
 def plan(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the present plan."""
     del request, body
     return json_response(documents.plan(_latest_publication(context)))
 
@@ -162,6 +172,7 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def recent_events(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the latest events."""
     del body
     limit = int(_query_number(request, "limit", 200, 0, 2000))
     events = context.board.events_after(0, max(1, limit))
@@ -169,6 +180,7 @@ def recent_events(context: WebContext, request: Request, body: bytes) -> Respons
 
 
 def event_document(number: int, event: HistoryEvent) -> Document:
+    """Write one event of the history with its number."""
     return {
         "number": number,
         "at": event.at,
@@ -182,6 +194,7 @@ def event_document(number: int, event: HistoryEvent) -> Document:
 
 
 def report(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the report since a time."""
     del body
     now_at = _latest_publication(context).snapshot.wall_at
     try:
@@ -198,28 +211,33 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def healthz(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer 200 if the service is healthy, else 503."""
     del request, body
     well, document = health.check_health(context.board)
     return json_response(document, 200 if well else 503)
 
 
 def readyz(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer 200 once the service decides, else 503."""
     del request, body
     well, document = health.check_readiness(context.board)
     return json_response(document, 200 if well else 503)
 
 
 def metrics(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the metrics for Prometheus."""
     del request, body
     return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def custom_metrics(context: WebContext, request: Request, body: bytes) -> Response:
+    """List the custom metrics for Kubernetes."""
     del context, request, body
     return json_response(kubernetes_metrics.metric_list())
 
 
 def custom_metric(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with one custom metric for Kubernetes."""
     del body
     name = request.path_params["metric"]
     if name not in kubernetes_metrics.METRICS:
@@ -259,6 +277,7 @@ def _operator_name(body: bytes) -> str:
 
 
 def reload(context: WebContext, request: Request, body: bytes) -> Response:
+    """Reload the site."""
     del request, body
     return json_response(context.control.reload())
 

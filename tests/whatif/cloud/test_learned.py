@@ -1,4 +1,4 @@
-"""What a journal tells of the cloud, and what the simulated one then does."""
+"""What is learned of the cloud from a history, and what the simulated cloud then does."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_run_goes_by_the_journal_and_says_so(tmp_path: Path, capsys: pytest.Ca
     [
         (["--learn-from", "nowhere.sqlite"], "--learn-from: nowhere.sqlite: unable to open database file"),
         (["--learn-from", "{empty}"], "contains no nodes, so nothing can be learned"),
-        (["--learn-from", "{empty}", "--actors"], "--learn-from is not for --actors"),
+        (["--learn-from", "{empty}", "--actors"], "leave out --learn-from"),
     ],
 )
 def test_what_nothing_can_be_learned_from_is_said(
