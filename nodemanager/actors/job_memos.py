@@ -67,7 +67,7 @@ class JobMemos:
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            words = _text_without_numbers(reason)
+            words = _text_without_times(reason)
             if self._shown.get(job_id) != words:
                 self._shown[job_id] = words
                 texts[job_id] = _memo_text(reason, snapshot)
@@ -93,9 +93,9 @@ def _start_order(job: Job) -> tuple[float, JobId]:
     return job.began_at or 0.0, job.id
 
 
-def _text_without_numbers(reason: Reason) -> str:
-    """Write a reason without its numbers, which change all the time: only other words call for a new memo."""
-    words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple)]
+def _text_without_times(reason: Reason) -> str:
+    """Write a reason without its times and amounts, which change all the time. Other words or counts are news."""
+    words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple | int)]
     return " ".join([reason.code, *words])
 
 

@@ -51,7 +51,7 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
     ):
         return because("fits_no_job_that_is_short")
     if supply.count_free(name) <= 0:
-        return because("no_free_slot", node_type=name, slots=supply.rank_index.slots.get(name, 0), short=0)
+        return because("all_slots_taken", node_type=name, slots=supply.rank_index.slots.get(name, 0))
     return instead
 
 

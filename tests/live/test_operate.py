@@ -47,7 +47,7 @@ def test_a_waiting_job_says_why_where_users_look_and_no_longer_once_it_runs(elas
     runs = elastic.submit("sleep", "600", requires=LARGE)
     elastic.eventually("it runs", lambda: elastic.jobs()[runs].began_at is not None)
     waits = elastic.submit("true", requires=LARGE)
-    elastic.eventually("the memo says why", lambda: "all slots of large" in memo(elastic, waits))
+    elastic.eventually("the memo says why", lambda: "short of large" in memo(elastic, waits))
     elastic.eventually("a running job has none", lambda: memo(elastic, runs) == "")
     elastic.flux("cancel", str(runs))
     elastic.eventually("the other has run", lambda: elastic.result(waits) == "COMPLETED")

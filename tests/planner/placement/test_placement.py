@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Job, JobId, JobState, OnHosts, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
 from nodemanager.planner.placement.allocation import UNBOUNDED, Allocation
 from nodemanager.planner.placement.placement import Placement
@@ -233,7 +234,22 @@ def test_the_price_cap_is_exact_to_the_last_digit() -> None:
 
 def test_no_free_slot_says_how_many_there_are_and_how_many_are_short() -> None:
     reason = why_not(whole_nodes(4), whole_nodes(2), world=a_world(CLOUD))
-    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2)
+    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2, jobs=("1",))
+
+
+def test_short_counts_nodes_not_pieces_and_the_jobs_that_hold_the_slots_are_named() -> None:
+    """Five tasks of half a node each need three nodes; two of the three slots are held by two other jobs."""
+    fleet = a_world(replace(CLOUD, slots=CLOUD.slots[:3]))
+    for slot in ("cloud1", "cloud2"):
+        fleet.busy_node(slot)
+        rank = fleet.snapshot.rank_of_slot[SlotName(slot)]
+        held = (RankAllocation(rank, CLOUD.cores, 0),)
+        fleet.job(whole_nodes(1), state=JobState.RUN, allocations=held)
+    fleet.job(Shape(slots=5, cores_per_slot=CLOUD.cores // 2))
+    (reason,) = fleet.plan().jobs.values()
+    assert reason == because("no_free_slot", node_type="cloud", slots=3, short=2, jobs=("1", "2"))
+    text = to_sentence(reason.code, reason.figures)
+    assert text == "2 short of cloud: too few of the 3 slots that fit are free; waits for jobs 1, 2"
 
 
 def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
