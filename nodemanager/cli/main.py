@@ -123,6 +123,11 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if not site.flux.simulated:
         print(f"{site.path}: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
+    if slots > site.limits.nodes_max:
+        print(
+            f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
+            f" {site.limits.nodes_max} nodes can never run"
+        )
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
 

@@ -158,6 +158,9 @@ SENTENCES: Mapping[str, str] = {
     "fits_no_job_that_is_short": "no job that needs nodes fits on it",
     "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
     "one_zone_short": "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
+    "job_never_runs": (
+        "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"
+    ),
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     "job_across_zones": "job {job} wants one zone, but will start across {zones}",
     "gpu_node_unguarded": "job {job} wants no GPU, but may start on {node_type}",

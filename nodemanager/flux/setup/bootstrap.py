@@ -247,6 +247,7 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
         "",
+        *_job_limits(site),
         "# Only Fluxion reads this. Its default policy denies jobs that need more nodes than are up.",
         "[sched-fluxion-qmanager]",
         'queue-policy = "easy"',
@@ -259,6 +260,22 @@ def flux_toml(site: Site, certificate: Path) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _job_limits(site: Site) -> list[str]:
+    """Have Flux refuse a job that ``nodes_max`` never allows. In queue order it would hold up all jobs behind it."""
+    nodes_max = site.limits.nodes_max
+    if nodes_max >= len(site.slots):
+        return []
+    cores = sorted((node.cores for node in site.node_types for _ in node.slots), reverse=True)
+    return [
+        f"# Flux refuses jobs that nodes_max = {nodes_max} never allows. If you raise nodes_max, raise both limits here",
+        "# and run: flux config reload",
+        "[policy.limits]",
+        f"job-size.max.nnodes = {nodes_max}",
+        f"job-size.max.ncores = {sum(cores[:nodes_max])}",
+        "",
+    ]
 
 
 def _resource_config(node_type: NodeType) -> list[str]:

@@ -121,6 +121,15 @@ def test_the_configuration_names_every_host_and_what_it_offers(site: Site) -> No
     }
 
 
+def test_flux_refuses_jobs_that_nodes_max_never_allows(folder: Path) -> None:
+    """Four of the five slots: the largest four nodes have seven cores."""
+    text = SITE.format(address="127.0.0.1")
+    assert "nodes_max = 5" in text
+    (folder / "site.ini").write_text(text.replace("nodes_max = 5", "nodes_max = 4"), encoding="utf-8")
+    toml = tomllib.loads(flux_toml(load_site(folder / "site.ini"), Path("/x/curve.cert")))
+    assert toml["policy"] == {"limits": {"job-size": {"max": {"nnodes": 4, "ncores": 7}}}}
+
+
 @pytest.mark.parametrize(
     ("address", "bind"),
     [("10.0.0.1", "tcp://*:9000"), ("boss.example.org", "tcp://*:9000"), ("127.0.0.9", "tcp://127.0.0.9:9000")],

@@ -263,6 +263,16 @@ def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no
     assert boots(a_world(CLOUD).job(eight_tasks).plan()) == ["cloud1"]
 
 
+def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> None:
+    fleet = a_world(CLOUD, nodes_max=2).job(whole_nodes(1), whole_nodes(3), whole_nodes(1), whole_nodes(4))
+    warning = because("job_never_runs", job="2", job_count=2)
+    assert fleet.plan().warnings == (warning,)
+    text = to_sentence(warning.code, warning.figures)
+    assert text == "job 2 can never run, and holds up 2 other jobs: raise the limits, or flux cancel 2"
+    gaps_filled = World(replace(fleet.policy, queue_policy=QueuePolicy.BACKFILL), fleet.snapshot)
+    assert gaps_filled.plan().warnings == (), "there it holds up nobody"
+
+
 # --- whatever the fleet -----------------------------------------------------------------------------------
 
 
