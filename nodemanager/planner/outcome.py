@@ -111,9 +111,7 @@ class JobReasons(Mapping[JobId, Reason]):
         name = TypeName(str(reason.figures["node_type"]))
         if name not in self._waits_for:
             self._waits_for[name] = tuple(map(str, self._jobs_on_slots_of(name)))
-        return (
-            because(reason.code, **reason.figures, jobs=self._waits_for[name]) if self._waits_for[name] else reason
-        )
+        return reason.with_figures(jobs=self._waits_for[name]) if self._waits_for[name] else reason
 
     def _jobs_on_slots_of(self, name: TypeName) -> list[JobId]:
         """The first few jobs that hold slots of a type: they run there, or its nodes boot for them."""

@@ -119,7 +119,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Rea
         slots = supply.count_slots_for(cheapest, shape.constraint)
         first = because("no_free_slot", node_type=cheapest.name, slots=slots)
     if first.code in SHORT_OF_NODES:
-        return because(first.code, **first.figures, short=max(1, -(-want // each_first)))
+        return first.with_figures(short=max(1, -(-want // each_first)))
     return first
 
 
