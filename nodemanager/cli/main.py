@@ -211,7 +211,7 @@ def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
-    """Test the provider with one node: create it, find it, repeat the create, destroy it."""
+    """Test the provider with one node: create it, find it, repeat the create, terminate it."""
     from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.core.ports import CloudError
@@ -362,7 +362,7 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def expand(site: Site, chosen: argparse.Namespace) -> int:
-    """Add nodes of the enclosing Flux to an instance that is a job there, as a second job."""
+    """Add nodes of the outer Flux to an instance that runs there as a job."""
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.flux.setup import expand as expand_verb
@@ -371,7 +371,7 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
     if not chosen.subject or not chosen.nodes:
         print(
-            "expand needs JOBID, the job that is the instance, and -N COUNT, the number of nodes to add",
+            "expand needs JOBID, the outer job that runs the instance, and -N COUNT, the number of nodes to add",
             file=sys.stderr,
         )
         return EXIT_USAGE
@@ -406,7 +406,7 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
-    """Run simulated worlds full of faults, one per seed, and report broken rules (no --config)."""
+    """Run the service among simulated faults, once per seed, and report broken rules (no --config)."""
     from nodemanager.chaos import command as chaos_verb
 
     del site
@@ -453,7 +453,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
 }
 SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
     "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
-    "expand": "JOBID, the job that is the instance",
+    "expand": "JOBID, the outer job that runs the instance",
     "explain": "job ID, node NAME or type NAME",
     "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
@@ -498,11 +498,11 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="for verbs that print tables: print JSON instead")
     parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
-    parser.add_argument("--follow", action="store_true", help="for events: go on with new events")
+    parser.add_argument("--follow", action="store_true", help="for events: also show new events as they happen")
     parser.add_argument("--config", metavar="SITE.INI", help="the site file, which every verb except chaos needs")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
     parser.add_argument(
-        "--table", metavar="TOML", help='for prices: your own price list, [REGION] and "SIZE" = price'
+        "--table", metavar="TOML", help='for prices: your own price list, with "SIZE" = price under each [REGION]'
     )
     parser.add_argument(
         "--region", metavar="NAME", help="for prices: the region in the price list, if the site does not name it"
@@ -523,7 +523,7 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         metavar="TYPE=N",
         help="for slots, resize: the new number of slots of each node type",
     )
-    parser.add_argument("--force", action="store_true", help="for resize: go ahead while jobs run; they are lost")
+    parser.add_argument("--force", action="store_true", help="for resize: resize even if jobs run; they are lost")
     if simulates:
         _add_simulating(parser)
     return parser

@@ -139,7 +139,7 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Report cost by type, user and queue, and waits, boots and failures, of the time --since (default 7d)."""
+    """Report cost by type, user and queue, and waits, boots and failures, over the span --since (default 7d)."""
     del site
     try:
         since_s = parse_fsd(chosen.since or DEFAULT_SINCE)

@@ -177,7 +177,7 @@ class NodeState(StrEnum):
     BUSY = "busy"
     LOST = "lost"  # its rank was online and is offline now; the provider still shows it
     DRAINING = "draining"  # takes no more jobs; the manager looks once more before it stops anything
-    STOPPING = "stopping"  # being destroyed; the call is repeated until the provider shows the node gone
+    STOPPING = "stopping"  # being terminated; the call is repeated until the provider shows the node gone
     GONE = "gone"  # the provider shows it gone, or never created it; the lease is being ended
 
 

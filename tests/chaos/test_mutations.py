@@ -1,7 +1,7 @@
-"""The simulator proves nothing unless it can fail: each rule broken on purpose is caught by the seeds.
+"""The simulator proves nothing unless it can fail: the seeds catch each rule that is broken on purpose.
 
-Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator
-that seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
+Each mutation is listed with a seed that caught it. That seed is tried first, so this costs little. After a change
+of the simulator the seed may give another run: then up to ``SEEDS_MAX`` others are tried.
 """
 
 from collections.abc import Callable
@@ -203,4 +203,4 @@ def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: P
     caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)
     assert caught_by is not None, f"{broken.__name__}: none of {SEEDS_MAX} seeds catches it"
     if caught_by != seeds[0]:
-        print(f"{broken.__name__}: write {caught_by} beside it, which is found at once")
+        print(f"{broken.__name__}: list seed {caught_by} with it, to find it at once")

@@ -193,6 +193,7 @@ def test_a_text_for_a_job_that_has_ended_is_no_error(subject: FluxSubject, actor
     subject.bring_online(Rank(1))
     job, end = subject.job_on(Rank(1))
     end()
+    # It must not raise.
     actor.show_on_jobs({job: "too late"})
 
 
@@ -292,6 +293,7 @@ def test_a_stopped_broker_s_rank_goes_offline_and_may_come_again(subject: FluxSu
 
 
 def test_a_broker_that_was_never_there_is_stopped_already(actor: FluxPort) -> None:
+    # It must not raise.
     actor.stop_broker(Rank(3))
 
 
@@ -377,6 +379,7 @@ def test_there_is_nothing_to_repair(actor: FluxPort) -> None:
 
 def test_claiming_twice_is_no_error(actor: FluxPort) -> None:
     actor.claim()
+    # It must not raise.
     actor.record([a_launch(1, 1)])
 
 

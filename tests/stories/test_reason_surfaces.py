@@ -111,7 +111,7 @@ def a_reason(code: str) -> Reason:
 
 def waits_because(reason: Reason) -> Publication:
     snapshot = a_snapshot(POLICY, jobs=[a_job(1, whole_nodes(1))])
-    made = replace(plan(snapshot, POLICY), jobs={JobId(1): reason}, stands_still=None)  # type: ignore[arg-type]
+    made = replace(plan(snapshot, POLICY), jobs={JobId(1): reason}, stands_still=None)
     return Publication(snapshot, made, POLICY, acts=True, facts=())
 
 

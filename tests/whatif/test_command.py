@@ -1,4 +1,4 @@
-"""The verb, from the command line to what it writes."""
+"""The verb ``simulate``, from the command line to its outputs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_no_secret_of_the_cloud_is_needed(
     assert [it["jobs_served"] for it in (told["main"], *told["compared"].values())] == [4, 4]
 
 
-# --- sites beside each other ------------------------------------------------------------------------------
+# --- comparing sites --------------------------------------------------------------------------------------
 
 
 def _a_copy(site: Site, path: Path, was: str = "", now: str = "") -> str:

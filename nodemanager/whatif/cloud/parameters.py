@@ -155,7 +155,7 @@ class _TypeParameters:
     # --- source they are ---
 
     def _choose_source(self, key: str, count: Callable[[Observed], int]) -> tuple[Observed | None, str]:
-        """What was observed that is to be gone by, and of whom; None where ``[Simulation]`` is, with its key."""
+        """Choose the observations for a figure, and describe their source; None if ``[Simulation]`` decides."""
         if self._is_set(key):
             return None, f"[Simulation] {key}"
         if self._learned is None:

@@ -120,17 +120,17 @@ class ActorReplay:
     # --- jobs ---
 
     def _submit_next(self) -> None:
-        coming = next(self.jobs, None)
-        if coming is None:
+        next_job = next(self.jobs, None)
+        if next_job is None:
             self.submitting = False
             return
-        self.world.after(max(0.0, coming.submit_s - self.world.now_s), lambda: self._submit(coming))
+        self.world.after(max(0.0, next_job.submit_s - self.world.now_s), lambda: self._submit(next_job))
 
-    def _submit(self, coming: TraceJob) -> None:
+    def _submit(self, traced: TraceJob) -> None:
         now_s = self.world.now_s
         # The job must be in ``active`` before its first event is delivered.
-        job_id = self.flux.submit(coming.shape, coming.limit_s, run_s=coming.run_s)
-        job = QueuedJob(job_id, coming.name, now_s, coming.run_s, coming.limit_s, coming.shape, coming.userid)
+        job_id = self.flux.submit(traced.shape, traced.limit_s, run_s=traced.run_s)
+        job = QueuedJob(job_id, traced.name, now_s, traced.run_s, traced.limit_s, traced.shape, traced.userid)
         self.active[job_id] = job
         self.events += 1
         self.totals.note_submitted(job)

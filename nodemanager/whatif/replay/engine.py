@@ -131,17 +131,17 @@ class ReplayEngine:
     def run(self, decider: Decider, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
         """Run from the first job until the last node has ended."""
         decider.begin(self)
-        coming = next(jobs, None)
+        next_job = next(jobs, None)
         due = self._due
-        while coming is not None or not self._is_over():
+        while next_job is not None or not self._is_over():
             self.now_s = min(
-                coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
+                next_job.submit_s if next_job is not None else float("inf"), due[0][0] if due else float("inf")
             )
-            while coming is not None and coming.submit_s <= self.now_s:
-                self._submit(coming)
+            while next_job is not None and next_job.submit_s <= self.now_s:
+                self._submit(next_job)
                 progress(self._jobs)
-                coming = next(jobs, None)
-            self.submitting = coming is not None
+                next_job = next(jobs, None)
+            self.submitting = next_job is not None
             while due and due[0][0] <= self.now_s:
                 _, _, action, subject = heapq.heappop(due)
                 action(subject)

@@ -22,6 +22,7 @@ MARKS_MAX = 9
 
 
 def scale(low: float, high: float, at_low: float, at_high: float) -> Scale:
+    """Return the linear function from values to coordinates."""
     factor = (at_high - at_low) / (high - low or 1.0)
     return lambda value: at_low + (value - low) * factor
 
@@ -59,6 +60,7 @@ def wait_marks(early_s: float, late_s: float) -> list[tuple[float, str]]:
 
 
 def format_wait(duration_s: float) -> str:
+    """Write a duration in its largest unit."""
     unit, length_s = _unit_of(duration_s)
     return f"{duration_s / length_s:.6g} {unit}"
 
@@ -71,6 +73,7 @@ def _unit_of(duration_s: float) -> tuple[str, float]:
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+    """Wrap the parts of a picture in an SVG element."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
@@ -78,10 +81,12 @@ def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, label: str, kind: str = "", anchor: str = "start") -> str:
+    """Write an SVG text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
+    """Draw a straight SVG line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 

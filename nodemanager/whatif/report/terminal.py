@@ -42,6 +42,7 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(console: Console, jobs_about: int | None) -> Iterator[ProgressBar]:
+    """Show progress bars while the block runs. ``jobs_about``: the expected number of jobs, if known."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -387,6 +387,7 @@ class TestFaults:
     def test_dead_nodes_take_no_room(self, world: World) -> None:
         driver = world.driver(Faults(nodes_max=1))
         driver.destroy_node(boot(driver))
+        # It must not raise.
         boot(driver)
 
     def test_countdown_in_the_file_is_counted_over_all_drivers(self, world: World) -> None:

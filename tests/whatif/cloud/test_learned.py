@@ -1,4 +1,4 @@
-"""What a journal tells of the cloud, and what the simulated one then does."""
+"""What is learned of the cloud from a history, and what the simulated cloud then does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study says in words, and its page."""
+"""The sentences of a study, and its HTML page."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path
 
 
 def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
-    """Fleets that start some jobs sooner than the fixed cluster may cost less than the higher of the two."""
+    """Fleets that start some jobs earlier than the fixed cluster may cost less than the higher bound."""
     mine = replace(_outcome(tmp_path), cost=12.0)
     study = Study(a_site(tmp_path), a_workload([]), mine, bounds=CostBounds(same_starts=11.0, work=10.0))
     study.baselines["fixed"] = replace(mine, policy="fixed", cost=20.0)

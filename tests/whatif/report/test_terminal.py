@@ -1,4 +1,4 @@
-"""What the terminal shows: every figure whole, every name as it stands."""
+"""The terminal output: no figure is cut, and every name is printed literally."""
 
 from __future__ import annotations
 

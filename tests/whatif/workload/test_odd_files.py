@@ -1,4 +1,4 @@
-"""Files that no run wrote and no Flux printed: said to be such, with the place, and never a traceback."""
+"""Files that neither a run nor Flux wrote: the error names the place, and there is never a traceback."""
 
 from __future__ import annotations
 
