@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -350,7 +351,8 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
             return EXIT_USAGE
         resizing = resize_verb.plan_resize(site, counts)
         print(resizing, flush=True)
-        resize_verb.resize(site, resizing, lambda text: print(text, flush=True), force=chosen.force)
+        say = partial(print, flush=True)
+        resize_verb.resize(site, resizing, say, force=chosen.force, restarted=chosen.i_restart_it)
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -524,6 +526,9 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         help="for slots, resize: the new number of slots of each node type",
     )
     parser.add_argument("--force", action="store_true", help="for resize: resize even if jobs run; they are lost")
+    parser.add_argument(
+        "--i-restart-it", action="store_true", help="for resize: you or your supervisor start rank 0 when it ends"
+    )
     if simulates:
         _add_simulating(parser)
     return parser
