@@ -135,8 +135,8 @@ def resize(
 ) -> None:
     """Write the table, restart rank 0, and wait until the instance has its new size.
 
-    Raises :class:`ResizeError`. While jobs run, nothing is changed unless ``force`` is given. If nothing is known to
-    restart rank 0, nothing is changed unless ``restarted`` says that something does.
+    Raises :class:`ResizeError`. While jobs run, nothing is changed unless ``force`` is given. If nothing is known
+    to restart rank 0, nothing is changed unless ``restarted`` says that something does.
     """
     try:
         with bindings.connection(site.flux.uri) as handle:
