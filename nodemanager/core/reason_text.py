@@ -136,6 +136,7 @@ SENTENCES: Mapping[str, str] = {
     "dependency": "waits for its dependency",
     "not_yet_scheduled": "Flux has not handed it to the scheduler yet",
     "queue_stopped": "queue {queue} is stopped",
+    "too_many_shapes": "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
     "unreadable": "its jobspec cannot be read: {why}",
     "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
     "only_observed": "{node_type} is only observed: [Node {node_type}] mode = act would allow it",

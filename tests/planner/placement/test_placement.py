@@ -111,7 +111,7 @@ def test_small_jobs_share_one_new_node() -> None:
 
 
 def test_a_constraint_chooses_the_host() -> None:
-    assert slots(a_world().job(tasks(1, where=OnHosts(frozenset({"cloud3"}))))) == ["cloud3"]
+    assert slots(a_world().job(tasks(1, where=OnHosts(("cloud3",))))) == ["cloud3"]
 
 
 def test_jobs_are_taken_in_order_whatever_their_shapes() -> None:
