@@ -123,7 +123,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
         print(f"{site.path}: {why}", file=sys.stderr)
         return EXIT_CONFIG
     if not site.flux.simulated:
-        print(f"{site.path}: {POWEROFF_EFFECTS[site.cloud.provider]}")
+        print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
         print(

@@ -6,6 +6,7 @@ missing. ``doc/reasons.md`` says what to do about each reason.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
         if shown.get("jobs"):
             template += ENDINGS.get(code, "")
         try:
-            return template.format_map(shown)
+            return template.format_map(shown).removesuffix(": ")  # a drain may have no reason
         except KeyError:
             pass
     elif code.startswith("blocked_"):
@@ -96,8 +97,18 @@ def _format_figure(name: str, value: Figure) -> str:
     if name.endswith("_s"):
         return format_duration(float(value))
     if isinstance(value, Decimal):
-        return f"{value:.2f}"
+        return format_money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_money(amount: Decimal | float) -> str:
+    """Write an amount to four digits, with 2 to 6 decimals: "12.50", "0.0116", "0.000234"."""
+    value = float(amount)
+    if not math.isfinite(value):
+        return str(value)
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    whole, _, decimals = f"{value:.{max(2, min(6, digits))}f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
 def format_duration(span_s: float) -> str:
@@ -123,6 +134,8 @@ SENTENCES: Mapping[str, str] = {
     "node_kept_for_it": "{nodes} kept for it",
     "node_free_soon": "waits for {nodes}: free in {free_in_s} at the latest",
     "node_coming": "booting {nodes}",
+    "node_create_failed": "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
+    "node_queued_outside": "{nodes} waits in the queue of the outer instance",
     "node_ordered": "{nodes} ordered",
     "behind_a_stuck_job": "behind job {job}, which cannot get its nodes",
     "beyond_limits": (
@@ -164,6 +177,10 @@ SENTENCES: Mapping[str, str] = {
     ),
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     "job_across_zones": "job {job} wants one zone, but will start across {zones}",
+    "drained_yet_paid": (
+        "somebody drained {nodes}: no job starts there, at a cost of {price_per_hour} an hour;"
+        " flux resource undrain ends this"
+    ),
     "gpu_node_unguarded": "job {job} wants no GPU, but may start on {node_type}",
     "requeued": "job {job} is submitted again: the provider takes back its node {node}",
     "unfit": "{node} gets no more work ({why})",
@@ -187,6 +204,7 @@ SENTENCES: Mapping[str, str] = {
     "looked_for": "may exist: searched for in the provider's lists since {since_at}",
     "unknown_type": "the site no longer has type {node_type}",
     "booting": "booting for {waited_s} (given up after {boot_timeout_s})",
+    "queued_outside": "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})",
     # a node stays
     "busy": "busy",
     "wanted": "needed by {jobs}",

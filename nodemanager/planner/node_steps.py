@@ -165,7 +165,14 @@ def _step_booting(node: Node, context: StepContext) -> Step:
     if context.overspent is not None:
         return _drain(node, context.overspent)
     waited_s = context.now_s - node.requested_s
-    return Step(because("booting", waited_s=waited_s, boot_timeout_s=context.policy.boot_timeout_s))
+    queued = node.cloud is not None and node.cloud.queued
+    return Step(
+        because(
+            "queued_outside" if queued else "booting",
+            waited_s=waited_s,
+            boot_timeout_s=context.policy.boot_timeout_s,
+        )
+    )
 
 
 def _step_lost(node: Node, context: StepContext) -> Step:

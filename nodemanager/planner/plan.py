@@ -46,7 +46,7 @@ from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, Step
 from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.observe.operator import count_held, steered_nodes
 from nodemanager.planner.observe.safe_mode import why_safe_mode
-from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, fleet_needs
+from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
@@ -168,7 +168,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
-        jobs=JobReasons(snapshot.jobs, placement, settling),
+        jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
         ),

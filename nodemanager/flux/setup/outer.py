@@ -140,6 +140,7 @@ class OuterFlux:
         return CloudNode(
             provider_id=ProviderId(str(job_id)),
             state=_state(state),
+            queued=state < _RUN,
             identity=self._identities[job_id],
             created_at=seconds_at(job.get("t_submit"), "job.t_submit"),
             addresses=tuple(expand_hostlist(job["nodelist"])) if job.get("nodelist") else (),

@@ -519,7 +519,7 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if waits_for(node, CallKind.CREATE):
         node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
-        return with_nodes(snapshot, {node.id: node})
+        return with_nodes(snapshot, {node.id: replace(node, create_failure=fact.detail)})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})

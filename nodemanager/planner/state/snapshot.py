@@ -47,6 +47,7 @@ class Node:
     adopted: bool = False  # by an earlier process, or a stray: its boot time is unknown
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: this process has certainly sent no create
+    create_failure: str = ""  # the provider's words; the node may exist all the same
     image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
+from nodemanager.core.drains import drained_by_others
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
@@ -213,6 +214,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "window": _paid_window(node, published),
         "reason": reason_document(reason, clock) if reason is not None else None,
         "held": _mark_document(snapshot.steering.holds.get(node.id)),
+        "drained_by_others": rank.drain_reason if rank is not None and drained_by_others(rank) else None,
         "to_retire": _mark_document(snapshot.steering.retirements.get(node.id)),
         "call": str(node.call.kind) if node.call is not None else None,
     }

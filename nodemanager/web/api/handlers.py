@@ -121,7 +121,7 @@ def jobs(context: WebContext, request: Request, body: bytes) -> Response:
 
 def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
     """Explain a job, now or at a past time."""
-    return _explain(context, request, body, "job", explain.job)
+    return _explain(context, request, body, "job", lambda now, name: explain.job(now, name, context.reader))
 
 
 def explain_node(context: WebContext, request: Request, body: bytes) -> Response:

@@ -14,7 +14,7 @@ from nodemanager.flux.setup import outer
 from nodemanager.simulation.time.world import World
 
 IDENTITY = Identity("demo", "uuid-1", LaunchId("cloud1-1"), SlotName("cloud1"), TypeName("cloud"))
-RUNNING, ENDED = 16, 64  # flux-core's job.h
+WAITING, RUNNING, ENDED = 8, 16, 64  # flux-core's job.h
 
 
 def test_a_node_that_ends_between_two_questions_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +40,10 @@ def test_a_node_that_ends_between_two_questions_is_listed(monkeypatch: pytest.Mo
     (node,) = port.list_nodes()
     assert node.identity == IDENTITY
     assert node.state is not CloudState.PENDING
+
+
+@pytest.mark.parametrize(("state", "queued"), [(WAITING, True), (RUNNING, False)])
+def test_a_node_that_waits_in_the_outer_queue_is_queued(state: int, queued: bool) -> None:
+    port = outer.OuterFlux("", "demo", "uuid-1", lambda *_: "", World(1).clock())
+    port._identities[7] = IDENTITY
+    assert port._node({"id": 7, "state": state, "t_submit": 1.0}).queued is queued
