@@ -172,6 +172,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "misfit": "What to do with a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
         "gets no work and leaves, and its type is not bought for a while. `accept`: nothing. `retype`: like "
         "`drain`, and the instance then declares the type as it really is. For `local` the default is `accept`.",
+        "foreign_drain": "What to do with a node that Flux itself has drained, for example because a prolog failed "
+        "there or a job was `terminated before first barrier`. `retire`: terminate it once no job runs there and "
+        "`foreign_drain_after` has passed. `hold`: keep it until somebody undrains it. A node that a person has "
+        "drained is always kept ([flux.md](flux.md#drains)).",
+        "foreign_drain_after": "With `foreign_drain = retire`: how long a node that Flux itself has drained is "
+        "kept for somebody to look at.",
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",

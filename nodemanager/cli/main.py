@@ -115,13 +115,10 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
-    from nodemanager.join.checks import POWEROFF_EFFECTS, multi_user_refusal
+    from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
     _print_warnings(site)
-    if site.flux.join is JoinMethod.SERVICE and (why := multi_user_refusal(site)):
-        print(f"{site.path}: {why}", file=sys.stderr)
-        return EXIT_CONFIG
     if not site.flux.simulated:
         print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
@@ -395,8 +392,9 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
 def _print_warnings(site: Site) -> None:
     from nodemanager.cloud.providers import provider_warnings
+    from nodemanager.flux.setup.bootstrap import guest_warnings
 
-    for warning in (*site_warnings(site), *provider_warnings(site)):
+    for warning in (*site_warnings(site), *provider_warnings(site), *guest_warnings(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 

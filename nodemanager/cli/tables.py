@@ -116,7 +116,12 @@ def _decides(document: Mapping[str, Any]) -> Text:
 
 def _extras(nodes: Mapping[str, Any]) -> str:
     named = (("held", "held"), ("to_retire", "to retire"), ("orphans", "orphans"), ("intruders", "INTRUDERS"))
-    return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key])
+    drained = "".join(
+        f", {it['count']} drained by {who} ({it['price_per_hour']:g} an hour)"
+        for who, it in (("Flux itself", nodes["drained"]["flux"]), ("a person", nodes["drained"]["person"]))
+        if it["count"]
+    )
+    return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key]) + drained
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -97,7 +97,7 @@ class FluxRank:
     """A rank of the instance, as one look showed it.
 
     ``allocated`` covers jobs and housekeeping: a rank is idle only if no allocated R names it.
-    ``drain_reason`` is None if the rank is not drained.
+    ``drain_reason`` is None if the rank is not drained. ``drained_at``: when others drained it, by Flux's clock.
     """
 
     rank: Rank
@@ -110,6 +110,7 @@ class FluxRank:
     allocated: bool = False
     schedulable: bool = False  # not in the scheduler's own ``down`` set, which may lag behind a drain
     drain_reason: str | None = None
+    drained_at: float | None = None
     torpid: bool = False
     excluded: bool = False
     type_name: TypeName | None = None  # from the instance's configuration; None if that does not say

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -25,6 +25,7 @@ MOMENT_FIGURES: Mapping[str, str] = {
     "since_s": "since_at",
 }
 JOB_FIGURES = frozenset({"job", "jobs"})  # if they hold ids; ``jobs`` may also be a count
+_USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.cost.budget`` names it
 _TRAILING_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
 
 
@@ -53,6 +54,11 @@ class ClockReading:
     def with_wall_time(self, line: str) -> str:
         """Replace the monotonic moment at the end of a line (" at 12.345") by wall-clock time."""
         return _TRAILING_MOMENT.sub(lambda found: f" at {format_wall_time(self.to_wall(float(found[1])))}", line)
+
+
+def with_user_names(text: str, name_of: Callable[[int], str]) -> str:
+    """Replace the ids of users in a sentence ("user 1000") by their names."""
+    return _USER.sub(lambda found: f"user {name_of(int(found[1]))}", text)
 
 
 def _job_id(text: str) -> str:
@@ -216,6 +222,8 @@ SENTENCES: Mapping[str, str] = {
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
     "held_by_drain": "drained by somebody else: {drain_reason}",
+    "drained_by_flux": "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
+    "{foreign_drain_after_s}",
     "held_by_operator": "held by {by} since {since_at}",
     "may_rejoin": "its broker disconnected {away_s} ago and may come back",
     "wanted_again": "needed again by {jobs}: kept",

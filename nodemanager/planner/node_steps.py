@@ -21,7 +21,7 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.core.slots import ForeignDrain, SlotName, TypeName
 from nodemanager.planner import retirement
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import waits_for_record
@@ -230,9 +230,29 @@ def _mend_idle(node: Node, context: StepContext) -> Step | None:
         reason = because("drained_for_another")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if _is_drained(node):
-        return None
+        return _replace_drain_by_flux(node, context)
     why = why_give_up(node, context.policy, context.now_s) or why_unfit(node, context.policy, context.now_s)
     return _retire(node, why, context) if why is not None else None
+
+
+def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
+    """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
+    since_s, policy = node.drained_by_flux_s, context.policy
+    drain_reason = node.rank.drain_reason if node.rank is not None else None
+    if since_s is None or drain_reason is None or policy.foreign_drain is ForeignDrain.HOLD:
+        return None
+    lasts_s = context.now_s - since_s
+    reason = because(
+        "drained_by_flux",
+        drain_reason=drain_reason,
+        lasts_s=lasts_s,
+        foreign_drain_after_s=policy.foreign_drain_after_s,
+    )
+    if lasts_s < policy.foreign_drain_after_s or node.idle_looks < policy.idle_confirmations:
+        return Step(reason)
+    step = _retire(node, reason, context)
+    drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
+    return Step(step.reason, drain)
 
 
 def _has_drain_of_previous_node(node: Node) -> bool:

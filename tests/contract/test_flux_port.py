@@ -21,6 +21,7 @@ SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {
     "real": a_real_instance,
     "simulated": a_simulated_instance,
 }
+BY_FLUX = "prolog failed for job ƒ2YXZLLFZPj"
 OURS = "flux-node-manager:launch-7"
 
 
@@ -123,6 +124,16 @@ def test_recording_clears_what_drains_of_ours_the_slot_still_carries(subject: Fl
     subject.drain(Rank(3), "bad fan")
     actor.record([a_launch(8, 1), a_launch(9, 3)])
     assert [rank.drain_reason for rank in actor.ranks()] == [None, OURS, "bad fan"]
+
+
+def test_recording_clears_what_drain_of_flux_itself_the_slot_still_carries(
+    subject: FluxSubject, actor: FluxPort
+) -> None:
+    subject.drain(Rank(1), BY_FLUX)
+    actor.undrain(Rank(1))
+    assert look(actor, 1).drain_reason == BY_FLUX, "the end of a lease does not clear it"
+    actor.record([a_launch(8, 1)])
+    assert look(actor, 1).drain_reason is None
 
 
 # --- what operators set -----------------------------------------------------------------------------------
@@ -251,6 +262,20 @@ def test_a_drain_of_others_keeps_its_reason(subject: FluxSubject, actor: FluxPor
     subject.drain(Rank(1), reason)
     actor.drain(Rank(1), OURS)
     assert look(actor, 1).drain_reason == (reason or "")
+
+
+def test_exactly_the_drain_that_is_named_gets_our_reason(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.drain(Rank(1), BY_FLUX)
+    assert look(actor, 1).drained_at is not None
+    actor.drain(Rank(1), OURS, "epilog failed for job ƒ2YXZLLFZPj")
+    assert look(actor, 1).drain_reason == BY_FLUX
+    actor.drain(Rank(1), f"{OURS} {BY_FLUX}", BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
+
+
+def test_a_drain_may_be_undone_before_it_is_replaced(actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS, BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
 
 
 def test_draining_twice_keeps_the_first_reason(actor: FluxPort) -> None:

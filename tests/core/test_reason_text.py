@@ -14,6 +14,7 @@ from nodemanager.core.reason_text import (
     format_money,
     format_wall_time,
     to_sentence,
+    with_user_names,
 )
 from nodemanager.core.reasons import because
 
@@ -109,3 +110,13 @@ def test_a_price_in_a_sentence_is_not_rounded_to_nothing() -> None:
 
 def test_clock_time() -> None:
     assert format_wall_time(0.0) == "1970-01-01T00:00:00Z"
+
+
+def test_users_are_named_by_name() -> None:
+    names = {1000: "ada"}
+    text = to_sentence(
+        "budget_of_account",
+        {"account": "user 1000", "period": "day", "budget": 5, "spent": 1, "left": 1, "costs": 1},
+    )
+    assert "with this job, user ada would exceed" in with_user_names(text, lambda userid: names[userid])
+    assert with_user_names("superuser 1000, user x", str) == "superuser 1000, user x"

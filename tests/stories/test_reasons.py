@@ -29,7 +29,7 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import ForeignDrain, NodeType
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
@@ -490,6 +490,15 @@ def _held_by_drain(case: Case, node: Node, figures: Figures) -> None:
     assert not case.orders_for(node)
 
 
+def _drained_by_flux(case: Case, node: Node, figures: Figures) -> None:
+    assert node.rank is not None
+    assert figures["drain_reason"] == node.rank.drain_reason
+    assert case.policy.foreign_drain is ForeignDrain.RETIRE
+    overdue = figures["lasts_s"] >= case.policy.foreign_drain_after_s
+    confirmed = node.idle_looks >= case.policy.idle_confirmations
+    assert case.orders_for(node) == ([DrainNode] if overdue and confirmed else [])
+
+
 def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
     assert figures == {"looks": node.idle_looks, "needs": case.policy.idle_confirmations}
     assert node.idle_looks < case.policy.idle_confirmations
@@ -627,6 +636,7 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "above_nodes_max": _above_nodes_max,
     "makes_room": _makes_room,
     "held_by_drain": _held_by_drain,
+    "drained_by_flux": _drained_by_flux,
     "idle_unconfirmed": _idle_unconfirmed,
     "nodes_min": _nodes_min,
     "paid_time_left": _paid_time_left,

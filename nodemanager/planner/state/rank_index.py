@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from nodemanager.core.drains import drained_by_others
+from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reasons import Reason
@@ -103,8 +103,11 @@ def _places(ranks: Mapping[Rank, FluxRank], policy: Policy) -> Iterator[Place]:
 
 
 def is_vacant(rank: FluxRank) -> bool:
-    """Whether no node is on the rank and it may be used. A drain that is not ours is an operator's hold."""
-    held = drained_by_others(rank)
+    """Whether no node is on the rank and it may be used. A person's drain is a hold.
+
+    A drain of Flux's own concerned a node that is gone. It is undone when the slot is leased.
+    """
+    held = drained_by_others(rank) and not is_drain_by_flux(rank.drain_reason)
     return not (rank.online or rank.allocated or rank.excluded or held)
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nodemanager.actors.manager import Publication
+from nodemanager.actors.user_names import user_name
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
@@ -205,7 +206,7 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
         ) from None
     document = context.reader.report(now_at - since_s, now_at)
     for row in document["by_user"]:
-        row["user"] = documents.user_name(row["userid"])
+        row["user"] = user_name(row["userid"])
     return json_response(document)
 
 
