@@ -9,6 +9,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,20 +54,23 @@ def blocks(page: str) -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Path:
+def shell() -> Iterator[Path]:
     """A folder with stand-ins on PATH, and the checkout's config folder."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    here, root, python = (shlex.quote(str(it)) for it in (tmp_path, ROOT, sys.executable))
-    for name, script in (
-        ("flux", FLUX.format(here=here)),
-        ("flux-node-manager", MANAGER.format(root=root, python=python)),
-    ):
-        (programs / name).write_text(script, encoding="utf-8")
-        (programs / name).chmod(0o755)
-    (tmp_path / "checkout").mkdir()
-    (tmp_path / "checkout" / "config").symlink_to(ROOT / "config")
-    return tmp_path
+    # The path of a socket may have 107 bytes, and a folder of pytest's may be longer.
+    with tempfile.TemporaryDirectory(prefix="fnm-") as name:
+        folder = Path(name)
+        programs = folder / "bin"
+        programs.mkdir()
+        here, root, python = (shlex.quote(str(it)) for it in (folder, ROOT, sys.executable))
+        for name, script in (
+            ("flux", FLUX.format(here=here)),
+            ("flux-node-manager", MANAGER.format(root=root, python=python)),
+        ):
+            (programs / name).write_text(script, encoding="utf-8")
+            (programs / name).chmod(0o755)
+        (folder / "checkout").mkdir()
+        (folder / "checkout" / "config").symlink_to(ROOT / "config")
+        yield folder
 
 
 @pytest.mark.parametrize("pages", [("README", "README"), ("quickstart", "quickstart"), ("README", "quickstart")])
