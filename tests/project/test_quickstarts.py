@@ -57,8 +57,8 @@ def blocks(page: str) -> str:
 def shell() -> Iterator[Path]:
     """A folder with stand-ins on PATH, and the checkout's config folder."""
     # The path of a socket may have 107 bytes, and a folder of pytest's may be longer.
-    with tempfile.TemporaryDirectory(prefix="fnm-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="fnm-") as path:
+        folder = Path(path)
         programs = folder / "bin"
         programs.mkdir()
         here, root, python = (shlex.quote(str(it)) for it in (folder, ROOT, sys.executable))
