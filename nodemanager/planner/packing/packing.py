@@ -3,7 +3,7 @@
 Nothing here knows jobs, slots or time. Counts go in and counts come out: a :class:`Load` is a number of nodes with
 equal contents. So the effort depends on the kinds of work and of nodes, not on their numbers.
 
-Few pieces are packed optimally (``packing_exact``). Many are packed greedily by patterns. In each step the kind of
+Few pieces are packed optimally (``exact``). Many are packed greedily by patterns. In each step the kind of
 node is taken whose best filling is worth most for its cost, as often as there is work for it. The last few pieces,
 for which the choice matters most, are then repacked optimally.
 """
