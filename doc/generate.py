@@ -25,6 +25,7 @@ from nodemanager.config.text.settings import (
     CloudSettings,
     FluxSettings,
     JoinSettings,
+    JournalSettings,
     LimitsSettings,
     NodeSettings,
     PolicySettings,
@@ -37,7 +38,7 @@ from nodemanager.config.text.settings import (
     allowed_keys,
 )
 from nodemanager.core import nodes
-from nodemanager.core.notation import format_fsd
+from nodemanager.core.notation import format_bytes, format_fsd
 from nodemanager.planner.state import lifecycle
 
 FOLDER = Path(__file__).parent
@@ -52,6 +53,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Join": JoinSettings,
     "Budget": BudgetSettings,
     "Web": WebSettings,
+    "Journal": JournalSettings,
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
 }
@@ -187,6 +189,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and why each waits. `owner`: users of the socket and holders "
         "of the token; others see counts. `everybody`: everybody.",
+    },
+    "Journal": {
+        "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
+        "larger, its oldest rows are deleted, even if they would otherwise be kept longer.",
     },
     "Join": {
         "listen": "The address and port of the join service. If rank 0 has a loopback address, the default is that "
@@ -379,6 +385,8 @@ def _default(name: str, field: FieldInfo) -> str:
     if isinstance(value, float):
         is_duration = field.validation_alias is not None and name.endswith("_s")
         return f"`{format_fsd(value)}`" if is_duration else f"`{value:g}`"
+    if name.endswith("_bytes"):
+        return f"`{format_bytes(value)}`"
     return f"`{value}`" if value or isinstance(value, int) else "none"
 
 

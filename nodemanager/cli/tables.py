@@ -24,6 +24,7 @@ STYLES: Mapping[str, str] = {
     "lost": "bold red",
     "gone": "dim",
 }
+MIB = 1 << 20
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
 
@@ -90,8 +91,13 @@ def _status_head(document: Mapping[str, Any]) -> Table:
                 ),
             ),
             ("data age", sources),
+            ("history", _history_size(document["journal"])),
         ]
     )
+
+
+def _history_size(journal: Mapping[str, Any]) -> str:
+    return f"{journal['size_bytes'] / MIB:.1f} MiB of {journal['size_max_bytes'] / MIB:.0f} MiB at most"
 
 
 def _mode(document: Mapping[str, Any]) -> str:

@@ -34,7 +34,9 @@ class Outputs:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
+        self._journal = HistoryWriter(
+            site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
+        )
         self._chronicle = HistoryThread([self.board.take_in, self._metrics.take_in, self._journal.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
@@ -66,7 +68,7 @@ class Outputs:
             by_socket=isinstance(place, UnixSocket),
             jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
         )
-        journal = HistoryReader(self._journal.path)
+        journal = HistoryReader(self._journal.path, self._site.journal.size_max_bytes)
         served = WebContext(self.board, self._metrics, journal, Control(self.board, service), access)
         self._server = WebServer(place, served, self._site.web.hosts)
         self._server.start()

@@ -101,7 +101,7 @@ def _listen_unix(path: Path) -> BoundSocket:
         )
     if path.exists() and not path.is_socket():
         raise CannotListen(f"unix:{path}: a file that is not a socket exists there; it is left alone")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -293,6 +293,17 @@ def test_a_verb_answers_as_a_table_and_as_json(running: Running, arguments: list
         assert running.json(*arguments)
 
 
+def test_the_history_s_size_and_its_limit_are_in_the_status(running: Running) -> None:
+    journal = running.json("status")["journal"]
+    assert isinstance(journal, dict)
+    assert 0 < journal["size_bytes"] < journal["size_max_bytes"] == 1 << 30
+    assert "MiB of 1024 MiB at most" in running.verb("status")[1]
+
+
+def test_what_the_service_keeps_is_its_owner_s_alone(running: Running) -> None:
+    assert stat.S_IMODE((running.site.parent / "s").stat().st_mode) == 0o700
+
+
 def test_a_span_that_the_journal_does_not_keep_is_refused_in_the_words_of_the_option(running: Running) -> None:
     for span in ("500d", "0s", "infinity"):
         status, _, error = running.verb("report", "--since", span)
